@@ -1,11 +1,11 @@
-"""Tandem beside llama.cpp: the same file, the same machine, in turn.
+"""Speeds of Tandem and llama.cpp on the same file and machine, measured in turn.
 
     python -m tests.bench.beside_llama PATH-TO-LLAMA-BENCH MODEL.gguf [MODEL.gguf ...]
 
 Each round measures the one and then the other, so that a machine whose speed drifts slows both;
 what counts is the median of the rounds' ratios. llama-bench starts anew in each round (it warms up
-by itself); Tandem's model stays loaded meanwhile and warms up too. How to build llama-bench stands
-in LOG.md.
+by itself); Tandem's model stays loaded meanwhile and warms up too. LOG.md says how to build
+llama-bench.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ with load_model(path, ["cpu"], n_ctx=n_ctx, cpu_threads=n_threads) as model:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Tokens per second of both in one round."""
+    """Tokens per second of Tandem and of llama.cpp in one round."""
 
     ours: float
     peers: float
@@ -50,7 +50,7 @@ class Pair:
 
 
 def peer_speeds(bench: Path, path: Path, args: argparse.Namespace) -> list[float]:
-    """Tokens per second of llama.cpp: the prompt, then generation."""
+    """Return llama.cpp's tokens per second: of prefill, then of decode."""
     command = [
         str(bench), "-m", str(path), "-p", str(args.n_prompt), "-n", str(args.n_gen),
         "-t", str(args.threads), "-r", "1", "-o", "json",

@@ -1,10 +1,10 @@
-"""How long the split panel takes from a mouse's move to the picture, on a large simulated split.
+"""Measurement of the split panel's time from a mouse move to the picture, on a large split.
 
     python -m tests.bench.drag [--rig 2xH200,2x4090] [--mode tensor] [--moves 200]
 
-The model is an 80-layer mixture of experts of which there is only the header. Each handle is
-dragged over its range, a few pixels at a time; a frame is one mouse event until everything that
-follows from it is painted.
+The devices are simulated, and the model is an 80-layer mixture of experts of which there is only
+the header. Each handle is dragged over its range, a few pixels at a time; a frame is the time from
+one mouse event until everything that follows from it is painted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FRAME_S = 1 / 60
 
 
 class Frame(NamedTuple):
-    """Seconds from an event to the picture: by the clock, and of the processor in this thread."""
+    """Seconds from an event to the picture: by the clock, and of this thread's processor time."""
 
     wall: float
     busy: float
 
 
 def make_panel(path: Path, rig: str = RIG, mode: str = "tensor") -> WiredPanel:
-    """A panel on screen that plans for all GPUs of a simulated machine."""
+    """Return a panel on screen that plans for all GPUs of a simulated machine."""
     machine = parse_rig(rig)
     panel = WiredPanel(machine_factory=lambda _: simulated_machine(machine))
     panel.resize(408, 1000)
@@ -58,7 +58,7 @@ def make_panel(path: Path, rig: str = RIG, mode: str = "tensor") -> WiredPanel:
 
 
 def drag_frames(panel: WiredPanel, n_moves: int) -> Iterator[Frame]:
-    """Each frame while every handle goes there and back."""
+    """Yield each frame while every handle is dragged there and back."""
     for handle in panel.header.bar.handles:
         _send(handle, QEvent.Type.MouseButtonPress, 0)
         for n in range(n_moves):
@@ -77,8 +77,10 @@ def settle() -> None:
 
 
 def _target(panel: WiredPanel, handle: ShareHandle, n: int, n_moves: int) -> int:
-    """How far from the handle's middle the mouse is in its n-th move: there and back over a third
-    of the bar."""
+    """Return the mouse's distance from the handle's middle in its n-th move, in pixels.
+
+    The moves go there and back over a third of the bar.
+    """
     width = panel.header.bar.width()
     way = width / 3 * (1 - abs(1 - 2 * n / n_moves))
     start = (handle.index + 0.6) * width / (len(panel.header.bar.handles) + 1)
@@ -99,7 +101,7 @@ def _send(handle: ShareHandle, kind: QEvent.Type, x: int) -> None:
 
 
 def report(seconds: Sequence[float]) -> str:
-    """The distribution in a line."""
+    """Return a line with the distribution of times."""
     ms = sorted(1000 * one for one in seconds)
     in_time = sum(one <= FRAME_S for one in seconds) / len(seconds)
     return (

@@ -1,4 +1,4 @@
-"""How fast the CPU's kernels multiply, beside a plain read and torch's products.
+"""Speed of the CPU's kernels for products, beside a plain read and torch's products.
 
     python -m tests.bench.kernels [TYPE ...] [--threads N] [--rounds N] [--megabytes N]
 
@@ -37,14 +37,14 @@ from tests.bench.random_blocks import random_tensor
 N_ROWS, N_COLUMNS = 8192, 2048
 N_BLOCKS, N_TILE = N_COLUMNS // BLOCK, N_ROWS // TILE
 N_TOKENS = (1, 8, 512)
-MANY = 64
-"""From so many tokens on one copy is enough: its weights are read once for many products."""
+ONE_COPY_TOKENS = 64
+"""Smallest number of tokens for which one copy is enough: weights are read once for all tokens."""
 
 PIECE_BYTES = 128 << 10
-"""Weights that a thread takes at a time."""
+"""Bytes of weights that a thread takes at a time."""
 
 TOKENS_PER_PASS = 128
-"""Whose activations stay in a core's cache."""
+"""Number of tokens whose activations stay in a core's cache."""
 
 HEADINGS = (
     ("", "", "pack", "", "1 token", "", "", "", "", "8 tokens", "", "", "512", "", ""),
@@ -53,7 +53,7 @@ HEADINGS = (
 )  # fmt: skip
 
 Measure = Callable[[], float]
-"""Does something once and returns its rate."""
+"""A function that does something once and returns its rate."""
 
 
 class Matrix:
@@ -76,7 +76,7 @@ class Matrix:
         self.planes[1:] = self.planes[0]
 
     def pack(self) -> None:
-        """Make the planes of the first copy."""
+        """Pack the planes of the first copy."""
         rows = coded_rows(self._raw, self.number) if self.number in CODED else self._raw
         self.team.wake()
         self._pack(
@@ -85,7 +85,13 @@ class Matrix:
         )  # fmt: skip
 
     def multiply(self, copy: int, x: Tensor, numbers: Tensor, out: Tensor) -> None:
-        """The product of one copy and some tokens; `numbers` has room for quantised ones."""
+        """Multiply one copy by some tokens.
+
+        Args:
+            x: activations (tokens, `N_COLUMNS`).
+            numbers: memory for the quantised activations.
+            out: memory for the product (tokens, `N_ROWS`).
+        """
         n_tokens, planes = len(x), self.planes[copy].data_ptr()
         per_thread = N_TILE // (2 * self.team.n_threads)
         self.team.wake()
@@ -102,7 +108,14 @@ class Matrix:
 
 
 def _kernel(name: str, function: str, maker: Any, *what: object) -> Callable[..., None]:
-    """A function of a kernel module; it takes a team and the module's arguments by name."""
+    """Return a function of a kernel module, which takes a team and the module's arguments by name.
+
+    Args:
+        name: name of the module.
+        function: name of the function.
+        maker: Python module that writes the kernel module.
+        what: arguments of its `build`.
+    """
     names = maker.ARGUMENTS
     address = jit.addresses(name, chosen(), [function], lambda m: maker.build(m, *what))[function]
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(names)))(address)
@@ -110,7 +123,7 @@ def _kernel(name: str, function: str, maker: Any, *what: object) -> Callable[...
 
 
 def own(matrix: Matrix, n_tokens: int) -> Measure:
-    """GFLOP/s of our product."""
+    """Return a measure of our product, in GFLOP/s."""
     x = torch.randn(n_tokens, N_COLUMNS)
     numbers = torch.zeros(panels.quantised_bytes(n_tokens, N_BLOCKS), dtype=torch.uint8)
     out = torch.empty(n_tokens, N_ROWS)
@@ -118,13 +131,13 @@ def own(matrix: Matrix, n_tokens: int) -> Measure:
 
 
 def torchs(copies: Tensor, n_tokens: int) -> Measure:
-    """GFLOP/s of torch's product in the type of the copies."""
+    """Return a measure of torch's product in the type of the copies, in GFLOP/s."""
     x = torch.randn(n_tokens, N_COLUMNS).to(copies.dtype)
     return _rate(lambda copy: linear(x, copies[copy]), len(copies), n_tokens)
 
 
 def _rate(run: Callable[[int], object], n_copy: int, n_tokens: int) -> Measure:
-    copies = range(1 if n_tokens >= MANY else n_copy)
+    copies = range(1 if n_tokens >= ONE_COPY_TOKENS else n_copy)
     n_operations = 2 * N_ROWS * N_COLUMNS * n_tokens * len(copies)
 
     def measure() -> float:
@@ -141,7 +154,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def rivals(n_bytes: int) -> list[Tensor]:
-    """Copies of a matrix in F32 and in BF16."""
+    """Return copies of a matrix in F32 and in BF16."""
     return [
         torch.ones(-(-n_bytes // (size * N_ROWS * N_COLUMNS)), N_ROWS, N_COLUMNS, dtype=dtype)
         for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2))
@@ -151,7 +164,7 @@ def rivals(n_bytes: int) -> list[Tensor]:
 def rows(
     number: int, all_threads: Sequence[int], rounds: int, n_bytes: int, others: Sequence[Tensor]
 ) -> Iterator[list[str]]:
-    """The lines of one type, one for each number of threads."""
+    """Yield the lines of one type, one for each number of threads."""
     n_weights, plain = N_ROWS * N_COLUMNS, others[0]
     for n_threads in all_threads:
         torch.set_num_threads(n_threads)

@@ -1,9 +1,9 @@
-"""Predicted speed beside measured speed, on one CPU rank.
+"""Table of predicted and measured speeds on one CPU rank.
 
     python -m tests.bench.prediction MODEL [...] [--rounds N] [--threads N] [-n TOKENS] [-p TOKENS]
 
-In each round what predictions are made from is measured (each kind of weights once), then the
-model, then the former again, so that both share a noisy machine's fate. Shown are the medians of
+In each round the facts that predictions start from are measured (each kind of weights once), then
+the model, then the facts again, so that a noisy machine slows both. Shown are the medians of
 predicted and measured tokens/s, and of the rounds' ratios of these, with their quartiles.
 """
 
@@ -29,29 +29,29 @@ from engine.planning.speed.speed_model import SpeedModel
 
 PROBE_BYTES = 256 << 20
 NO_LIMIT = 1e15
-"""Operations/s that are not looked at."""
+"""Operations per second of a kind of weights where these do not matter."""
 
 HEADINGS = ("model", "test", "predicted", "measured", "ratio", "quartiles")
 
 
 def load_of(path: str) -> ModelWorkload:
-    """What a token takes, from the file's header."""
+    """Return the work of a token, from the file's header."""
     with closing(Planner(path)) as planner:
         return planner.evaluate(LoadParams(path)).load
 
 
 def facts_now(probes: Sequence[Probe], base: DeviceFacts, *, is_prompt: bool) -> DeviceFacts:
-    """What the device does at this moment, each kind of weights once."""
+    """Measure the device as it is at this moment, each kind of weights once."""
     rates = {}
     for probe in probes:
-        one = probe.bytes_per_s()
-        many = probe.flop_per_s() if is_prompt else NO_LIMIT
-        rates[probe.kind] = WeightRate(one, one / base.n_threads, many)
+        bytes_per_s = probe.bytes_per_s()
+        flop_per_s = probe.flop_per_s() if is_prompt else NO_LIMIT
+        rates[probe.kind] = WeightRate(bytes_per_s, bytes_per_s / base.n_threads, flop_per_s)
     return replace(base, rates=rates)
 
 
 def compare(path: str, test: BenchTest, rounds: int, n_threads: int) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     load, cpu = load_of(path), list_devices()[-1]
     base = replace(expected_facts(cpu), n_threads=n_threads)
     predict: Callable[[SpeedModel], Prediction]

@@ -1,9 +1,9 @@
-"""Predicted speed beside what others have published for several GPUs.
+"""Table of predicted and published speeds on several GPUs.
 
     python -m tests.bench.published
 
-Rows stand in `published_rows`, engines in `engines`. An engine is calibrated with one speed on one
-GPU, or of blocks on one GPU after the other. What it does on several GPUs is predicted.
+The rows are in `published_rows`, the engines in `engines`. An engine is calibrated with one speed
+on one GPU, or of blocks on one GPU after the other; its speed on several GPUs is predicted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests.bench.engines import LAUNCH_S, EngineLinks, Pace
 from tests.bench.published_rows import ROWS, Case, Row
 
 NEAR = 0.25
-
+"""Largest error of a prediction that counts as near."""
 
 AS_EXPECTED = Pace()
 
 
 def is_near(ratio: float) -> bool:
-    """Whether it is within a quarter."""
+    """Return whether a ratio of predicted to published speed is within a quarter of 1."""
     return abs(ratio - 1) <= NEAR
 
 
 def predicted(case: Case, pace: Pace = AS_EXPECTED) -> Prediction:
-    """What was run, without what the host needs to start kernels."""
+    """Return the prediction for a case, without the host's time to start kernels."""
     rig = parse_rig(case.rig)
     gpus = [device for device in rig.devices if device.kind == "cuda"]
     facts = [case.engine.facts(rig.facts[gpu.id], gpu.name, pace) for gpu in gpus]
@@ -43,7 +43,7 @@ def predicted(case: Case, pace: Pace = AS_EXPECTED) -> Prediction:
 
 
 def tokens_per_s(case: Case, pace: Pace = AS_EXPECTED) -> float:
-    """Its speed; the host may be what limits it."""
+    """Return the predicted speed of a case, which the host's time to start kernels may limit."""
     found = predicted(case, pace)
     n_gpu = len(parse_rig(case.rig).devices) - 1 if case.mode == "tensor" else 1
     started = case.model.n_layer * case.engine.n_start * n_gpu * LAUNCH_S
@@ -51,15 +51,15 @@ def tokens_per_s(case: Case, pace: Pace = AS_EXPECTED) -> float:
 
 
 LEAST, MOST, STEPS = 0.01, 100.0, 40
-"""What an engine does is within these of what is expected; found by halving what lies between."""
+"""Bounds of a pace and number of steps of the search for it, which halves the range each time."""
 
 
 @cache
 def pace_of(row: Row) -> Pace:
-    """The pace with which a row's own speed is predicted.
+    """Return the pace with which the prediction for a row is its published speed.
 
-    What is not known of an engine is how fast it multiplies (prompts), how fast it reads
-    (generating), or what its operations cost (where tokens go to experts, as they read little).
+    Each kind of row tells one property of an engine: prompts how fast it multiplies, decode how
+    fast it reads, and decode of routed models what its operations cost, as these read little.
     """
     is_routed = row.case.model.all_experts > 0
     name = "multiplies" if row.case.n_prompt else "starts" if is_routed else "reads"
@@ -72,14 +72,14 @@ def pace_of(row: Row) -> Pace:
 
 
 def speed_of(row: Row) -> float:
-    """Predicted tokens/s, or how many times the speed of what it is compared with."""
+    """Return the predicted tokens per second of a row, or its ratio to the speed of `row.over`."""
     pace = pace_of(row.paced_by) if row.paced_by else AS_EXPECTED
     speed = tokens_per_s(row.case, pace)
     return speed / tokens_per_s(row.over, pace) if row.over else speed
 
 
 def lines() -> Iterator[str]:
-    """The table."""
+    """Yield the lines of the table."""
     yield "| source, model | rig, split | published | predicted | ratio | not within 25 %, as |"
     yield "|---|---|---|---|---|---|"
     for row in ROWS:

@@ -1,5 +1,7 @@
-"""Models whose speed was published, by their sizes; bytes are estimates where sources name only a
-model and its quantisation."""
+"""Sizes of models whose speed was published.
+
+Bytes are estimates where a source names only a model and its quantisation.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, Ra
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only model as a token sees it.
+    """Sizes of a decoder-only model, as far as a token's cost depends on them.
 
     Attributes:
-        n_ff: columns of the FFN, or of the experts that a token goes to together.
-        active_gb, head_gb: bytes that a token reads, in 10⁹, of all and of the head's.
-        n_ffn_op: matrices behind the mixer.
-        all_experts: bytes of all experts over those of the used ones; 0 for a dense model.
-        cache: keys and values, as a part of F16 ones in all blocks.
-        n_ffn_sum, n_prompt_sum: sums behind the mixer, of a token and of a prompt.
+        n_ff: number of columns of the FFN, or of all experts that a token uses.
+        active_gb: gigabytes (10⁹) of all weights that a token reads.
+        head_gb: gigabytes (10⁹) of the output head.
+        n_ffn_op: number of matrices in a block after the mixer.
+        all_experts: bytes of all experts over the bytes of the used ones; 0 for a dense model.
+        kind: GGML type that stands for most weights.
+        cache: bytes of keys and values over those of F16 in all blocks.
+        n_ffn_sum: number of all-reduces in a block after the mixer, in decode.
+        n_prompt_sum: number of all-reduces in a block after the mixer, in prefill.
     """
 
     n_layer: int
@@ -39,7 +44,7 @@ class Model:
     n_prompt_sum: int = 1
 
     def load(self, shares: Sequence[float], mode: str, *, is_prompt: bool = False) -> ModelWorkload:
-        """Split by shares, in every block ("tensor") or by whole blocks ("layer")."""
+        """Return the work of a split by shares, in each block ("tensor") or by blocks ("layer")."""
         mixer, ffn = self._mixer(), self._ffn()
         head = self._part(self.head_gb, 2.0 * self.n_embd * self.n_vocab, 1)
         n_sum = self.n_prompt_sum if is_prompt else self.n_ffn_sum
@@ -79,7 +84,7 @@ class Model:
         return self.n_embd * self.head_dim * 2 * (self.n_head + self.n_head_kv)
 
     def _gb(self, n_weight: int) -> float:
-        """Of so many weights of a block, all read alike."""
+        """Return the gigabytes of `n_weight` weights of a block, all stored alike."""
         n_all = self.n_layer * (self._n_mixer + 3 * self.n_embd * self.n_ff)
         return (self.active_gb - self.head_gb) * n_weight / n_all
 
@@ -89,7 +94,7 @@ class Model:
 
 
 def _cut(part: RankWorkload, shares: Sequence[float]) -> dict[int, RankWorkload]:
-    """Each rank's part of it."""
+    """Return each rank's part of the work of a block."""
     found = {}
     for rank, share in enumerate(shares):
         found[rank] = replace(
@@ -105,7 +110,7 @@ def _cut(part: RankWorkload, shares: Sequence[float]) -> dict[int, RankWorkload]
 
 
 def _whole(n: int, shares: Sequence[float]) -> list[int]:
-    """Blocks of each rank."""
+    """Return the number of blocks of each rank."""
     ends = [round(n * sum(shares[: rank + 1])) for rank in range(len(shares))]
     return [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
@@ -117,7 +122,8 @@ LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256, 15.0, 1.05, kind="BF16")
 LLAMA_70B = Model(80, 8192, 64, 8, 128, 28672, 128256, 41.9, 0.86)
 LLAMA2_70B = replace(LLAMA_70B, n_vocab=32000, active_gb=137.4, head_gb=0.52, kind="BF16")
 LLAMA2_70B_INT4 = replace(LLAMA2_70B, active_gb=43.5, head_gb=0.16, kind="Q4_K")
-"""Groups of 32 with two numbers of two bytes: 25.25 tokens/s are 1097.66 GB/s, as published."""
+"""Llama 2 70B in groups of 32 with two numbers of two bytes: 25.25 tokens/s are 1097.66 GB/s, as
+published."""
 
 QWEN_27B = Model(64, 5120, 40, 8, 128, 17408, 248320, 16.2, 1.04, cache=0.25)
 QWEN_27B_INT4 = replace(QWEN_27B, active_gb=15.5)
@@ -129,8 +135,8 @@ GEMMA_31B = Model(60, 5376, 32, 16, 128, 21504, 262144, 18.5, 1.15)
 GEMMA_26B_A4B = Model(
     30, 2816, 16, 8, 256, 7744, 262144, 2.6, 0.6, 6, 11.9, n_ffn_sum=2, n_prompt_sum=9
 )
-"""Its dense FFN and its experts have a norm of their own, so a sum each; and what each of the 8
-experts gives was added up by itself then (llama.cpp#22129)."""
+"""Gemma 26B A4B. Its dense FFN and its experts have a norm each, so an all-reduce each; and the
+result of each of the 8 experts was all-reduced by itself then (llama.cpp#22129)."""
 
 GPT_OSS_120B = Model(36, 2880, 64, 8, 64, 11520, 201088, 3.53, 0.62, 4, 32.0)
 QWEN_30B_A3B = Model(48, 2048, 32, 4, 128, 6144, 151936, 1.95, 0.26, 4, 16.0)

@@ -1,4 +1,4 @@
-"""What others measured with several GPUs, row by row, and how near predictions come.
+"""Speeds that others published for several GPUs, with the ratio of prediction to publication.
 
 A row's engine is calibrated by the row it is paced by: a speed of the same engine on one such GPU,
 or in whole blocks on one GPU after the other. Nothing else is fitted.
@@ -7,7 +7,8 @@ Left out: exllamav2's gain on three GPUs (exllamav2#571), which are not named; p
 of 2048 tokens by llama.cpp in layers, of which four GPUs compute four parts at once; other prompts
 of llama.cpp#19378, whose speeds are not told; speeds with speculation, which is not predicted;
 nano-vllm's, of many requests at once; 26.4 tokens/s of ik_llama.cpp#1057, which waited for the GPUs
-at each sum then. Of vLLM's 35B-A3B and 27B FP8 only gains are here: no speed on one GPU is known.
+at each all-reduce then. Of vLLM's 35B-A3B and 27B FP8 only gains are here, as no speed on one GPU
+is known.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ ONE = ("3090", "4090", "5090", "A100")
 
 
 SHORT = 512
+"""Context in tokens of a row whose source names none."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What was run.
+    """A run whose speed was published.
 
     Attributes:
-        n_prompt: tokens of a prompt, computed at once; 0 for generating.
-        context: tokens before.
-        shares: of the GPUs; even where none are given.
+        n_prompt: number of tokens of a prompt, computed at once; 0 for decode.
+        context: number of tokens in the KV cache before.
+        shares: shares of the GPUs; empty for even ones.
     """
 
     engine: Engine
@@ -66,15 +68,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One speed.
+    """A published speed.
 
     Attributes:
         name: source and model.
-        published: tokens/s, or how many times `over`'s.
-        ratio: of the predicted to the published one, when the row was written: it may not drift.
-        paced_by: calibrates the engine; None for what every card is expected to reach.
-        over: what it was compared with.
-        why: a reason for a row that is not within 25 %; others have none.
+        published: tokens per second, or the ratio to the speed of `over`.
+        ratio: ratio of predicted to published speed when the row was written; it may not drift.
+        paced_by: row that calibrates the engine; None for the speed that every GPU should reach.
+        over: case that the published ratio compares with; None if tokens per second were published.
+        why: reason why the ratio is not within 25 %; empty where it is.
     """
 
     name: str
@@ -91,7 +93,7 @@ def _alone(
     name: str, engine: Engine, rig: str, model: Model, published: float, ratio: float, *,
     n_prompt: int = 0, context: int | None = None, why: str = "",
 ) -> Row:  # fmt: skip
-    """One GPU, or whole blocks on one after the other."""
+    """Return a row of one GPU, or of whole blocks on one GPU after the other."""
     mode: Mode = "tensor" if rig in ONE else "layer"
     before = (0 if n_prompt else SHORT) if context is None else context
     case = Case(engine, rig, model, mode, n_prompt, before)
@@ -102,7 +104,7 @@ def _on(
     paced_by: Row, rig: str, published: float, ratio: float, *, engine: Engine | None = None,
     model: Model | None = None, shares: tuple[float, ...] = (), name: str = "", why: str = "",
 ) -> Row:  # fmt: skip
-    """The same on another rig, split by tensor."""
+    """Return a row like `paced_by`, on another rig and split by tensor."""
     case = replace(paced_by.case, rig=rig, mode="tensor", shares=shares)
     case = replace(case, engine=engine or case.engine, model=model or case.model)
     category: Category = "prompt" if case.n_prompt else "generation"

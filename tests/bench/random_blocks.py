@@ -1,6 +1,6 @@
-"""Valid blocks of any GGML type from random bytes: nothing is quantised, so it is fast.
+"""Valid blocks of any GGML type, made fast from random bytes without quantising anything.
 
-Every combination of a block's small numbers means something; only its scales must not be random.
+Any bits of a block's codes are valid; only its scales must not be random.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
 
 PLAIN = {Kind.F32: np.uint32, Kind.F16: np.uint16, Kind.BF16: np.uint16}
-"""Types that hold one number per element, and the unsigned type of their size."""
+"""Unsigned integer type of the same size, for each type that holds one number per element."""
 
 N_PLAIN = 1 << 16
-"""Different numbers that matrices of such types are made of."""
+"""Number of distinct values in matrices of the types in `PLAIN`."""
 
 AT_START = ((0, 1.0),)
 Q1_0, Q2_0 = 41, 42  # not in every version of gguf
@@ -54,23 +54,23 @@ F16_SCALES: dict[int, tuple[tuple[int, float], ...]] = {
     Kind.Q4_K: ((0, 1.0), (2, 7.5)),
     Kind.Q5_K: ((0, 1.0), (2, 15.5)),
 }
-"""Where a block has its scales in F16, and how large they are beside each other."""
+"""Offset of each F16 scale in a block, and its factor relative to the first one, by type."""
 
 KINDS: tuple[int, ...] = (*PLAIN, *F16_SCALES, Kind.IQ1_M, Kind.MXFP4, Kind.NVFP4)
-"""The types that can be written."""
+"""All types of which random tensors can be made."""
 
 
 def n_bytes(kind: int, shape: Shape) -> int:
-    """Bytes of a tensor.
+    """Return the number of bytes of a tensor.
 
     Raises:
-        ValueError: its rows do not fill the blocks of this type.
+        ValueError: rows do not fill the blocks of this type.
     """
     return prod(shape[:-1]) * row_bytes(TYPES[kind], shape[-1])
 
 
 def random_tensor(kind: int, shape: Shape, std: float, rng: np.random.Generator) -> Bytes:
-    """The bytes of a tensor of independent numbers with mean 0 and a deviation of about `std`."""
+    """Return a tensor of independent numbers with mean 0 and a deviation of about `std`."""
     size = n_bytes(kind, shape)
     if kind in PLAIN:
         return _plain(kind, size, std, rng)
@@ -80,7 +80,7 @@ def random_tensor(kind: int, shape: Shape, std: float, rng: np.random.Generator)
 
 
 def encoded(kind: int, values: NDArray[np.float32]) -> Bytes:
-    """Numbers in a type that holds one per element."""
+    """Return the bytes of numbers in a type that holds one per element."""
     return np.frombuffer(gguf.quants.quantize(values, kind).tobytes(), np.uint8)
 
 
@@ -89,7 +89,7 @@ def _random_bytes(size: int, rng: np.random.Generator) -> Bytes:
 
 
 def _plain(kind: int, size: int, std: float, rng: np.random.Generator) -> Bytes:
-    """Drawn from a table of normally distributed numbers, which is faster than computing them."""
+    """Return random picks from a table of normal numbers, which is faster than computing all."""
     table = encoded(kind, std * rng.standard_normal(N_PLAIN, dtype=np.float32)).view(PLAIN[kind])
     places = _random_bytes(2 * size // table.itemsize, rng).view(np.uint16)
     return table[places].view(np.uint8)
@@ -97,7 +97,7 @@ def _plain(kind: int, size: int, std: float, rng: np.random.Generator) -> Bytes:
 
 @cache
 def _unit_std(kind: int) -> float:
-    """The deviation of a type's weights at a scale of 1."""
+    """Return the standard deviation of a type's weights at a scale of 1."""
     data = _random_bytes(1024 * TYPES[kind].type_size, np.random.default_rng(0))
     blocks = data.reshape(-1, TYPES[kind].type_size)
     _set_scale(kind, blocks, 1.0)

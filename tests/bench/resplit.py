@@ -1,4 +1,4 @@
-"""What another split of a loaded model costs: seconds, and memory beside what is held anyway.
+"""Cost of splitting a loaded model anew: seconds, and memory in addition to the model's own.
 
     python -m tests.bench.resplit MODEL.gguf
 
@@ -58,7 +58,7 @@ def give_up(model: Model) -> None:
 
 
 def measure(name: str, act: Callable[[], object]) -> None:
-    """Print how long something takes, and the process's memory before, at most and after."""
+    """Print the seconds of an action, and the process's memory before, at its peak and after."""
     before, most = anonymous(), [0]
     is_over = threading.Event()
 
@@ -78,7 +78,7 @@ def measure(name: str, act: Callable[[], object]) -> None:
 
 
 def anonymous() -> int:
-    """Bytes of this process that are in no file."""
+    """Return the anonymous memory of this process, which is in no file, in bytes."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
     (line,) = (line for line in lines if line.startswith("Anonymous:"))
     return int(line.split()[1]) << 10

@@ -29,11 +29,11 @@ from tests.bench.random_blocks import random_tensor as random_matrix
 
 @dataclass(frozen=True)
 class Sizes:
-    """A decoder-only model.
+    """Sizes of a decoder-only model.
 
     Attributes:
-        n_ff: columns of the FFN, or of each of `n_expert` experts if there are any.
-        tied: the embedding is the output head, too.
+        n_ff: number of columns of the FFN, or of each of `n_expert` experts if there are any.
+        tied: whether the embedding is the output head, too.
     """
 
     architecture: str
@@ -51,7 +51,7 @@ class Sizes:
 
     @property
     def n_kv(self) -> int:
-        """Elements of a token's keys."""
+        """Number of elements of a token's keys in a layer."""
         return self.n_embd // self.n_head * self.n_head_kv
 
 
@@ -65,12 +65,12 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which type each matrix gets, as llama.cpp's quantiser chooses.
+    """Choice of a GGML type for each matrix, as llama.cpp's quantiser makes it.
 
     Attributes:
-        base: of most matrices.
-        better: of `attn_v` and `ffn_down` in about half of the layers.
-        head: of the output head, also where that is the embedding.
+        base: type of most matrices.
+        better: type of `attn_v` and `ffn_down` in about half of the layers.
+        head: type of the output head, also where that is the embedding.
     """
 
     base: int
@@ -78,7 +78,7 @@ class Recipe:
     head: int
 
     def kind_of(self, name: str, shape: Shape, sizes: Sizes) -> int:
-        """The type of a tensor; vectors and routers stay as they are."""
+        """Return the type of a tensor; vectors and routers are F32."""
         if len(shape) == 1 or "ffn_gate_inp" in name:
             return Kind.F32
         if name == ("token_embd.weight" if sizes.tied else "output.weight"):
@@ -98,17 +98,22 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
 
 
 RECIPES = dict(_recipes())
-"""Mixtures by name, and every single type."""
+"""Recipes by name: llama.cpp's mixtures, and each type alone."""
 
 
 def has_more_bits(layer: int, n_layer: int) -> bool:
-    """llama.cpp's choice: the first and the last eighth of the layers, every third between."""
+    """Return whether a layer gets the better type, as llama.cpp chooses.
+
+    It chooses the first and the last eighth of the layers, and every third one between.
+    """
     eighth = n_layer // 8
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
 
 
 def write_model(path: Path, sizes: Sizes, recipe_name: str, seed: int = 0) -> Path:
-    """Write a model and return `path`; the same file, byte for byte, for the same arguments.
+    """Write a model and return `path`.
+
+    The file is the same, byte for byte, for the same arguments.
 
     Raises:
         ValueError: rows do not fill the blocks of their type.
@@ -131,7 +136,7 @@ def write_model(path: Path, sizes: Sizes, recipe_name: str, seed: int = 0) -> Pa
 
 
 def _random_tensor(kind: int, shape: Shape, rng: np.random.Generator) -> Bytes:
-    """Norms are near one; matrices keep the size of what they are multiplied with."""
+    """Return a random tensor: norms near one, matrices that keep the size of their input."""
     if len(shape) == 1:
         return encoded(kind, 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32))
     return random_matrix(kind, shape, 1 / sqrt(shape[-1]), rng)
@@ -159,7 +164,7 @@ def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
 
 
 def shapes(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
-    """All tensors of a model with their shapes, slowest dimension first."""
+    """Yield the name and the shape of each tensor of a model, slowest dimension first."""
     yield "token_embd.weight", (sizes.n_vocab, sizes.n_embd)
     yield "output_norm.weight", (sizes.n_embd,)
     if not sizes.tied:

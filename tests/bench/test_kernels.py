@@ -1,4 +1,4 @@
-"""The table of the kernels' speed has what it says."""
+"""The table of the kernels' speeds: its columns and their contents."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.bench import kernels
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix that is soon done; torch keeps its threads."""
+    """Make the matrix small, so that it is soon done, and leave torch's threads alone."""
     monkeypatch.setattr(kernels, "N_ROWS", 64)
     monkeypatch.setattr(kernels, "N_TILE", 4)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)

@@ -1,4 +1,4 @@
-"""Published speeds: which ones predictions of simulated rigs come near, and that it stays so."""
+"""Predictions for published speeds: how many are near, and that no ratio drifts."""
 
 from collections import Counter
 
@@ -8,10 +8,10 @@ from tests.bench.published import ROWS, is_near, lines, pace_of, predicted, spee
 from tests.bench.published_rows import ALONE, GEMMA_31B, GEMMA_A4B, Row
 
 DRIFT = 0.02
-"""Of a row's ratio: whoever changes a prediction by more writes the new ratio into the row."""
+"""Largest relative change of a row's ratio; a larger one has to be written into the row."""
 
 LEAST_NEAR = {"alone": 0.6, "generation": 0.9, "prompt": 0.5, "gain": 1.0}
-"""Parts of a category's rows that are within 25 %, at least."""
+"""Smallest share of a category's rows that must be within 25 %."""
 
 IDS = [f"{row.name} on {row.case.rig}, {row.case.mode}" for row in ROWS]
 
@@ -24,7 +24,7 @@ def test_every_row_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
 def test_a_row_is_as_near_as_it_says(row: Row) -> None:
-    """And one that is not within 25 % has a reason, others have none."""
+    """Rows that are not within 25 % have a reason, others have none."""
     ratio = speed_of(row) / row.published
     assert ratio == pytest.approx(row.ratio, rel=DRIFT)
     assert is_near(ratio) == (not row.why)
@@ -38,7 +38,7 @@ def test_most_rows_of_each_kind_are_within_a_quarter() -> None:
 
 
 def test_only_speeds_of_one_gpu_at_a_time_calibrate() -> None:
-    """Theirs then comes out as it was published."""
+    """The prediction for a row that calibrates is its published speed."""
     for row in {row.paced_by for row in ROWS if row.paced_by is not None}:
         assert row.category == ALONE
         assert row.case.mode == "layer" or row.case.rig in ("3090", "4090", "5090", "A100")
@@ -48,7 +48,7 @@ def test_only_speeds_of_one_gpu_at_a_time_calibrate() -> None:
 
 
 def test_what_does_not_pay_is_predicted_not_to_pay() -> None:
-    """A small routed model on four cards that reach each other slowly is faster in layers."""
+    """A small routed model on four GPUs with slow links is faster in layers."""
 
     def gain(alone: Row) -> float:
         split = [row for row in ROWS if row.paced_by is alone and not row.case.n_prompt]

@@ -1,4 +1,4 @@
-"""The random models that speed is measured with are models."""
+"""Random models for measuring speed: their logits, types, sizes and files."""
 
 from math import prod
 from pathlib import Path

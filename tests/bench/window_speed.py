@@ -1,10 +1,10 @@
-"""Does the window cost speed, and does it ever stall?
+"""Cost of the window: its decode speed relative to the command line's, and its longest stall.
 
     python -m tests.bench.window_speed [--model demo] [--seconds 60] [--rounds 3]
 
 Alternates between answers on the command line and a chat in a real window (on whatever platform Qt
 is told to use), each in its own process, and prints decode tokens/s of both, their ratio, and the
-longest time the GUI thread did not come back to its event loop.
+longest time for which the GUI thread did not return to its event loop.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def report(text: str) -> None:
 
 
 def on_command_line(model: str, n_answers: int) -> list[float]:
-    """Decode tokens/s of each answer of `tandem chat`, to the same question each time."""
+    """Return the decode tokens/s of each answer of `tandem chat` to the same question."""
     command = [sys.executable, "-m", "app", "chat", model, "-n", str(N_TOKENS)]
     command += ["--temp", "0", "--ignore-eos", "--json"]
     typed = f"{PROMPT}\n/new\n" * n_answers
