@@ -131,7 +131,7 @@ class EngineLinks(Links):
 def own_kernels(links: Links, devices: Sequence[str], n_bytes: float) -> float:
     """Return the seconds of kernels that access peers' memory, BF16 or F16: one-shot or slices."""
     group = links.group(devices)
-    return min(group.one_shot_s(n_bytes / 2), group.slices_s(n_bytes / 2, 0.0))
+    return min(group.one_shot_s(n_bytes / 2), group.sliced_s(n_bytes / 2, 0.0))
 
 
 def nccl_over_peers(links: Links, devices: Sequence[str], n_bytes: float) -> float:
