@@ -77,7 +77,7 @@ class ProcessRuntime:
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
         self.drawer = self._split.last_group[0]
-        self.stream = Drawing(self)
+        self.token_source = Drawing(self)
         progress = ByteProgress(self.plan.file_bytes, ignore, never)
         with torch.inference_mode():
             setup = RankSetup(

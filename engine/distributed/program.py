@@ -101,7 +101,7 @@ class RankModel:
         """As `engine.api.Model.generate`; every rank has all events."""
         wanted = self._prompts.plain(prompt)
         return RankGeneration(
-            self.runtime.stream, self._session, self._prompts.found, params, wanted.n_keep
+            self.runtime.token_source, self._session, self._prompts.found, params, wanted.n_keep
         ).run(wanted.ids)
 
     def close(self) -> None:

@@ -92,8 +92,8 @@ class Session:
     def _halt(self) -> None:
         """End computing ahead; note the tokens that were computed ahead and stay in the cache."""
         self._sampled_at = None
-        if self._runtime.stream is not None:
-            beyond = self._runtime.stream.stop()
+        if self._runtime.token_source is not None:
+            beyond = self._runtime.token_source.stop()
             self._ids.extend(beyond)
             self._n_beyond += len(beyond)
 
@@ -170,7 +170,7 @@ class Session:
         self._check_turn(turn)
         if self._n_beyond:
             return self._follow_again(token, turn)
-        stream = self._runtime.stream
+        stream = self._runtime.token_source
         if stream is None or not stream.serve(sampler, never):
             row: Logits = self.forward([token], 0, turn)[0]
             return row

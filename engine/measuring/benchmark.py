@@ -223,7 +223,7 @@ class Benchmark:
         """Measure one repetition."""
         self._fill(ids[: test.n_depth])
         n_prompt = test.n_depth + test.n_prompt
-        before, source = self._runtime.kernel_s(), self._runtime.stream
+        before, source = self._runtime.kernel_s(), self._runtime.token_source
         waited_s = source.waited_s if source else 0.0
         begun = time.perf_counter()
         if test.n_prompt:
@@ -260,7 +260,7 @@ class Benchmark:
         The id of each is that of the likeliest token plus a random number: this needs the logits
         as an answer does, but the model does not repeat itself.
         """
-        if self._runtime.stream is not None:
+        if self._runtime.token_source is not None:
             self._sample_on_device(ids)
             return
         token = ids[0]

@@ -1,4 +1,4 @@
 """A loaded model: builder, loader, one forward pass on all ranks, re-splits.
 
-Imports nothing that knows text or sampling parameters' meaning: `generation` builds on it.
+Imports nothing that knows text, prompts or answers: `generation` builds on it.
 """

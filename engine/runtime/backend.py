@@ -1,4 +1,4 @@
-"""Interface of what a rank computes with: the reference, the CPU's kernels or those of GPUs.
+"""Interface of a rank's backend: the torch reference, the CPU's kernels or the GPU's kernels.
 
 `engine.ops.backend`, `engine.cpu.backend` and `engine.gpu.backend` implement it; which one a rank
 gets is decided once, by `engine.runtime.builder`.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WeightLoader(Protocol):
-    """Brings parts of a file to a rank's device, in the form that its backend reads."""
+    """Loader of weights from a file to a rank's device, in the form that its backend reads."""
 
     def bring(self, raw: NDArray[np.uint8]) -> Tensor:
         """Copy bytes (…, row_bytes) of the file to the device unchanged."""
@@ -41,27 +41,27 @@ class WeightLoader(Protocol):
 
 
 class Compilation(Protocol):
-    """Kernels that are being compiled beside the load."""
+    """Compilation of kernels that runs while weights are loaded."""
 
     def wait(self, is_cancelled: IsCancelled) -> None:
-        """Wait until all are compiled.
+        """Wait until all kernels are compiled.
 
         Raises:
-            EngineError: one does not compile, or it was cancelled.
+            EngineError: a kernel does not compile, or the wait was cancelled.
         """
         ...
 
     def cancel(self) -> None:
-        """Compile no more."""
+        """Stop compiling."""
         ...
 
 
 class Backend(Protocol):
-    """What one rank computes with, and holds its weights for.
+    """Kernels, working memory and weight format of one rank.
 
     Attributes:
-        records: tokens are recorded on the rank's own thread, see `recorder`.
-        captures: tokens are captured on the device, by all ranks together, see `capture`.
+        records: whether tokens are recorded on the rank's own thread, see `recorder`.
+        captures: whether tokens are captured on the device, by all ranks together, see `capture`.
     """
 
     records: bool
@@ -69,17 +69,17 @@ class Backend(Protocol):
 
     @property
     def compiles(self) -> bool:
-        """Whether a kernel's first start takes longer than the others."""
+        """Whether kernels are compiled at their first start."""
         ...
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Memory that kernels use beside what a pass allocates, as it is now."""
+        """Tensors that kernels use beside those that a forward pass allocates, as of now."""
         ...
 
     @property
     def kernel_s(self) -> float | None:
-        """Seconds spent in kernels so far; None where no clock tells."""
+        """Seconds spent in kernels so far; None where nothing measures it."""
         ...
 
     @property
@@ -88,16 +88,16 @@ class Backend(Protocol):
         ...
 
     def make_ops(self) -> Ops:
-        """Return fresh operations, without memory of what was computed before."""
+        """Return new operations, without any cached activations."""
         ...
 
     def loader(
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> AbstractContextManager[WeightLoader]:
-        """Return a loader of a rank's parts of `slots`; what it loaded is complete at its end.
+        """Return the loader of a rank's parts of `slots`; at its exit all loads are complete.
 
         Args:
-            report: called with the bytes of the file that were read; may raise to stop.
+            report: called with the number of file bytes that were just read; may raise to stop.
         """
         ...
 
@@ -105,44 +105,47 @@ class Backend(Protocol):
         self, declare: Callable[[], Declaration], rank: int, params: LoadParams,
         row_counts: Sequence[int], note: Callable[[str], None],
     ) -> Compilation:  # fmt: skip
-        """Begin to compile the kernels that passes over so many rows will start.
+        """Begin to compile the kernels that forward passes will start.
 
         Args:
-            declare: declares the model once more, with modules that nobody else uses.
-            note: told how far it is, as a sentence; "" at the end.
+            declare: returns another declaration of the model, with modules that nobody else uses.
+            rank: number of the rank.
+            params: parameters of the load.
+            row_counts: numbers of rows of the passes.
+            note: called with the progress as a sentence; with "" at the end.
         """
         ...
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
-        """Return a weight of another rank on the same device, as this backend computes with it."""
+        """Return another rank's weight on the same device in this backend's form."""
         ...
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
-        """Return the same collectives as they are made inside what this backend captures."""
+        """Return a communicator with the collectives of `comm`, for use inside captures."""
         ...
 
     def recorder(self, keeps: Sequence[Tensor]) -> TokenRecorder | None:
         """Return a recorder for one token; None where tokens are not recorded.
 
         Args:
-            keeps: memory that operations use beside what a pass allocates.
+            keeps: tensors that operations use beside those that a forward pass allocates.
         """
         ...
 
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """Capture what computes a token.
+        """Capture the computation of a token.
 
         Raises:
-            NotRepeatable: that cannot be.
+            NotRepeatable: the computation cannot be captured.
         """
         ...
 
     def prepare(self) -> None:
-        """Measure now what the first prompt would wait for."""
+        """Take the measurements for which the first prompt would otherwise wait."""
         ...
 
     def forget(self) -> None:
-        """Drop what is kept of the last activations."""
+        """Drop cached forms of the last activations."""
         ...
 
     def release(self) -> None:
@@ -150,5 +153,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """End its threads; safe to call twice."""
+        """End the backend's threads; safe to call twice."""
         ...

@@ -1,4 +1,4 @@
-"""Builds the ranks of a model: their slices of the file, caches and backends."""
+"""Builder of a model's ranks: their slices of the file, caches and backends."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """What the ranks of a model have in common before there are any.
+    """Facts that the builders of all ranks of a model share.
 
     Attributes:
         devices: device of each rank.
-        kinds: kind of each rank's device; those of a kind round alike.
+        kinds: kind of each rank's device; ranks of one kind compute the same bits.
+        plan: placement and memory of the model.
+        hp: hyperparameters of the model.
         n_batch: largest number of prompt tokens in a pass.
         threads_per_rank: CPU threads of each rank.
         communicator: returns the communicator of a rank, given its number and device.
@@ -55,7 +57,14 @@ class RankSetup:
 
 
 class RankBuilder:
-    """Makes the ranks of a model, each on its own thread or in its own process."""
+    """Builder of a model's ranks, called on each rank's own thread or in its own process.
+
+    Args:
+        setup: facts that all ranks share.
+        file: file of the model.
+        params: parameters of the load.
+        declaration: declaration whose modules rank 0 uses.
+    """
 
     def __init__(
         self, setup: RankSetup, file: GGUFFile, params: LoadParams, declaration: Declaration
@@ -68,7 +77,12 @@ class RankBuilder:
         return self._made(number, self._own_declaration(number), ())
 
     def loaded(self, number: int, progress: ByteProgress) -> Rank:
-        """Return a rank with its weights and its cache."""
+        """Return a rank with its weights and its cache.
+
+        Args:
+            number: number of the rank.
+            progress: progress of all ranks' loads.
+        """
         mine = self._own_declaration(number)
         rank = self._made(number, mine, mine.states)
         try:
@@ -87,7 +101,7 @@ class RankBuilder:
 
     @contextmanager
     def _compiled(self, rank: Rank, progress: ByteProgress) -> Iterator[None]:
-        """Compile the rank's kernels meanwhile; they are ready at the end."""
+        """Compile a rank's kernels in the background; they are ready when the context ends."""
         setup = self._setup
         name = setup.plan.devices[rank.number].device
         with _explained(name):
@@ -104,6 +118,7 @@ class RankBuilder:
             compiling.cancel()
 
     def _made(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
+        """Return a rank without weights, whose cache holds `states`."""
         setup = self._setup
         device, storage = setup.devices[number], setup.plan.devices[number].storage
         cache = Cache(
@@ -123,7 +138,7 @@ class RankBuilder:
         return Rank(declaration, storage, make_context(), backend, micro_batches)
 
     def _backend(self, number: int, has_kernels: bool) -> Backend:
-        """Return what a rank computes with; an idle one as the others, who may record tokens."""
+        """Return a rank's backend; an idle one's can record tokens, too."""
         setup, device = self._setup, self._setup.devices[number]
         is_idle = number not in self._declaration.split.holders
         name = "cpu" if is_idle else setup.plan.devices[number].device
@@ -134,19 +149,21 @@ class RankBuilder:
         if kernels == "gpu" and not is_idle:
             if device.type == "cpu":
                 use_interpreter()
-            from engine.gpu.backend import GpuBackend  # Triton is not for the CPU
+            from engine.gpu.backend import GpuBackend  # needs Triton
 
             return GpuBackend(device, n_bytes)
         return ReferenceBackend()
 
 
 def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) -> ThreadGroup:
-    """Where the ranks of a model meet.
+    """Return the group in which the ranks of a model exchange values.
 
-    Where all of them compute with kernels for GPUs, nobody's host waits for a device there.
+    If all of them use the GPU's kernels, collectives run on the devices, without the host waiting.
 
     Args:
-        devices: of the ranks.
+        plan: plan of the model.
+        devices: device of each rank.
+        params: parameters of the load.
     """
     used = [d for d in plan.devices if d.memory.total]
     has_kernels = all(d.storage == "kernels" for d in used)
@@ -161,10 +178,10 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
 
 @contextmanager
 def _explained(device: str) -> Iterator[None]:
-    """Say of what goes wrong with kernels that it is that, and where.
+    """Turn errors into a `KernelError` that names the device.
 
     Raises:
-        KernelError: for other errors but a wish to stop.
+        KernelError: any error of the engine but `Cancelled`.
     """
     try:
         yield

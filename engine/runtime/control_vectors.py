@@ -20,19 +20,27 @@ if TYPE_CHECKING:
     from engine.config import ControlVector
 
 Direction = NDArray[np.float32]
+"""Direction that is added to the residual stream, (n_embd,)."""
 
 DTYPES: dict[str, np.dtype[np.floating]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+"""Types that directions may have in a file, by their GGUF names."""
+
 NAME = re.compile(r"direction\.(\d{1,5})")
+"""Name of a direction's tensor; the group is the number of its layer."""
 
 
 def read_control_vectors(
     vectors: Sequence[ControlVector], layers: tuple[int, int] | None, n_embd: int, n_layer: int
 ) -> Mapping[int, Direction]:
-    """What is added after each layer, by its number; layers without a direction are absent.
+    """Return the sum of control vectors: the direction of each layer, by the layer's number.
+
+    Layers without a direction are absent.
 
     Args:
-        layers: the first and the last layer that are steered, both included; None for all.
-        n_embd, n_layer: of the model that is steered.
+        vectors: control vector files and their scales.
+        layers: first and last layer to steer, both included; None for all.
+        n_embd: size of the model's residual stream.
+        n_layer: number of the model's layers.
 
     Raises:
         ModelFileError: a file is missing, or is no control vector for such a model.
@@ -48,6 +56,11 @@ def read_control_vectors(
 
 
 def _directions(file: GGUFFile, n_embd: int, n_layer: int) -> dict[int, Direction]:
+    """Return the directions of one file, by layer.
+
+    Raises:
+        InvalidGGUF: the file is no control vector for such a model.
+    """
     if file.meta.architecture != "controlvector":
         raise InvalidGGUF(
             file.path,

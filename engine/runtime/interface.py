@@ -1,4 +1,4 @@
-"""Interface of a loaded model on its ranks, be these threads of this process or processes."""
+"""Interface of a loaded model on its ranks, whether these are threads or processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """What computes tokens and holds the cache; `generation.session` keeps count of it.
+    """A loaded model that computes tokens and holds the KV cache.
+
+    It does not know which tokens the cache holds: `generation.session` keeps count of that.
 
     Attributes:
-        n_ctx: context in tokens.
-        n_batch: largest number of prompt tokens in a pass.
-        can_rewind: the cache can forget its last tokens; recurrent states cannot.
+        hp: hyperparameters of the model.
+        n_ctx: size of the context in tokens.
+        n_batch: largest number of prompt tokens in a forward pass.
+        can_rewind: whether the cache can drop its last tokens; recurrent states cannot.
     """
 
     hp: HParams
@@ -31,14 +34,16 @@ class Runtime(Protocol):
         ...
 
     @property
-    def stream(self) -> TokenSource | None:
-        """What samples tokens where they are computed; None where the host samples all."""
+    def token_source(self) -> TokenSource | None:
+        """Source of tokens sampled where they are computed; None if the host samples all."""
         ...
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones.
+        """Run tokens after `n_past` cached ones and return their logits.
 
         Args:
+            ids: ids of the tokens.
+            n_past: number of cached tokens.
             first_logit: index into `ids` of the first token whose logits are wanted.
 
         Returns:
@@ -51,11 +56,11 @@ class Runtime(Protocol):
         ...
 
     def save_recurrent(self) -> None:
-        """Keep a copy of all recurrent states as they are now."""
+        """Save a copy of all recurrent states, in place of an earlier one."""
         ...
 
     def restore_recurrent(self) -> None:
-        """Go back to the copy of the recurrent states."""
+        """Restore all recurrent states from the saved copy."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks our kernels on the GPUs that a model will use, before it is planned."""
+"""Check of our kernels on the GPUs that a model will use, before it is planned."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from engine.hardware.backend_choice import kernels_for, refuse_kernels, refused_
 
 
 def prove_kernels(names: Iterable[str]) -> tuple[str, ...]:
-    """Check that our kernels compute correctly on GPUs, before a model is planned for these.
+    """Check that our kernels compute correctly on GPUs; refuse them where they do not.
+
+    Args:
+        names: ids of devices; "cpu" is skipped.
 
     Returns:
-        A sentence for each GPU where they do not; the reference computes there from now on.
+        A sentence for each GPU whose kernels are refused; it computes with the torch reference.
     """
     found = []
     for name in dict.fromkeys(names):
         if name != "cpu" and kernels_for(name):
-            from engine.gpu.self_test import problem_of  # Triton is not for the CPU
+            from engine.gpu.self_test import problem_of  # needs Triton
 
             if problem := problem_of(torch.device(name)):
                 refuse_kernels(name, problem)

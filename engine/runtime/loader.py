@@ -1,4 +1,4 @@
-"""From a file's bytes to the tensors of one rank: only its own slices are read."""
+"""Loader of one rank's tensors from a file; reads only the rank's own slices."""
 
 from __future__ import annotations
 
@@ -30,13 +30,20 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 
 PROGRESS_INTERVAL_S = 0.04
+"""Smallest time between two reports of progress, in seconds."""
 
 
 class ByteProgress:
-    """Counts the bytes that all ranks have read, and passes on that someone wants to stop.
+    """Progress of a load in bytes, summed over all ranks, with its cancellation check.
 
     Args:
-        doing: what is stopped then, as the first word of a sentence.
+        total_bytes: number of bytes that all ranks will read.
+        on_progress: called with the progress, from several threads, one at a time.
+        is_cancelled: returns whether the user has asked to stop.
+        doing: name of the work for the message of `Cancelled`, such as "Loading".
+
+    Attributes:
+        is_cancelled: returns whether the user has asked to stop.
     """
 
     def __init__(
@@ -56,16 +63,16 @@ class ByteProgress:
         self._beside: dict[int, str] = {}
 
     def note(self, rank: int, doing: str) -> None:
-        """Tell what a rank does beside reading; "" once that is done."""
+        """Report other work of a rank, such as compiling; "" once that is done."""
         with self._lock:
             self._beside[rank] = doing
             self._report()
 
     def add(self, n_bytes: int) -> None:
-        """Note that `n_bytes` more are done.
+        """Count `n_bytes` more as read, and report that at most every `PROGRESS_INTERVAL_S`.
 
         Raises:
-            Cancelled: the person has asked to stop.
+            Cancelled: the user has asked to stop.
         """
         self.check()
         with self._lock:
@@ -76,22 +83,25 @@ class ByteProgress:
                 self._report()
 
     def _report(self) -> None:
+        """Call `on_progress`; the caller holds the lock."""
         doing = next(filter(None, self._beside.values()), "")
         self._on_progress(LoadProgress(self._done, self._total, doing))
 
     def check(self) -> None:
-        """Raises:
-        Cancelled: the person has asked to stop.
+        """Check for a cancellation.
+
+        Raises:
+            Cancelled: the user has asked to stop.
         """
         if self.is_cancelled():
             raise Cancelled(self._doing)
 
 
 def check_types(path: str, slots: Sequence[Slot]) -> None:
-    """Make sure that every tensor can be dequantised.
+    """Check that every tensor can be dequantised.
 
     Raises:
-        UnsupportedQuant: names the first that cannot.
+        UnsupportedQuant: a tensor cannot; names the first one.
     """
     for slot in slots:
         if slot.tensor.type.number not in QUANTS:
@@ -107,10 +117,19 @@ def load_rank(
     backend: Backend,
     progress: ByteProgress,
 ) -> None:
-    """Fill the attributes that `slots` name with this rank's parts.
+    """Load a rank's parts of tensors into the attributes that `slots` name.
 
     Args:
+        file: file of the model.
+        slots: tensors to load and the attributes of the rank's modules that hold them.
+        rank: number of the rank.
+        device: device of the rank.
         storage: form of the rank's matrices, see `engine.planning.plan.DevicePlan`.
+        backend: backend of the rank.
+        progress: progress of all ranks' loads.
+
+    Raises:
+        Cancelled: the user has asked to stop.
     """
     with backend.loader(file, slots, rank, progress.add) as loader:
         for slot in slots:
@@ -145,7 +164,7 @@ def _load_packed(
     device: torch.device,
     loader: WeightLoader,
 ) -> Weight:
-    """The file's bytes of the blocks that cover all pieces, joined along `dim`."""
+    """Return a matrix as the file's bytes: the blocks that cover all pieces, joined along `dim`."""
     parts, columns, begin = [], [], 0
     for piece in pieces:
         raw, inside = _blocks(file, tensor, piece)
@@ -163,7 +182,7 @@ def _load_packed(
 def _dequantised(
     file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: ByteProgress
 ) -> Tensor:
-    """One piece in F32, worked on in chunks of rows."""
+    """Return one piece of a tensor in F32; dequantises it in chunks of rows."""
     raw, columns = _blocks(file, tensor, slices)
     n_columns = columns.stop - columns.start
     result = torch.empty(prod(raw.shape[:-1]), n_columns)
@@ -173,7 +192,7 @@ def _dequantised(
 
 
 def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[Bytes, slice]:
-    """The whole blocks that cover a slice, and where in their elements the slice lies."""
+    """Return the whole blocks that cover a slice, and the range of the slice's columns in them."""
     kind = tensor.type
     first = slices[-1].start // kind.block_size
     last = -(-slices[-1].stop // kind.block_size)

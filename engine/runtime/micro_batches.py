@@ -1,10 +1,10 @@
-"""A batch of tokens as two halves that take turns: while ranks add up one, they compute the other.
+"""Two-batch overlap: a prompt batch in two micro-batches, one computed while the other is reduced.
 
-In each block the first half is ahead of the second, so what the second one sees in the caches is
-there. Sums between devices that take as long as the products then cost next to nothing, and of
-ranks that follow on each other both compute at once; but each matrix is read, or dequantised,
-twice. Which of the two weighs more depends on links and cards, so it is measured when a model is
-loaded; then it stays so, as a batch in halves may differ in the last bits from a whole one.
+In each block the first micro-batch is ahead of the second, so the keys and values that the second
+one attends to are in the cache. All-reduces that take as long as the products are then nearly free,
+and pipelined ranks compute at the same time; but each matrix is read, or dequantised, twice. What
+weighs more depends on links and GPUs, so it is measured when a model is loaded. The choice then
+stays, as the results of micro-batches may differ in their last bits from those of a whole batch.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
     from engine.models.base import CausalLM
 
 LEAST_ROWS = 128
-"""Fewer tokens are added up by kernels, within microseconds."""
+"""Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""
 
 ORDER = (False, True, True, False)
-"""What is measured, in halves or not: each twice, since clocks and other things drift."""
+"""Order of the measurements: True is in micro-batches; each twice, because clock rates drift."""
 
 LEAST_GAIN = 0.03
-"""Of the time: less may come from whatever else the machine does."""
+"""Smallest gain that counts, as a share of the time; less may be noise."""
 
 
 @runtime_checkable
 class TakesTurns(Protocol):
-    """What a rank meets the others by.
+    """Communicator that can hand over to the rank's other micro-batch during an all-reduce.
 
     Attributes:
-        turns: where a sum is under way, lets another computation of this rank go on.
+        turns: the two computations that take turns; None outside of micro-batches.
     """
 
     turns: Turns | None
 
 
 class MicroBatches:
-    """Computes batches in halves on one rank.
+    """Computes prompt batches as two micro-batches on one rank.
 
     Args:
-        make_twin: a context for the second half, with the same cache.
+        comm: communicator of the rank.
+        make_twin: returns a context for the second micro-batch, with the same cache.
     """
 
     def __init__(self, comm: TakesTurns, make_twin: Callable[[], Context]) -> None:
@@ -60,39 +61,44 @@ class MicroBatches:
     def compute(
         self, model: CausalLM, first: Context, ids: Tensor, n_past: int, first_logit: int
     ) -> Tensor | None:
-        """`CausalLM.forward` of ids (T,) after `n_past` cached tokens.
+        """Compute ids (T,) after `n_past` cached tokens as `CausalLM.forward` does.
 
         Args:
-            first: for the first T // 2 of them.
-            first_logit: not below T // 2.
+            model: the rank's modules.
+            first: context of the first T // 2 tokens.
+            ids: ids of the tokens.
+            n_past: number of cached tokens.
+            first_logit: index of the first token whose logits are wanted; at least T // 2.
         """
         n = len(ids) // 2
-        assert n <= first_logit, "logits of the first half are asked for"
+        assert n <= first_logit, "logits of the first micro-batch are asked for"
         second = self._twin = self._twin or self._make_twin()
         turns = self._turns = self._turns or Turns()
         second.directions = first.directions
-        run = _as_here(first.device)
+        run = _with_this_stream(first.device)
 
-        def half(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
+        def part(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
             context.begin(n_past + start, stop - start, first_row)
             return model.forward(ids[start:stop].to(context.device), context)
 
         self._comm.turns = turns
         try:
             return turns.both(
-                lambda: half(first, 0, n, n),
-                lambda: run(lambda: half(second, n, len(ids), first_logit - n)),
+                lambda: part(first, 0, n, n),
+                lambda: run(lambda: part(second, n, len(ids), first_logit - n)),
             )[1]
         finally:
             self._comm.turns = None
 
     def forget(self) -> None:
-        """Let go of what the second half computes with."""
+        """Drop the second micro-batch's context, which refers to weights and caches."""
         self._twin = None
 
 
-def _as_here(device: torch.device) -> Callable[[Callable[[], Tensor | None]], Tensor | None]:
-    """Runs something on another thread in what this one has around it."""
+def _with_this_stream(
+    device: torch.device,
+) -> Callable[[Callable[[], Tensor | None]], Tensor | None]:
+    """Return a function that runs work on another thread with this one's device and stream."""
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def run(work: Callable[[], Tensor | None]) -> Tensor | None:
@@ -104,7 +110,7 @@ def _as_here(device: torch.device) -> Callable[[Callable[[], Tensor | None]], Te
 
 @contextmanager
 def _on(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Have this thread use a device and a stream; None where there is no such thing."""
+    """Make a device and a CUDA stream current; does nothing if the stream is None."""
     if stream is None:
         yield
         return
@@ -113,10 +119,10 @@ def _on(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None
 
 
 def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
-    """Whether a batch takes less time in halves.
+    """Return whether a batch takes less time in micro-batches than as a whole.
 
     Args:
-        compute: does one, in halves or whole; all that is made once is there already.
+        compute: computes a batch, in micro-batches if True; all kernels are compiled already.
     """
     seconds = {False: 0.0, True: 0.0}
     for in_micro_batches in ORDER:

@@ -1,4 +1,4 @@
-"""Forward passes of all ranks of a model: many tokens at once, and single ones, which repeat."""
+"""Forward passes on all ranks of a model: batches of tokens, and single tokens, which replay."""
 
 from __future__ import annotations
 
@@ -26,25 +26,32 @@ log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Computes tokens on all ranks of one model.
+    """Runner of forward passes on all ranks of one model.
 
-    A single token takes the same operations as the one before, so it is recorded: natively where
-    all ranks use the CPU's kernels (`engine.cpu.recorder`), else by ranks on GPUs, as a graph, in
-    parts where they meet the others in Python (`engine.gpu.decode.rank_capture`).
+    Every single token takes the same operations, so one is recorded and then replayed: as native
+    calls if all ranks use the CPU's kernels (`engine.cpu.recorder`), else as CUDA graphs on the
+    ranks with GPUs, in several parts if the hosts make the collectives
+    (`engine.gpu.decode.rank_capture`).
+
+    Args:
+        executor: executor of the ranks.
+        n_vocab: number of tokens of the vocabulary.
+        n_ctx: size of the context in tokens.
+        can_rewind: whether the cache can drop its last tokens.
 
     Attributes:
-        executor: the threads of the ranks.
-        ranks: in rank order; empty once closed.
-        stream: draws tokens where they are computed; None where the host draws all.
-        one_shots: one-shot all-reduces in which the ranks' kernels meet; None without, or retired.
-        n_single: tokens that were computed singly since there was last nothing to repeat.
+        executor: executor of the ranks.
+        ranks: the ranks, in rank order; empty once closed.
+        token_source: samples tokens where they are computed; None if the host samples all.
+        one_shots: one-shot all-reduces of the ranks' kernels; None if there are none, or retired.
+        n_single: number of tokens computed singly since the recordings were last dropped.
     """
 
     def __init__(
         self, executor: RankExecutor, n_vocab: int, n_ctx: int, *, can_rewind: bool
     ) -> None:
         self.ranks: list[Rank] = []
-        self.stream: TokenSource | None = None
+        self.token_source: TokenSource | None = None
         self.one_shots: OneShotControl | None = getattr(executor.group, "one_shots", None)
         self.n_single = 0
         self.executor = executor
@@ -54,25 +61,30 @@ class ModelRunner:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether there is something to record."""
+        """Whether any rank has kernels whose calls can be recorded or captured."""
         return any(rank.backend.records or rank.backend.captures for rank in self.ranks)
 
     @property
     def _captures(self) -> bool:
+        """Whether any rank captures tokens on its device."""
         return any(rank.backend.captures for rank in self.ranks)
 
     @property
     def _recorded(self) -> int:
-        """Which of the tokens that are computed singly is recorded.
+        """Number of the single token that is recorded, counted from 1.
 
-        On GPUs what is recorded is computed without that before, in any case.
+        The first one allocates what is kept. A capture computes its token plainly beforehand, so
+        there it can be the first.
         """
         return 1 if self._captures else 2
 
     def warm_up(self, n_batch: int) -> None:
-        """Compile, record and measure now what the first tokens and the first prompt wait for.
+        """Compile, record and measure now, so that the first prompt and token do not wait for it.
 
-        Where kernels of ranks wait for each other in vain, the ranks do without that.
+        If the ranks' kernels wait for each other in vain, one-shot all-reduces are retired.
+
+        Args:
+            n_batch: largest number of prompt tokens in a pass.
         """
         if not self.has_kernels:
             return
@@ -84,6 +96,7 @@ class ModelRunner:
             self._warm_up(n_batch)
 
     def _warm_up(self, n_batch: int) -> None:
+        """Compute the passes of `warm_up` once."""
         for _ in range(self._recorded):
             self.compute([0], 0, 0)
         if any(rank.backend.compiles for rank in self.ranks):
@@ -94,7 +107,7 @@ class ModelRunner:
             rank.backend.prepare()
 
     def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones.
+        """Run tokens after `n_past` cached ones and return their logits; see `Runtime.forward`.
 
         Returns:
             (len(ids) - first_logit, n_vocab)
@@ -108,12 +121,12 @@ class ModelRunner:
             return self._read(lambda: self._repeated(ids[0], n_past))
         if is_single and self.n_single == self._recorded and not self._refusal:
             logits = self._read(lambda: self._recorded_now(ids[0], n_past))
-            self.draw_on_device(n_past + 1)
+            self.sample_on_device(n_past + 1)
             return logits
         return self._read(lambda: self._computed(ids, n_past, first_logit))
 
     def _try_micro_batches(self, n: int) -> None:
-        """Find out whether batches of n tokens take less time in halves, from now on."""
+        """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
         if n < LEAST_ROWS or not any(rank.micro_batches for rank in self.ranks):
             return
 
@@ -124,50 +137,54 @@ class ModelRunner:
         self._in_micro_batches = micro_batches_pay(compute)
 
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> Tensor:
+        """Compute tokens on all ranks, without recordings; return the logits."""
         whole, n = torch.tensor(ids), len(ids)
         in_micro_batches = self._in_micro_batches and n >= LEAST_ROWS and n // 2 <= first_logit
         ranks = self.ranks
-        return self._one(
+        return self._logits(
             lambda rank: ranks[rank].compute(
                 whole, n_past, first_logit, in_micro_batches=in_micro_batches
             )
         )
 
-    def _one(self, compute: Callable[[int], Tensor | None]) -> Tensor:
-        """The logits, which one rank has."""
-        return _one(self.executor.run(compute, is_watched=True))
+    def _logits(self, compute: Callable[[int], Tensor | None]) -> Tensor:
+        """Compute on all ranks; return the logits, which exactly one rank returns."""
+        return _only(self.executor.run(compute, is_watched=True))
 
     def _repeated(self, token: int, n_past: int) -> Tensor:
+        """Replay the recordings for a token; return the logits."""
         ranks = self.ranks
-        kept = [rank.recording for rank in ranks]  # a lost rank may still read what others show
+        kept = [rank.recording for rank in ranks]  # a lost rank may still read others' memory
         replays = [x for x in kept if isinstance(x, Replay)]
         if len(replays) < len(ranks):
-            return self._one(lambda rank: ranks[rank].repeat(token, n_past) if kept else None)
+            return self._logits(lambda rank: ranks[rank].repeat(token, n_past) if kept else None)
         if self.is_captured_whole:
             self.start(token, n_past)
         else:
             self.executor.run(lambda rank: ranks[rank].restart(token, n_past), is_watched=True)
         if len(ranks) > 1:
-            self.executor.wait()  # what one of them shows may be made by all
-        return _one([replay.result for replay in replays])
+            self.executor.wait()  # all devices may take part in the logits of one
+        return _only([replay.result for replay in replays])
 
     @property
     def is_captured_whole(self) -> bool:
-        """A token is one graph on each of the devices."""
+        """Whether a token is a single graph on each device, without work of the host between."""
         found = [rank.recording for rank in self.ranks]
         return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
 
     def start(self, token: int, n_past: int) -> None:
-        """Start a token on all devices, from this thread, if it is captured whole."""
+        """Start a token on all devices from the calling thread; needs `is_captured_whole`."""
         ranks = self.ranks
         self.executor.call_inline(lambda rank: ranks[rank].begin(token, n_past))
         self.executor.call_inline(lambda rank: ranks[rank].start())
 
     def _read(self, compute: Callable[[], Tensor]) -> Logits:
-        """The logits that it gives, if all ranks have met as they should.
+        """Return the logits of `compute` on the host, once all one-shot all-reduces have succeeded.
+
+        Recovers after any failure, see `recover`.
 
         Raises:
-            CommError: one did not, or does not come to an end.
+            CommError: a rank was missing from an all-reduce, or does not finish.
         """
         try:
             found: Logits = compute().cpu().numpy()
@@ -180,10 +197,13 @@ class ModelRunner:
         return found
 
     def _recorded_now(self, token: int, n_past: int) -> Tensor:
-        """Compute a token and record it, in whichever way is possible."""
+        """Compute a token and record or capture it; return the logits.
+
+        If that is not possible, tokens are computed step by step from now on.
+        """
         ranks = self.ranks
         if not self._captures:
-            return self._one(lambda rank: ranks[rank].record(token, n_past))
+            return self._logits(lambda rank: ranks[rank].record(token, n_past))
         from engine.gpu.decode.rank_capture import Unproven, capture_on_all
         from engine.gpu.launch.graph import NotRepeatable
 
@@ -198,10 +218,10 @@ class ModelRunner:
             else:
                 for rank, part in zip(ranks, replays.parts, strict=True):
                     rank.recording, rank.refusal = Replay(part), ""
-                return _one(results)
+                return _only(results)
 
     def _retire_one_shots(self, why: str) -> bool:
-        """Let kernels meet no more; whether they did before."""
+        """Stop using one-shot all-reduces; return whether they were in use."""
         if self.one_shots is None:
             return False
         self.one_shots.retire(why)
@@ -209,22 +229,28 @@ class ModelRunner:
         return True
 
     def _refuse(self, why: str) -> None:
+        """Give up recording tokens, for good."""
         log.warning("tokens are computed step by step: %s", why)
         self._refusal = why
         for rank in self.ranks:
             rank.refusal = why
 
-    def draw_on_device(self, n_past: int) -> None:
-        """Have tokens drawn where they are computed, if ranks on GPUs do all.
+    def sample_on_device(self, n_past: int) -> None:
+        """Set up the sampling of tokens on the devices, if GPUs hold the whole model.
 
         Args:
-            n_past: cached tokens, which stay, as states do.
+            n_past: number of cached tokens; these and recurrent states stay as they are.
         """
         holders = [rank for rank in self.ranks if not rank.is_idle]
         is_sure = all(
             rank.backend.captures and rank.recording and not rank.refusal for rank in holders
         )
-        if self.stream is not None or n_past >= self._n_ctx or not captures_tokens() or not is_sure:
+        if (
+            self.token_source is not None
+            or n_past >= self._n_ctx
+            or not captures_tokens()
+            or not is_sure
+        ):
             return
         from engine.gpu.decode.token_stream import TokenStream
         from engine.gpu.launch.graph import NotRepeatable
@@ -239,12 +265,12 @@ class ModelRunner:
             if self.executor.lost:
                 self.close()
                 raise
-            log.warning("tokens are drawn by the host: %s", error)
+            log.warning("tokens are sampled by the host: %s", error)
         else:
-            self.stream = stream
+            self.token_source = stream
 
     def _token_steps(self, holders: tuple[int, ...]) -> list[TokenStep | None]:
-        """How each rank takes part in drawing tokens; none where they cannot tell each other."""
+        """Return each rank's part in sampling on devices; none if candidates cannot be sent."""
         one_shots: dict[int, WordExchange] = {}
         if len(holders) > 1 and self.one_shots is not None:
             found = {rank: self.one_shots.one_shot(rank, holders) for rank in holders}
@@ -257,41 +283,42 @@ class ModelRunner:
         ]
 
     def recover(self) -> None:
-        """Be usable again after something has failed, perhaps in the middle of a token.
+        """Make the runner usable again after a failure, perhaps in the middle of a token.
 
-        If a rank is lost, be closed.
+        If a rank is lost, close it.
         """
-        self.forget()
+        self.drop_recordings()
         if self.executor.lost:
             self.close()
         else:
             self.executor.reset()
 
-    def forget(self) -> None:
-        """Have nothing to repeat."""
+    def drop_recordings(self) -> None:
+        """Drop the ranks' recordings and the token source."""
         self.n_single = 0
-        self.stream = None
+        self.token_source = None
         for rank in self.ranks:
             rank.recording = None
 
     def close(self) -> None:
         """Free everything; safe to call twice.
 
-        What a lost rank uses is freed when its thread comes back.
+        What a lost rank uses is freed when its thread returns.
         """
-        self.forget()
+        self.drop_recordings()
         for rank in self.ranks:
             if rank.number not in self.executor.lost:
                 rank.close()
-        self.ranks.clear()  # what a lost rank was told to do knows this list as well
+        self.ranks.clear()  # a lost rank's function refers to this list, too
 
 
-def _one(found: Sequence[Tensor | None]) -> Tensor:
-    """What one rank has."""
+def _only(found: Sequence[Tensor | None]) -> Tensor:
+    """Return the only value that is not None."""
     (logits,) = (x for x in found if x is not None)
     return logits
 
 
 def _recover(runner: ModelRunner | None) -> None:
+    """Call `ModelRunner.recover`, unless the runner is gone."""
     if runner is not None:
         runner.recover()

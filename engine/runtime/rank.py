@@ -1,4 +1,4 @@
-"""One rank of a loaded model: what it holds, and one forward pass of it."""
+"""One rank of a loaded model: its weights, its cache and its forward pass."""
 
 from __future__ import annotations
 
@@ -25,19 +25,24 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """Slices of the weights and a part of the cache, on one device.
+    """One rank: its slices of the weights and its part of the cache, on one device.
 
     Args:
-        declaration: of the model, with modules of its own, whose attributes are its slices.
-        storage: how it holds matrices, see `engine.planning.plan.DevicePlan`.
-        backend: what it computes with.
-        micro_batches: computes batches in halves, where hosts do not wait for devices in sums.
+        declaration: declaration of the model; its modules are this rank's alone, and hold its
+            slices of the weights.
+        storage: form of the rank's matrices, see `engine.planning.plan.DevicePlan`.
+        context: context of the forward pass, with the cache and the communicator.
+        backend: backend of the rank.
+        micro_batches: computes batches as micro-batches; None where hosts make the all-reduces.
 
     Attributes:
-        is_idle: it has no part of the model.
-        token: what is computed next when it is computed singly, int64 (1,).
-        recording: repeats a token; None as long as there is none.
-        refusal: why there will be none; "" if there may be one.
+        model: modules of the rank.
+        slots: tensors of the model and the attributes that hold the rank's parts of them.
+        states: keys, values and recurrent states of the layers.
+        is_idle: whether the rank has no part of the model.
+        token: id of the token to compute when it is computed singly, int64 (1,).
+        recording: recording of a token; None as long as there is none.
+        refusal: reason why tokens cannot be recorded; "" if they may be.
     """
 
     def __init__(
@@ -62,23 +67,24 @@ class Rank:
 
     @property
     def number(self) -> int:
-        """Its place among all ranks."""
+        """Number of the rank, from 0."""
         return self.context.rank
 
     @property
     def device(self) -> torch.device:
+        """Device of the rank."""
         return self.context.device
 
     @property
     def held(self) -> MemoryUse:
-        """Bytes of weights and of the cache."""
+        """Bytes of the weights and the cache that the rank holds now."""
         values = (self.value(index) for index in range(len(self.slots)))
         weights = sum(bytes_of(value) for value in values if value is not None)
         on_host = self.context.cache.host_bytes
         return MemoryUse(weights, self.context.cache.n_bytes - on_host, host_kv=on_host)
 
     def value(self, index: int) -> Weight | Tensor | None:
-        """What it holds of a slot; None if it has no part of it, or not yet."""
+        """Return the rank's part of a slot's tensor; None if it has none, or not yet."""
         slot = self.slots[index]
         value: Weight | Tensor | None = getattr(slot.owner, slot.attribute)
         return value
@@ -86,7 +92,7 @@ class Rank:
     def compute(
         self, ids: Tensor, n_past: int, first_logit: int, *, in_micro_batches: bool = False
     ) -> Tensor | None:
-        """Run ids (T,) after `n_past` cached tokens: `CausalLM.forward`."""
+        """Run ids (T,) after `n_past` cached tokens; see `CausalLM.forward`."""
         if in_micro_batches and self.micro_batches:
             logits = self.micro_batches.compute(self.model, self.context, ids, n_past, first_logit)
         else:
@@ -96,9 +102,9 @@ class Rank:
         return logits
 
     def record(self, token: int, n_past: int) -> Tensor | None:
-        """Run one token and record how, or note in `refusal` why that cannot be repeated.
+        """Run one token and record its calls, or say in `refusal` why they cannot be replayed.
 
-        There must have been one token by itself before: what is made once is made then.
+        A single token must have been computed before, which allocates what is kept.
         """
         self.begin(token, n_past)
         recorder = self.backend.recorder(self._memory())
@@ -115,11 +121,11 @@ class Rank:
         return logits
 
     def forward(self) -> Tensor | None:
-        """The token that `begin` wrote, from nothing but what lies in memory."""
+        """Compute the token that `begin` wrote; return its logits."""
         return self.model.forward(self.token, self.context)
 
     def capture_task(self, token: int, n_past: int) -> CaptureTask:
-        """The same as what can be captured, for a model with ranks on GPUs."""
+        """Return the computation of a token as a task that `capture_on_all` captures."""
         from engine.gpu.decode.rank_capture import CaptureTask
 
         return CaptureTask(
@@ -132,10 +138,12 @@ class Rank:
     def token_step(
         self, n_vocab: int, one_shot: WordExchange | None, *, can_rewind: bool
     ) -> TokenStep | None:
-        """How it takes part in drawing tokens on devices; None if it has no part of the model.
+        """Return the rank's part in sampling on devices; None if it has no part of the model.
 
         Args:
-            one_shot: to the others that draw.
+            n_vocab: number of tokens of the vocabulary.
+            one_shot: one-shot exchange with the other ranks that sample; None for a single one.
+            can_rewind: whether the cache can drop its last tokens.
         """
         from engine.gpu.decode.token_stream import TokenStep
 
@@ -148,66 +156,68 @@ class Rank:
         )  # fmt: skip
 
     def _sliced(self) -> tuple[Tensor | None, Tensor | None]:
-        """As `forward`, but each rank keeps its logits; and what these were computed from."""
+        """Return the rank's slice of the logits, and the hidden state it is computed from."""
         context = self.context
         context.is_sliced, context.head_input = True, None
         try:
             logits = self.forward()
-            stream = context.head_input
+            hidden = context.head_input
         finally:
             context.is_sliced, context.head_input = False, None
-        return logits, None if stream is None else stream[-1]
+        return logits, None if hidden is None else hidden[-1]
 
     def captured(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """What repeats `compute`: a graph, or just computing it where others have graphs.
+        """Return a capture of `compute`; on a rank without a GPU a replay computes it again.
 
         Raises:
-            NotRepeatable: see `engine.gpu.launch.graph`.
+            NotRepeatable: the computation cannot be captured, see `engine.gpu.launch.graph`.
         """
         if self.backend.captures and not self.is_idle:
             return self.backend.capture(compute)
         from engine.gpu.decode.rank_capture import Recomputed
 
         found = Recomputed(lambda: self._anew(compute), is_idle=self.is_idle)
-        found.replay()  # others have parts of graphs, between which they meet this one
+        found.replay()  # takes part in the collectives between the graphs of other ranks
         return found
 
     def _anew(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
+        """Call `compute` and drop cached activations; return its result."""
         found = compute()
         self._forget()
         return found
 
     def repeat(self, token: int, n_past: int) -> Tensor | None:
-        """Run one token as the recorded one."""
+        """Replay the native recording for a token; return the logits."""
         assert self.recording is not None, "there is nothing to repeat"
         assert not isinstance(self.recording, Replay), "what was captured is started"
         self.begin(token, n_past)
         return self.recording.run()
 
     def restart(self, token: int, n_past: int) -> None:
-        """Start one token as the one that was captured."""
+        """Start the captured graph for a token."""
         self.begin(token, n_past)
         self.start()
 
     def start(self) -> None:
-        """The same where `begin` was called already."""
+        """Start the captured graph for the token that `begin` wrote."""
         assert isinstance(self.recording, Replay), "there is nothing to start"
         self.recording.start()
 
     def begin(self, token: int, n_past: int) -> None:
-        """Write what differs from token to token."""
+        """Write the inputs of a single token to memory: its id and its position."""
         self.token.fill_(token)
         self.context.begin(n_past, 1, 0)
 
     def _memory(self) -> Sequence[Tensor]:
-        """What kernels use beside what a pass allocates, as it is now."""
+        """Return the tensors that kernels use beside those that a pass allocates, as of now."""
         return [*self.backend.memory, *self.context.ops.memory]
 
     def _forget(self) -> None:
+        """Drop cached forms of the last activations."""
         self.backend.forget()
 
-    def let_go(self) -> None:
-        """Forget what holds on to weights and caches beside the places where they belong."""
+    def drop_references(self) -> None:
+        """Drop everything that refers to weights and caches besides modules and cache."""
         self.recording = None
         if self.micro_batches is not None:
             self.micro_batches.forget()
@@ -215,43 +225,43 @@ class Rank:
         self.backend.release()
 
     def close(self) -> None:
-        """End its threads; safe to call twice."""
+        """End the backend's threads; safe to call twice."""
         self.backend.close()
 
 
 def warm_rows(most: int) -> list[int]:
-    """Tokens at once that need, all together, every kernel that a pass on a GPU may start.
+    """Return batch sizes whose passes together start every kernel that any pass on a GPU may start.
 
-    How kernels are cut up changes at powers of two, if anywhere.
+    The choice of kernels changes only at powers of two.
 
     Args:
-        most: tokens of a pass.
+        most: largest number of tokens in a pass.
     """
     return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
 class Replay:
-    """Computes one more token as one was captured."""
+    """Recording of a rank whose token was captured."""
 
     def __init__(self, captured: Captured[Tensor | None]) -> None:
         self._captured = captured
 
     @property
     def is_whole(self) -> bool:
-        """Any thread may start it, see `engine.gpu.launch.graph.Captured`."""
+        """Whether any thread may start the replay, see `engine.gpu.launch.graph.Captured`."""
         return self._captured.is_whole
 
     def start(self) -> None:
-        """Start it on the device."""
+        """Start the replay on the device."""
         self._captured.replay()
 
     @property
     def result(self) -> Tensor | None:
-        """What it gave last; on a GPU in memory that the next one writes anew."""
+        """Logits of the last replay; on a GPU in memory that the next replay overwrites."""
         found = self._captured.result
         return found.clone() if found is not None and found.is_cpu else found
 
 
 def bytes_of(value: Weight | Tensor) -> int:
-    """Bytes of a slot's value."""
+    """Return the size of a slot's value in bytes."""
     return value.nbytes if isinstance(value, Tensor) else value.n_bytes

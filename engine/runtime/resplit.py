@@ -1,14 +1,14 @@
-"""A loaded model from one split to another, in the middle of a conversation.
+"""Re-split: a loaded model goes from one split to another in the middle of a conversation.
 
 Weights are read from the file again, but only those that a device did not hold in the same form
-before. Keys, values and recurrent states are carried over in their own bytes, layer by layer. What
-has been given up for that comes back if anything fails on the way.
+before. Keys, values and recurrent states are copied unchanged, layer by layer. If anything fails on
+the way, the old split is restored.
 
-A device never holds more weights, keys and values than the larger of what it holds before and
-after, and one block's beside them.
+A device never holds more weights, keys and values than the larger of its amounts before and after,
+plus those of one block.
 
-Heads that several ranks hold are taken from one of them. They are alike on all of them where these
-compute alike, as ranks of one kind do.
+KV heads that several ranks hold are copied from one of them; on ranks of one kind, which compute
+the same bits, they are equal.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Rank
 
 DOING = "to split the model anew"
+"""Purpose of the memory that a re-split takes, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Side:
     Attributes:
         ranks: its ranks, in order.
         executor: executor of these ranks.
-        explaining: returns the context to call them in, which explains failures.
+        explaining: returns a context that explains failures of the calls in it.
     """
 
     ranks: Sequence[Rank]
@@ -58,21 +59,30 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class TransferBlock:
-    """What is brought over together: indices into the slots and the states of a rank."""
+    """Unit of a transfer: a block of the model, or a tensor outside of all blocks.
+
+    Attributes:
+        slots: indices into `Rank.slots`.
+        states: indices into `Rank.states`.
+    """
 
     slots: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
 
 
 class Transfer:
-    """Fills the ranks of a new split and empties those of an old one.
+    """Transfer of weights and caches from the ranks of an old split to those of a new one.
 
     The new ranks have neither weights nor layers in their caches yet. After `run` they have all,
     and the old ones are to be closed; after `undo` it is the other way round.
 
     Args:
-        n_past: positions of keys and values that count.
-        on_progress: told of the bytes that are read from the file.
+        file: file of the model.
+        old: old split.
+        new: new split.
+        n_past: number of cached tokens to keep.
+        on_progress: called with the progress of reading the file.
+        is_cancelled: returns whether the user has asked to stop.
     """
 
     def __init__(
@@ -95,13 +105,13 @@ class Transfer:
         )  # fmt: skip
 
     def run(self) -> None:
-        """Bring everything over.
+        """Transfer everything.
 
         Raises:
-            EngineError: a device is full or lost, or it was cancelled; `undo` is to be called.
+            EngineError: a device is full or lost, or the user cancelled; call `undo` then.
         """
         for rank in self._old.ranks:
-            rank.let_go()
+            rank.drop_references()
         for (number, index), source in self._kept.items():
             rank, value = self._new.ranks[number], self._old.ranks[source].value(index)
             assert value is not None, "a rank that has a part of a tensor holds it"
@@ -109,18 +119,18 @@ class Transfer:
         while self._blocks:
             spare = {device: sum(n for *_, n in slots) for device, slots in self._spare.items()}
             place = next_move(self._moves, self._held, spare, self._limits)
-            self._bring(self._blocks.pop(place), self._moves.pop(place))
+            self._transfer(self._blocks.pop(place), self._moves.pop(place))
 
     def undo(self) -> None:
-        """Make the old ranks whole again; the new ones lose all.
+        """Restore the old ranks and empty the new ones.
 
         Raises:
-            EngineError: that could not be done, and neither side can be used.
+            EngineError: restoring failed, and neither side can be used.
         """
         for rank in self._new.ranks:
             for index in range(len(rank.slots)):
                 _set(rank, index, None)
-            rank.let_go()
+            rank.drop_references()
         trim_heap()
         for index in reversed(self._carried):
             self._carry(self._new, self._old, index)
@@ -133,7 +143,8 @@ class Transfer:
         with self._old.explaining():
             self._old.executor.run(load)
 
-    def _bring(self, block: TransferBlock, move: Move) -> None:
+    def _transfer(self, block: TransferBlock, move: Move) -> None:
+        """Load a block's weights on the new ranks and copy its states to them."""
         self._make_room(move)
 
         def load(number: int) -> None:
@@ -154,7 +165,7 @@ class Transfer:
             self._held[device] -= n_bytes
 
     def _make_room(self, move: Move) -> None:
-        """Free weights of the old split as far as the next block needs it."""
+        """Free as many weights of the old split as the next block needs."""
         n_on_heap = 0
         for device, n_bytes in move.adds.items():
             slots = self._spare.get(device, deque())
@@ -169,13 +180,14 @@ class Transfer:
             trim_heap()
 
     def _load(self, rank: Rank, indices: Sequence[int], progress: ByteProgress) -> None:
+        """Load a rank's parts of some slots from the file."""
         slots = [rank.slots[index] for index in indices]
         load_rank(
             self._file, slots, rank.number, rank.device, rank.storage, rank.backend, progress,
         )  # fmt: skip
 
     def _carry(self, source: Side, target: Side, index: int) -> None:
-        """Bring over what one layer remembers; if that fails, `source` still has all of it."""
+        """Move the state of one layer; if that fails, `source` still has all of it."""
         staying = _staying(source.ranks, target.ranks, index)
 
         def receive(number: int) -> None:
@@ -195,7 +207,7 @@ class Transfer:
         _drop(source.ranks, index)
 
     def _move(self, block: TransferBlock) -> Move:
-        """What a block takes on devices, and what caches give back."""
+        """Return the bytes that a block takes on devices, and those that old caches free."""
         adds: Counter[str] = Counter()
         drops: Counter[str] = Counter()
         for rank in self._new.ranks:
@@ -213,7 +225,7 @@ class Transfer:
         return Move(adds, drops)
 
     def _spare_slots(self) -> Mapping[str, deque[tuple[int, int, int]]]:
-        """What can be freed on each device at any time: rank, index of the slot, bytes."""
+        """Return the weights that can be freed at any time: (rank, slot, bytes) by device."""
         kept = {(source, index) for (_, index), source in self._kept.items()}
         spare: dict[str, deque[tuple[int, int, int]]] = defaultdict(deque)
         for block in self._blocks:
@@ -225,7 +237,7 @@ class Transfer:
         return spare
 
     def _file_bytes(self) -> int:
-        """Bytes of the file that the new ranks have to read."""
+        """Return the number of file bytes that the new ranks have to read."""
         return sum(
             packed_bytes(slot, piece)
             for rank in self._new.ranks
@@ -236,11 +248,13 @@ class Transfer:
 
 
 def copy_state(sources: Sequence[Rank], rank: Rank, index: int, n_past: int) -> None:
-    """Copy what a layer remembers from other ranks to one of another cut, without a change.
+    """Copy a rank's part of a layer's state unchanged from the ranks of another split.
 
     Args:
-        index: of the layer's state in `Rank.states`.
-        n_past: positions of keys and values that count; recurrent states are copied whole.
+        sources: ranks of the other split.
+        rank: rank to copy to.
+        index: index of the layer's state in `Rank.states`.
+        n_past: number of cached tokens to copy; recurrent states are copied whole.
     """
     state = rank.states[index]
     order = sorted(range(len(sources)), key=lambda number: sources[number].device != rank.device)
@@ -260,13 +274,17 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, n_past: int) -> 
 
 
 def _counting(tensor: Tensor, start: int, n: int, state: object, n_past: int) -> Tensor:
-    """Some units, as far as they count."""
+    """Return a view of some heads: of keys and values only the first `n_past` positions."""
     units = tensor[start : start + n]
     return units[:, :n_past] if isinstance(state, KVState) else units
 
 
 def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int], int]:
-    """What new ranks hold just as an old one on their device: (rank, slot) to the old rank."""
+    """Return the values that new ranks take from an old one on their device.
+
+    Returns:
+        The number of the old rank, by the new rank's number and the index of the slot.
+    """
     kept: dict[tuple[int, int], int] = {}
     for index in range(len(new[0].slots)):
         holders: dict[object, list[int]] = defaultdict(list)
@@ -280,7 +298,7 @@ def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int
 
 
 def _form(rank: Rank, index: int) -> object:
-    """Equal for ranks whose values of a slot are the same, bit for bit; None without a part."""
+    """Return a key, equal for ranks with the same bits of a slot; None without a part."""
     slot = rank.slots[index]
     pieces = slot_pieces(slot, rank.number)
     if not pieces:
@@ -291,7 +309,11 @@ def _form(rank: Rank, index: int) -> object:
 
 
 def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict[int, int]:
-    """Which target ranks remember just what a source rank on their device does: to that one."""
+    """Return the target ranks that can take a source rank's whole state of a layer.
+
+    Returns:
+        The number of the source rank, on the same device, by the number of the target rank.
+    """
     holders: dict[object, list[int]] = defaultdict(list)
     for rank in source:
         holders[rank.context.cache.memory_key(rank.states[index])].append(rank.number)
@@ -304,7 +326,7 @@ def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict
 
 
 def _blocks(rank: Rank) -> list[TransferBlock]:
-    """The blocks of a model, and each tensor outside of them by itself."""
+    """Return the units of a transfer: the model's blocks, then each tensor outside of them."""
     blocks = [TransferBlock() for _ in rank.model.blk]
     others: list[TransferBlock] = []
     for index, slot in enumerate(rank.slots):
@@ -320,7 +342,7 @@ def _blocks(rank: Rank) -> list[TransferBlock]:
 
 
 def _held(ranks: Sequence[Rank]) -> Counter[str]:
-    """Bytes of weights and caches on each device, when all is there."""
+    """Return the bytes of weights and caches on each device when everything is loaded."""
     held: Counter[str] = Counter()
     for rank in ranks:
         held[str(rank.device)] += sum(_planned(rank, i) for i in range(len(rank.slots)))
@@ -330,18 +352,22 @@ def _held(ranks: Sequence[Rank]) -> Counter[str]:
 
 
 def _planned(rank: Rank, index: int) -> int:
+    """Return the bytes of a rank's part of a slot."""
     return held_bytes(rank.slots[index], rank.number, rank.storage)
 
 
 def _count_state(total: Counter[str], rank: Rank, index: int) -> None:
+    """Add the bytes of a rank's part of a state to its device's total."""
     device, n_bytes = rank.context.cache.room(rank.states[index])
     total[str(device)] += n_bytes
 
 
 def _drop(ranks: Sequence[Rank], index: int) -> None:
+    """Free a layer's state on all ranks."""
     for rank in ranks:
         rank.context.cache.drop(rank.states[index])
 
 
 def _set(rank: Rank, index: int, value: Weight | Tensor | None) -> None:
+    """Set a rank's part of a slot's tensor."""
     setattr(rank.slots[index].owner, rank.slots[index].attribute, value)

@@ -1,4 +1,4 @@
-"""A loaded model on its ranks: one forward pass at a time, and what it takes in memory."""
+"""A loaded model whose ranks are threads of this process, and its memory use."""
 
 from __future__ import annotations
 
@@ -49,20 +49,26 @@ log = logging.getLogger(__name__)
 
 
 class ThreadRuntime:
-    """All ranks of one model.
+    """A `Runtime` whose ranks are threads of this process.
 
     Args:
-        on_progress: called from several threads, one at a time.
-        is_cancelled: asked between chunks of weights.
-        donor: a runtime of the same file with another split, from which this one takes weights and
-            the first `n_past` positions of the cache. It is closed, or if this one fails, goes on
-            as before.
+        file: file of the model.
+        params: parameters of the load.
+        on_progress: called with the progress, from several threads, one at a time.
+        is_cancelled: returns whether the user has asked to stop; asked between chunks of weights.
+        donor: runtime of the same file with another split, from which this one takes weights and
+            the first `n_past` positions of the cache. It is closed at the end; if this one fails,
+            it stays usable.
+        n_past: number of cached tokens to take from `donor`.
 
     Attributes:
-        n_threads: CPU threads of all ranks together.
-        threads_per_rank: of each of them.
-        group: where ranks that are threads of this process meet.
-        runner: what computes tokens on all ranks.
+        devices: device of each rank.
+        directions: control vectors' sum for each layer, by the layer's number.
+        plan: placement and predicted memory of the model.
+        n_threads: number of CPU threads of all ranks together.
+        threads_per_rank: number of CPU threads of each rank.
+        group: group in which the ranks exchange values.
+        runner: runner of forward passes on all ranks.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -115,6 +121,7 @@ class ThreadRuntime:
         self._watch_memory()
 
     def _start_threads(self, params: LoadParams) -> None:
+        """Make the group, the executor with its threads, and the runner."""
         self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
         self.group = make_group(self.plan, self.devices, params)
@@ -125,26 +132,27 @@ class ThreadRuntime:
 
     @property
     def kinds(self) -> list[str]:
-        """What the device of each rank is; those of a kind round alike."""
+        """Kind of each rank's device; ranks of one kind compute the same bits."""
         return [kind_of(device) for device in self.devices]
 
     @property
     def ranks(self) -> list[Rank]:
-        """In their order; empty once closed."""
+        """Ranks of the model, in order; empty once closed."""
         return self.runner.ranks
 
     @property
-    def stream(self) -> TokenSource | None:
-        """Draws tokens where they are computed; None where the host draws all."""
-        return self.runner.stream
+    def token_source(self) -> TokenSource | None:
+        """Source of tokens sampled where they are computed; None if the host samples all."""
+        return self.runner.token_source
 
-    @stream.setter
-    def stream(self, source: TokenSource | None) -> None:
-        self.runner.stream = source
+    @token_source.setter
+    def token_source(self, source: TokenSource | None) -> None:
+        self.runner.token_source = source
 
     def _load(
         self, builder: RankBuilder, on_progress: ProgressSink, is_cancelled: IsCancelled
     ) -> None:
+        """Load all ranks' weights from the file, and warm up."""
         stop = threading.Event()
         progress = ByteProgress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
@@ -162,10 +170,10 @@ class ThreadRuntime:
         self._steer()
         with self._explaining("to compute the first tokens"):
             self.runner.warm_up(self.n_batch)
-        self.runner.draw_on_device(0)
+        self.runner.sample_on_device(0)
 
     def _steer(self) -> None:
-        """Show the ranks what control vectors add."""
+        """Copy the control vectors' directions to the ranks' devices."""
         for rank in self.ranks:
             rank.context.directions = {
                 layer: torch.from_numpy(direction).to(rank.device)
@@ -176,10 +184,10 @@ class ThreadRuntime:
         self, donor: ThreadRuntime, n_past: int, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
-        """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
-        if donor.stream is not None:
-            donor.stream.stop()
-            donor.stream = None
+        """Take over the donor's weights and cache; no forward pass may be under way there."""
+        if donor.token_source is not None:
+            donor.token_source.stop()
+            donor.token_source = None
         with self._explaining(DOING):
             self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(
@@ -196,11 +204,12 @@ class ThreadRuntime:
         donor.close()
 
     def _side(self) -> Side:
+        """Return this runtime as one side of a transfer."""
         return Side(self.ranks, self.runner.executor, lambda: self._explaining(DOING))
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
-        """Have again what was given away in vain."""
-        self.runner.forget()
+        """Take back what a failed re-split has taken; close this runtime if that fails, too."""
+        self.runner.drop_recordings()
         try:
             transfer.undo()
         except BaseException:  # noqa: BLE001 the first failure is the one to tell
@@ -209,7 +218,11 @@ class ThreadRuntime:
                 error.hint = "The old split could not be restored either: load the model again."
 
     def returned(self, free: Mapping[str, int]) -> dict[str, int]:
-        """Free memory by device, once what this model holds is free as well."""
+        """Return the free memory of each device as it will be once this model is freed.
+
+        Args:
+            free: free bytes now, by device.
+        """
         total = dict(free)
         for rank in self.ranks:
             held, device = rank.held, str(rank.device)
@@ -219,9 +232,11 @@ class ThreadRuntime:
         return total
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones.
+        """Run tokens after `n_past` cached ones and return their logits.
 
         Args:
+            ids: ids of the tokens.
+            n_past: number of cached tokens.
             first_logit: index into `ids` of the first token whose logits are wanted.
 
         Returns:
@@ -240,58 +255,60 @@ class ThreadRuntime:
         return logits
 
     def kernel_s(self) -> list[float] | None:
-        """Seconds that each rank has spent in kernels so far; None if one has none, or no clock."""
+        """Return each rank's seconds in kernels so far; None unless all ranks measure them."""
         found = [rank.backend.kernel_s for rank in self.ranks]
         known = [seconds for seconds in found if seconds is not None]
         return known if len(known) == len(self.devices) else None
 
     def save_recurrent(self) -> None:
-        """Keep a copy of all recurrent states as they are now."""
+        """Save a copy of all recurrent states, in place of an earlier one."""
         ranks = self.ranks
         with self._explaining("to keep a state"):
             self.runner.executor.run(lambda rank: ranks[rank].context.cache.save())
 
     def restore_recurrent(self) -> None:
-        """Go back to the copy of the recurrent states."""
+        """Restore all recurrent states from the saved copy."""
         ranks = self.ranks
         with self._explaining("to go back to a state"):
             self.runner.executor.run(lambda rank: ranks[rank].context.cache.restore())
 
     @contextmanager
     def _explaining(self, doing: str) -> Iterator[None]:
-        """Turn a failure to allocate into a sentence; after any failure drop the recordings.
+        """Turn running out of memory into `OutOfDeviceMemory`; drop recordings after any failure.
 
-        Recorded collectives are of no use then. If a rank is lost, close the model.
+        The collectives in them cannot be replayed after a failure. If a rank is lost, the runtime
+        is closed.
 
         Args:
             doing: what the memory is needed for, such as "to load the model".
         """
         if torch.get_num_threads() != self.threads_per_rank:
-            torch.set_num_threads(self.threads_per_rank)  # torch's own, for all models
+            torch.set_num_threads(self.threads_per_rank)  # torch has one setting for all models
         try:
             yield
         except RankOutOfMemory as error:
-            self.runner.forget()
+            self.runner.drop_recordings()
             raise self._out_of_memory(error.rank, doing) from None
         except BaseException:
-            self.runner.forget()
+            self.runner.drop_recordings()
             if self.runner.executor.lost:
                 self.close()
             raise
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
+        """Return the error that a rank's device is full."""
         device = self.plan.devices[rank].device
         free = free_bytes([device])[device]
         needed = max(self.plan.devices[rank].memory.total, free + 1)
         return OutOfDeviceMemory(device, needed, free, doing)
 
     def memory(self) -> list[DeviceMemory]:
-        """Bytes of each rank.
+        """Return the predicted and the measured bytes of each rank.
 
         Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
-        beyond those since the load (on CUDA the allocator's, on the CPU the growth of this
-        process without what is new of the KV cache), divided among the ranks of a device in
-        proportion to what was predicted.
+        beyond those since the load: on CUDA the allocator's, on the CPU the growth of this process
+        without newly used pages of the KV cache. It is divided among the ranks of a device in
+        proportion to the predictions.
         """
         result = []
         for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
@@ -304,10 +321,11 @@ class ThreadRuntime:
         return result
 
     def _on(self, device: str) -> list[DevicePlan]:
+        """Return the plans of the ranks on a device."""
         return [d for d in self.plan.devices if d.device == device]
 
     def _watch_memory(self) -> None:
-        """Begin to measure what is taken beyond weights and cache."""
+        """Start measuring the memory used beyond weights and cache."""
         release_cached_memory(self.devices)
         self._resident, self._cached_at_load = ResidentPeak(), self._cached_bytes()
         for device in {d for d in self.devices if d.type == "cuda"}:
@@ -315,14 +333,14 @@ class ThreadRuntime:
             self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
 
     def _measured_compute(self, device: str) -> int:
-        """Bytes of all ranks on a physical device together."""
+        """Return the measured compute bytes of all ranks on a device together."""
         if device == "cpu":
             assert self._resident is not None, "it is made at the end of a load"
             return max(0, self._resident.growth - self._cached_bytes() + self._cached_at_load)
         return int(torch.cuda.max_memory_allocated(device)) - self._allocated_at_load[device]
 
     def _cached_bytes(self) -> int:
-        """Of the caches in the host's memory, what was used so far: it is given by the page."""
+        """Return the bytes of the caches' pages in host memory that were used so far."""
         tensors = [x for r in self.ranks for layer in r.context.cache.layers for x in layer.held()]
         return sum(
             resident_bytes(x.data_ptr(), x.nbytes) for x in tensors if x.device.type == "cpu"
@@ -331,7 +349,7 @@ class ThreadRuntime:
     def close(self) -> None:
         """Free everything; safe to call twice.
 
-        What a lost rank uses is freed when its thread comes back.
+        What a lost rank uses is freed when its thread returns.
         """
         self._finalizer()
         self.runner.close()
@@ -346,7 +364,7 @@ def open_runtime(
     file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
     donor: ThreadRuntime | None = None, n_past: int = 0,
 ) -> ThreadRuntime:  # fmt: skip
-    """A `ThreadRuntime`; without the kernels of a GPU where they cannot be compiled after all."""
+    """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference."""
     while True:
         try:
             return ThreadRuntime(file, params, on_progress, is_cancelled, donor, n_past)
@@ -356,7 +374,7 @@ def open_runtime(
 
 
 def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
-    """What the control vectors add after each layer."""
+    """Return the control vectors' sum for each layer, by the layer's number."""
     return read_control_vectors(
         params.control_vectors, params.control_layers, hp.n_embd, hp.n_layer
     )

@@ -1,6 +1,6 @@
-"""Where a token's time goes on each rank: computing, waiting for the others, and what is left.
+"""Times of a token on each rank: computing, waiting for other ranks, and the rest.
 
-Read off clocks that run anyway, so a sample costs some microseconds.
+They are read from clocks that run anyway, so a measurement costs some microseconds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Seconds of one rank.
+    """Times of one rank for one token.
 
     Attributes:
-        computed_s: in kernels.
-        waited_s: for other ranks, until all have met and their sum is there.
+        computed_s: seconds spent in kernels.
+        waited_s: seconds spent waiting for other ranks in collectives.
     """
 
     computed_s: float
@@ -32,11 +32,13 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """One token.
+    """Times of one token.
 
     Attributes:
-        position: its place in the context.
-        seconds: from its id to its logits; what a rank neither computes nor waits is Python's.
+        position: position of the token in the context.
+        seconds: seconds from its id to its logits; a rank that neither computes nor waits is in
+            Python code.
+        ranks: times of each rank, in rank order.
     """
 
     position: int
@@ -46,11 +48,13 @@ class TokenTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel, or kind of copy, on one device; per token.
+    """Time of one kernel, or one kind of copy, on one device, per token.
 
     Attributes:
-        count: starts.
-        seconds: of all of them together.
+        device: id of the device.
+        name: name of the kernel.
+        count: number of starts.
+        seconds: seconds of all starts together.
     """
 
     device: str
@@ -61,11 +65,11 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimes:
-    """What GPUs did for a token, on average.
+    """Average times of a token on the GPUs.
 
     Attributes:
-        kernels: the longest first.
-        busy_s: seconds in which something ran, by device.
+        kernels: times of the kernels, the longest first.
+        busy_s: seconds in which anything ran on a device, by the device's id.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -73,7 +77,12 @@ class GpuTimes:
 
 
 class _Clock(NamedTuple):
-    """Seconds of one rank so far; `worked_s` is None where only waiting is known."""
+    """Clock readings of one rank.
+
+    Attributes:
+        worked_s: seconds spent in kernels so far; None if nothing measures them.
+        waited_s: seconds spent waiting for other ranks so far.
+    """
 
     worked_s: float | None
     waited_s: float
@@ -82,13 +91,16 @@ class _Clock(NamedTuple):
 def timed(
     runtime: Runtime, position: int, compute: Callable[[], T], begun: float | None = None
 ) -> tuple[T, TokenTimes]:
-    """Compute a token on a runtime and say what took how long.
+    """Compute a token on a runtime; return the result and its times.
 
-    On ranks without a clock for their kernels (GPUs, the reference) all that is not waiting counts
-    as computing.
+    On ranks whose kernels are not timed (GPUs, the reference) all time but waiting counts as
+    computing.
 
     Args:
-        begun: when it began, in seconds of `time.perf_counter`, if that was before.
+        runtime: the runtime.
+        position: position of the token in the context.
+        compute: computes the token.
+        begun: start of the token, in seconds of `time.perf_counter`; None for now.
     """
     before = [_clock(rank) for rank in runtime.ranks]
     start = time.perf_counter() if begun is None else begun
@@ -100,11 +112,13 @@ def timed(
 
 
 def _clock(rank: Rank) -> _Clock:
+    """Read a rank's clocks."""
     waited = rank.context.waited_s
     return _Clock(rank.backend.kernel_s, waited + rank.backend.waited_s)
 
 
 def _times(before: _Clock, after: _Clock, seconds: float) -> RankTimes:
+    """Return a rank's times between two readings that are `seconds` apart."""
     waited = min(seconds, after.waited_s - before.waited_s)
     if before.worked_s is None or after.worked_s is None:
         return RankTimes(seconds - waited, waited)

@@ -49,7 +49,7 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
     executor = new_executor(group.devices, group)
     made = TokenStream([step(rank) for rank in members], executor, group.one_shots, ahead=1)
     made.prepare()
-    runtime.stream = made
+    runtime.token_source = made
     runtime.reset()
     return runtime
 
@@ -58,7 +58,7 @@ def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
     """Give a runtime a prepared token stream."""
     made = TokenStream([step_of(runtime)], executor_of(runtime), ahead=ahead)
     made.prepare()
-    runtime.stream = made
+    runtime.token_source = made
     runtime.reset()
     return made
 

@@ -44,7 +44,7 @@ class ToyRuntime:
             torch.zeros(1, dtype=torch.int64, device=device) for _ in range(3)
         )
         self.spoilt = torch.zeros(n_vocab, device=device)
-        self.stream: TokenSource | None = None
+        self.token_source: TokenSource | None = None
 
     def reset(self) -> None:
         """Hold nothing that anyone could use."""
@@ -123,7 +123,7 @@ class SplitToy:
         self.n_computed, self.spoilt = first.n_computed, first.spoilt
         for toy in self.toys:
             toy.spoilt = self.spoilt
-        self.stream: TokenSource | None = None
+        self.token_source: TokenSource | None = None
         shares = [rank != 1 or n_ranks < 3 for rank in range(n_ranks)]
         stops = [first.hp.n_vocab * sum(shares[: n + 1]) // sum(shares) for n in range(n_ranks)]
         self.own = [range(*span) for span in zip([0, *stops[:-1]], stops, strict=True)]

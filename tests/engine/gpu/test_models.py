@@ -40,7 +40,7 @@ def singly(model: Model, ids: list[int]) -> np.ndarray:
 
 
 def never_repeated(model: Model) -> None:
-    model.runtime.runner.forget()
+    model.runtime.runner.drop_recordings()
     model.runtime.runner.n_single = 1000
 
 
@@ -85,9 +85,9 @@ def test_layers_on_different_ranks_sample_together(tmp_path: Path) -> None:
 
 def check_drawing(model: Model) -> None:
     """Check that device and host, replayed and computed, sample the same tokens."""
-    assert model.runtime.stream is not None, [rank.refusal for rank in model.runtime.ranks]
+    assert model.runtime.token_source is not None, [rank.refusal for rank in model.runtime.ranks]
     sampled = [answer(model, temperature=0), answer(model, **RANDOM)]
-    model.runtime.stream = None
+    model.runtime.token_source = None
     assert [answer(model, temperature=0), answer(model, **RANDOM)] == sampled
     repeated = singly(model, IDS[:2])
     assert all(rank.recording for rank in model.runtime.ranks)
@@ -144,7 +144,7 @@ def test_what_is_another_token_when_repeated_is_computed(
     with load_model(path, n_ctx=32) as model:
         (rank,) = model.runtime.ranks
         assert "something else" in rank.refusal
-        assert model.runtime.stream is None
+        assert model.runtime.token_source is None
         found = model.runtime.forward(IDS[:1], 0, 0)
         assert rank.recording is None
         assert np.array_equal(found, model.logits(IDS[:1]))
@@ -160,7 +160,7 @@ def test_where_one_shot_sums_fail_at_first_hosts_add_up(
         monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
         assert model.runtime.runner.one_shots is None
         assert all(rank.recording and not rank.refusal for rank in model.runtime.ranks)
-        assert model.runtime.stream is None, "candidates go by one-shot all-reduces, too"
+        assert model.runtime.token_source is None, "candidates go by one-shot all-reduces, too"
         repeated = singly(model, IDS[:2])
         never_repeated(model)
         assert np.array_equal(singly(model, IDS[:2]), repeated)
@@ -184,7 +184,7 @@ def test_a_rank_on_the_cpu_meets_parts_of_graphs(
     with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
         replays = [rank.recording for rank in model.runtime.ranks]
         assert [isinstance(x, Replay) and x.is_whole for x in replays] == [False, False]
-        assert model.runtime.stream is None
+        assert model.runtime.token_source is None
         found = singly(model, IDS[:3])
         never_repeated(model)
         assert np.array_equal(singly(model, IDS[:3]), found)
@@ -243,9 +243,11 @@ def test_after_another_split_the_devices_sample_again(split: list[int], path: Pa
         expected = answer(model, temperature=0)
         for parts in (split, [1]):
             model.resplit(parts, devices=["cpu"] * len(parts))
-            assert model.runtime.stream is None
+            assert model.runtime.token_source is None
             assert answer(model, temperature=0) == expected
-            assert model.runtime.stream is not None, "the device samples behind the first token"
+            assert model.runtime.token_source is not None, (
+                "the device samples behind the first token"
+            )
 
 
 def test_a_kernel_that_cannot_be_compiled_is_done_without(

@@ -50,12 +50,12 @@ def singly(model: Model, ids: list[int]) -> np.ndarray:
 def test_they_capture_a_token_whole_and_give_what_computing_gives(split: Model) -> None:
     passes = split.runtime.runner
     assert passes.is_captured_whole, [rank.refusal for rank in split.runtime.ranks]
-    assert split.runtime.stream is not None
+    assert split.runtime.token_source is not None
     streams = {torch.cuda.current_stream().cuda_stream}
     streams |= {stream.cuda_stream for stream in passes.executor._streams if stream is not None}
     assert len(streams) == len(split.runtime.ranks) + 1
     repeated = singly(split, IDS)
-    passes.forget()
+    passes.drop_recordings()
     passes.n_single = 1000
     assert np.array_equal(singly(split, IDS), repeated)
 
@@ -91,4 +91,4 @@ def test_another_split_and_back(path: Path) -> None:
         for n in (2, 3, 1):
             model.resplit([1] * n, devices=["cuda:0"] * n)
             assert answer(model, temperature=0) == expected
-            assert model.runtime.stream is not None
+            assert model.runtime.token_source is not None

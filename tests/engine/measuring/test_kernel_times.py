@@ -86,7 +86,7 @@ class FakeRuntime:
         self.devices = [torch.device("cuda:0")]
         self.ranks: list[object] = []
         self.hp = SimpleNamespace(n_vocab=100)
-        self.stream: SimpleNamespace | None = None
+        self.token_source: SimpleNamespace | None = None
 
     def _start(self, token: int, position: int) -> None:
         self.starts.append((token, position))
@@ -151,12 +151,12 @@ def test_where_a_device_draws_it_draws_for_the_benchmark(monkeypatch: pytest.Mon
         nonlocal now
         asked.append((token, n_left))
         now += 1.0
-        runtime.stream.waited_s += 0.75
+        runtime.token_source.waited_s += 0.75
         return np.eye(100, dtype=np.float32)[9] if n_left == 2 else 20 + n_left
 
     runtime: Any = FakeRuntime()
     runtime.kernel_s = lambda: None
-    runtime.stream = SimpleNamespace(waited_s=5.0)
+    runtime.token_source = SimpleNamespace(waited_s=5.0)
     session: Any = SimpleNamespace(
         begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: None, follow=follow
     )

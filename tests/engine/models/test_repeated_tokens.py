@@ -32,7 +32,7 @@ def are_recorded(model: Model) -> bool:
 
 def never_recorded(model: Model) -> None:
     """Compute all tokens from now on, without capture."""
-    model.runtime.runner.forget()
+    model.runtime.runner.drop_recordings()
     model.runtime.runner.n_single = 1000
 
 
@@ -174,7 +174,7 @@ def test_a_rank_that_fails_is_an_error_and_then_forgotten(
 
 def test_impatient_ranks_sleep_and_wake(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = singly(model, IDS)
-    model.runtime.runner.forget()
+    model.runtime.runner.drop_recordings()
     monkeypatch.setattr("engine.parallel.meeting.SPIN_TURNS", 1)
     found = singly(model, IDS * 3)
     assert are_recorded(model)

@@ -47,7 +47,7 @@ def test_who_is_quick_waits_for_who_is_slow(
 ) -> None:
     slow = model.runtime.ranks[1]
     if how == "computed":
-        model.runtime.runner.forget()
+        model.runtime.runner.drop_recordings()
         model.runtime.runner.n_single = 100
     tokens(model, 3)
     name = "repeat" if slow.recording else "compute"

@@ -212,7 +212,7 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
     """And the stream tells that before anyone hears of it, so that all is forgotten."""
     ahead = split_toy(3, device)
     runtime: Any = ahead
-    stream, failed = ahead.stream, []
+    stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
     stream._on_failure = lambda: failed.append(1)
     assert told(answer(runtime, SamplingParams(temperature=0, max_tokens=2)))
@@ -230,7 +230,7 @@ def test_a_kernel_that_waited_in_vain_is_an_error(
 ) -> None:
     """It is an error even if the ring has a token, sampled from unknown numbers."""
     ahead = split_toy(2, device)
-    stream, failed = ahead.stream, []
+    stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
     stream._on_failure = lambda: failed.append(1)
     assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
@@ -245,7 +245,7 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = split_toy(2, device)
-    stream, failed = ahead.stream, []
+    stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
     stream._on_failure = lambda: failed.append(1)
     assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
@@ -318,7 +318,7 @@ def test_answers_in_turn_share_a_stream(device: str) -> None:
 
 def test_it_is_captured_where_an_answer_begins_if_not_before(device: str) -> None:
     host, ahead = toy(device), toy(device)
-    ahead.stream = TokenStream([step_of(ahead)], executor_of(ahead))
+    ahead.token_source = TokenStream([step_of(ahead)], executor_of(ahead))
     params = SamplingParams(**RANDOM, max_tokens=5)
     assert told(answer(host, params)) == told(answer(ahead, params))
 
@@ -344,7 +344,7 @@ def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.Mon
 
 def test_a_device_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = toy("cpu", 1)
-    source = runtime.stream
+    source = runtime.token_source
     assert isinstance(source, TokenStream)
     assert source.serve(Sampler(SamplingParams(temperature=0)), [])
     runtime.forward(PROMPT, 0, 0)
@@ -387,8 +387,8 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
             SamplingParams(seed=2, max_tokens=16, temperature=1.5, repeat_penalty=1.1),
             SamplingParams(temperature=0, max_tokens=16),
         ):
-            runtime.stream = None
+            runtime.token_source = None
             wanted = list(model.generate("One day", params))
-            runtime.stream = ahead
+            runtime.token_source = ahead
             assert ids_of(list(model.generate("One night", params))) != ids_of(wanted)
             assert ids_of(list(model.generate("One day", params))) == ids_of(wanted)
