@@ -1,4 +1,4 @@
-"""The parts models are declared with: matrices, norms, FFNs, experts, blocks, and their sizes.
+"""Building blocks of model declarations: matrices, norms, FFNs, experts, blocks, and their sizes.
 
 Imports no implementation of the arithmetic and no torch at run time.
 """

@@ -1,4 +1,4 @@
-"""Layers of a model: a mixer, an FFN or experts, or both, in the arrangements that occur."""
+"""Blocks of a model: a mixer, an FFN or experts, or both, in the arrangements that occur."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Block(Module, ABC):
     """One layer of a model.
 
     Attributes:
-        norm_type: of the norms in front of its parts.
-        layer: its index.
-        split: how its parts are cut; ranks outside `split.group` never see it.
+        norm_type: class of the norms in front of its parts.
+        layer: index of the layer.
+        split: cuts of its parts over ranks; ranks outside `split.group` never compute it.
     """
 
     norm_type: ClassVar[type[Norm]] = RMSNorm
@@ -44,11 +44,11 @@ class Block(Module, ABC):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """The sizes by which block `layer` is cut; without any, no rank sees it."""
+        """Return the sizes by which block `layer` is cut; without any, no rank computes it."""
         return BlockDims()
 
     def reduces(self) -> tuple[int, ...]:
-        """How often the ranks of its group meet, for each thing that it adds to the stream."""
+        """Return the number of all-reduces for each value added to the residual stream."""
         return ()
 
     @abstractmethod
@@ -56,30 +56,30 @@ class Block(Module, ABC):
         """Map the residual stream x (T, n_embd) to the next block's."""
 
     def norm(self) -> Norm:
-        """A norm of the residual stream, on all ranks of the block."""
+        """Return a new norm of the residual stream, on all ranks of the block."""
         return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
 
     @property
     def first_norm(self) -> Norm | None:
-        """What reads the residual stream first, if that is a norm."""
+        """First reader of the residual stream in the block, if that is a norm."""
         return None
 
     @property
     def next_norm(self) -> Norm | None:
-        """What reads the residual stream behind the block first, as far as is known."""
+        """Norm that reads the residual stream next after the block, if known."""
         return self._next_norm[0]
 
     def precede(self, following: Block) -> None:
-        """Learn which block comes next; its first norm may be computed with what this one adds."""
+        """Set the block that comes next; its first norm may be computed with this block's sum."""
         if following.split.group == self.split.group:
             self._next_norm = (following.first_norm,)
 
 
 class MixerBlock(Block):
-    """`x + mixer(norm(x))`.
+    """Block of a mixer alone: `x + mixer(norm(x))`.
 
     Attributes:
-        mixer_type: what lets tokens see each other.
+        mixer_type: class of the mixer.
     """
 
     mixer_type: ClassVar[type[Mixer]] = Attention
@@ -104,19 +104,19 @@ class MixerBlock(Block):
         return ctx.all_reduce_add(x, self.mix(x, ctx), self.next_norm)
 
     def mix(self, x: Tensor, ctx: Context) -> Addend:
-        """What the mixer adds to the residual stream."""
+        """Return what the mixer adds to the residual stream."""
         return Addend(self.mixer(self.attn_norm(x, ctx), ctx), self.mixer.bias)
 
 
 class FFNBlock(Block):
-    """`x + ffn(norm(x))`, or experts in place of the FFN.
+    """Block of an FFN alone, `x + ffn(norm(x))`, or of experts in its place.
 
     Attributes:
-        act: between the matrices of FFN and experts.
-        is_gated: FFN and experts have a gate.
-        gating: how the router's logits become scores, unless the file says.
-        normalises_experts: the weights of the chosen experts are divided by their sum, unless the
-            file says.
+        act: activation between the matrices of FFN and experts.
+        is_gated: whether FFN and experts have a gate.
+        gating: function from the router's logits to scores, unless the file has one.
+        normalises_experts: whether the weights of the chosen experts are divided by their sum,
+            unless the file says.
     """
 
     act: ClassVar[Activation] = SILU
@@ -142,21 +142,21 @@ class FFNBlock(Block):
         return (1 + self.ffn.n_reduce,)
 
     def make_ffn(self) -> FFN | MoE:
-        """Routed experts where the layer has them, else one FFN."""
+        """Return routed experts if the layer has them, else one FFN."""
         return self.make_experts() if self.hp.n_ff_exp[self.layer] else self.make_dense()
 
     def make_dense(self) -> FFN:
-        """The FFN of a layer without experts."""
+        """Return the FFN of a layer without experts."""
         hp, split, n_ff = self.hp, self.split, self.hp.n_ff[self.layer]
         return FFN(hp.n_embd, n_ff, split.ffn, split.group, self.act, is_gated=self.is_gated)
 
     def make_experts(self) -> MoE:
-        """Routed experts, and the shared one if there is one."""
+        """Return the routed experts, with the shared one if there is one."""
         hp, split, layer, routing = self.hp, self.split, self.layer, self.routing()
         return MoE(hp, split, layer, routing, self.act, is_gated=self.is_gated)
 
     def routing(self) -> Routing:
-        """How tokens find their experts."""
+        """Return the rule by which the router chooses experts."""
         return read_routing(self.hp, self.gating, normalise=self.normalises_experts)
 
     @property
@@ -167,14 +167,14 @@ class FFNBlock(Block):
         return ctx.all_reduce_add(x, self.feed(x, ctx), self.next_norm)
 
     def feed(self, x: Tensor, ctx: Context) -> Addend:
-        """What the FFN adds to the residual stream."""
+        """Return what the FFN adds to the residual stream."""
         return Addend(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
 
 
 class TransformerBlock(FFNBlock, MixerBlock):
-    """`x + mixer(norm(x))`, then `x + ffn(norm(x))`; one all_reduce each.
+    """Common block: `x + mixer(norm(x))`, then `x + ffn(norm(x))`; one all-reduce each.
 
-    A variant names another mixer or activation, or overrides `mix`, `feed` or what makes the FFN.
+    A variant names another mixer or activation, or overrides `mix`, `feed` or `make_ffn`.
     """
 
     def reduces(self) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class TransformerBlock(FFNBlock, MixerBlock):
 
 
 class ParallelBlock(TransformerBlock):
-    """`x + mixer(norm(x)) + ffn(norm(x))`: both read the same stream, so one all_reduce does.
+    """Parallel block, `x + mixer(norm(x)) + ffn(norm(x))`: one all-reduce sums both.
 
     There is one norm for both; a variant with two overrides `ffn_input`.
     """
@@ -203,7 +203,12 @@ class ParallelBlock(TransformerBlock):
         return (1 + self.mixer.n_reduce + self.ffn.n_reduce,)
 
     def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
-        """What the FFN reads, of the stream x and what the mixer reads."""
+        """Return the FFN's input.
+
+        Args:
+            x: the residual stream, (T, n_embd).
+            normed: the mixer's input, (T, n_embd).
+        """
         return normed
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -217,7 +222,7 @@ class ParallelBlock(TransformerBlock):
 
 
 class TwoNormParallelBlock(ParallelBlock):
-    """`x + mixer(norm(x)) + ffn(norm'(x))`."""
+    """Parallel block with two norms: `x + mixer(norm(x)) + ffn(norm'(x))`."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -228,7 +233,7 @@ class TwoNormParallelBlock(ParallelBlock):
 
 
 class PostNormBlock(TransformerBlock):
-    """`x + norm(mixer(x))`, then `x + norm(ffn(x))`: what is added is normalised (OLMo 2)."""
+    """Block with norms behind its parts: `x + norm(mixer(x))`, then `x + norm(ffn(x))` (OLMo 2)."""
 
     tensor_names: ClassVar = {"attn_norm": "post_attention_norm", "ffn_norm": "post_ffw_norm"}
 
@@ -248,7 +253,10 @@ class PostNormBlock(TransformerBlock):
 
 
 class SandwichBlock(TransformerBlock):
-    """`x + norm'(mixer(norm(x)))`, then the same with the FFN (CogView, arXiv 2105.13290)."""
+    """Block with norms before and behind its parts (CogView, arXiv 2105.13290).
+
+    `x + norm'(mixer(norm(x)))`, then `x + norm'(ffn(norm(x)))`, each norm with its own weight.
+    """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

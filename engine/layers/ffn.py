@@ -1,4 +1,4 @@
-"""Dense feed-forward parts, cut by columns of the inner dimension."""
+"""Dense feed-forward networks, cut by columns of the inner dimension."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ Group = tuple[int, ...]
 
 
 class FFN(Module):
-    """`down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
+    """FFN `down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
+
+    Args:
+        n_ff: number of columns of the inner dimension.
+        columns: those columns of each rank.
 
     Attributes:
-        n_reduce: how often the ranks meet inside it.
+        n_reduce: number of all-reduces inside it, before the one of its output.
     """
 
     is_nameless = True
@@ -40,18 +44,18 @@ class FFN(Module):
         self.ffn_down = Linear(n_ff, n_embd, Shard(1, columns), group)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
+        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None if it has no columns."""
         if not ctx.owns(self.columns):
             return None
         return self.ffn_down(self.inner(x, ctx))
 
     def inner(self, x: Tensor, ctx: Context) -> Tensor:
-        """The activations (T, columns of this rank)."""
+        """Return the inner activations (T, columns of this rank)."""
         if self.ffn_gate is None:
             return ctx.ops.activate(self.act, self.ffn_up(x))
         return ctx.ops.gated_linears(self.act, x, self.ffn_gate, self.ffn_up)
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added once after the reduce."""
+        """Bias that is added once, after the all-reduce."""
         return self.ffn_down.bias

@@ -1,6 +1,6 @@
-"""Tensors that files store as one, shown as the several that models declare.
+"""Views that split fused tensors of a file into those that models declare.
 
-Rows can be cut anywhere, so this moves offsets, not bytes.
+Rows can be cut anywhere, so a view is an offset; no bytes are copied.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from engine.layers.module import TensorSource
 
 Parts = tuple[tuple[str, int], ...]
+"""Names and numbers of rows of a fused tensor's parts, in file order."""
 
 
 def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int, ...]) -> None:
-    """Show the matrix `fused` (its bias, its scale) as its `parts`, (name, rows) in file order.
+    """Split the matrix `fused`, its bias and its scale into views of its parts.
 
     Raises:
-        InvalidGGUF: it is misshapen, a bias has parts that end inside its blocks, or the file has
-            a part once more.
+        InvalidGGUF: it has another shape, a part of a bias ends inside a quantised block, or the
+            file has a part a second time.
     """
     n_rows = sum(rows for _, rows in parts)
     for kind, shape in (("weight", (n_rows, *columns)), ("bias", (n_rows,))):
@@ -35,7 +36,7 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
                 view = whole.rows(start, start + rows, f"{part}.{kind}")
             except ValueError as error:
                 raise InvalidGGUF(source.path, f"{name} cannot be taken apart ({error})") from None
-            source.show(view, name)
+            source.add_view(view, name)
             start += rows
     if f"{fused}.scale" in source:
         scale = source.get(f"{fused}.scale", (1,))
@@ -43,9 +44,9 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
 
 
 def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
-    """Show a fused `attn_qkv` (rows q, then k, then v) as three tensors.
+    """Split a fused `attn_qkv` (rows q, then k, then v) into three tensors.
 
-    The rows q of each head may have as many rows of a gate behind them.
+    Each head's rows of q may be followed by as many rows of a gate.
     """
     if hp.recurrent[layer] or not hp.has(layer, "attn_qkv.weight"):
         return
@@ -60,9 +61,9 @@ def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
 
 
 def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
-    """Show an `ffn_up` of twice the columns (rows gate, then up) as two tensors.
+    """Split an `ffn_up` of twice the columns (rows gate, then up) into two tensors.
 
-    The same for that of a shared expert.
+    The shared expert's matrix is split likewise.
     """
     for suffix, n_ff in (("", hp.n_ff[layer]), ("_shexp", hp.n_ff_shexp[layer])):
         gate, up = f"blk.{layer}.ffn_gate{suffix}", f"blk.{layer}.ffn_up{suffix}"

@@ -1,4 +1,4 @@
-"""A model's sizes, under llama.cpp's names, read from a file's metadata and checked."""
+"""Hyperparameters of a model, under llama.cpp's names, read from a file's metadata and checked."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an architecture fixes and its files do not say.
+    """Properties of an architecture that its files do not say.
 
     Attributes:
-        rope_style: how rotated elements are paired; None where positions are not rotated.
-        norm_eps: which of the two keys has the number that norms add.
-        swa_period: where the file has no pattern: one layer of so many attends to the whole
-            context, the others to a sliding window; 0 for no windows.
-        swa_first_full: the whole-context layer is the first of each period instead of the last.
-        n_swa: where the file does not say: tokens that a sliding window sees.
-        recurrent_period: where the file does not say which layers are recurrent: all but each
-            so-many-th; 0 where a layer without key-value heads is one.
-        is_hybrid: some layers have no attention.
+        rope_style: pairing of the rotated elements; None if the architecture has no RoPE.
+        norm_eps: kind of norm whose key has the epsilon of all norms.
+        swa_period: period of layers in which one attends to the whole context and the others to a
+            sliding window, unless the file has a pattern; 0 for no windows.
+        swa_first_full: whether the whole-context layer is the first of each period, not the last.
+        n_swa: number of tokens that a sliding window sees, unless the file says.
+        recurrent_period: period of layers of which all but the last are recurrent, unless the file
+            says; 0 if layers without key-value heads are the recurrent ones.
+        is_hybrid: whether some layers have no attention.
     """
 
     rope_style: RopeStyle | None = "norm"
@@ -49,20 +49,26 @@ class HParams:
     """Sizes of one model; tuples have one entry per layer.
 
     Attributes:
-        n_layer: blocks that are run; blocks for drafting more tokens at once (MTP) do not count.
-        n_ctx: context that the model is loaded for.
+        n_layer: number of blocks that are run, without those for multi-token prediction (MTP).
         n_embd: width of the residual stream.
-        head_dim_k: elements of a query or key head.
-        head_dim_v: elements of a value head.
-        n_ff: columns of the dense FFN; 0 where a layer has only experts.
-        n_expert_used: experts that a token goes to.
-        n_ff_exp: columns of one routed expert; 0 where a layer has none.
-        n_ff_shexp: columns of the shared expert; 0 where a layer has none.
-        norm_eps: added to the mean square or variance in every norm.
-        n_swa: tokens that a sliding window sees, the current one included; 0 for none.
-        swa: the layers that see only such a window.
-        recurrent: the layers that have a recurrent state in place of attention.
-        keys: the rest of the file's metadata, for what only one family has.
+        n_vocab: number of rows of the embedding.
+        n_ctx_train: context of the training, in tokens; 0 if the file does not say.
+        n_ctx: context that the model is loaded for, in tokens.
+        n_head, n_head_kv: number of query heads, and of key-value heads.
+        head_dim_k: number of elements of a query or key head.
+        head_dim_v: number of elements of a value head.
+        n_ff: number of columns of the dense FFN; 0 where a layer has only experts.
+        n_expert: number of routed experts.
+        n_expert_used: number of experts per token.
+        n_ff_exp: number of columns of one routed expert; 0 where a layer has none.
+        n_ff_shexp: number of columns of the shared expert; 0 where a layer has none.
+        norm_eps: number added to the mean square or variance in every norm.
+        n_swa: number of tokens that a sliding window sees, the current one included; 0 for none.
+        swa: whether a layer sees only such a window.
+        recurrent: whether a layer has a recurrent state in place of attention.
+        rope: parameters of the rotary position embedding.
+        tied: whether the output head is the embedding.
+        keys: other metadata of the file, for what only one family has.
         tensors: names of all tensors in the file.
     """
 
@@ -142,11 +148,11 @@ class HParams:
         return hp
 
     def has(self, layer: int, name: str) -> bool:
-        """Whether block `layer` has a tensor of this name in the file."""
+        """Return whether the file has a tensor of this name for block `layer`."""
         return f"blk.{layer}.{name}" in self.tensors
 
     def refuse_experts(self) -> None:
-        """For architectures that have none.
+        """Refuse files with routed experts, for architectures that have none.
 
         Raises:
             InvalidGGUF: the file says that there are some.
@@ -155,7 +161,7 @@ class HParams:
             raise self.keys.invalid(f"{self.architecture} models have no routed experts")
 
     def require_windows(self) -> None:
-        """For architectures that are something else without.
+        """Refuse files without sliding windows, for architectures that always have them.
 
         Raises:
             InvalidGGUF: the file does not say how long sliding windows are.
@@ -165,7 +171,7 @@ class HParams:
 
 
 def _n_layer(keys: Keys) -> int:
-    """Blocks without those at the end that only draft (their tensors are `nextn.…`)."""
+    """Return the number of blocks without the draft ones at the end (tensors `nextn.…`)."""
     n_block, n_draft = keys.integer("block_count"), keys.integer("nextn_predict_layers", 0)
     if n_draft >= n_block:
         raise keys.invalid(f"{n_draft} of its {n_block} blocks are said to draft only")
@@ -175,39 +181,40 @@ def _n_layer(keys: Keys) -> int:
 def _per_layer(
     keys: Keys, name: str, n_layer: int, traits: Traits, default: Ints | None = None
 ) -> Ints:
-    """One number per layer; only hybrid models have layers without."""
+    """Read one number per layer; it is at least 1 except in hybrid models."""
     if traits.is_hybrid:
         return keys.integers(name, n_layer, default or (0,) * n_layer)
     values = keys.integers(name, n_layer, default)
     if min(values) < 1:
-        raise keys.invalid(f"'{keys.full(name)}' is {min(values)} where at least 1 belongs")
+        raise keys.invalid(f"'{keys.full_key(name)}' is {min(values)} where at least 1 belongs")
     return values
 
 
 def _n_ff(keys: Keys, n_layer: int, n_expert: int, traits: Traits) -> Ints:
-    """Columns of the dense FFN; a model of experts alone need not say."""
+    """Read the columns of the dense FFN; the key is optional in a model of experts alone."""
     if n_expert:
         return keys.integers("feed_forward_length", n_layer, (0,) * n_layer)
     return _per_layer(keys, "feed_forward_length", n_layer, traits)
 
 
 def _n_ff_exp(keys: Keys, n_ff: Ints, layers: list[_LayerTensors]) -> Ints:
-    """Columns of an expert, 0 where a layer has none.
+    """Read the columns of an expert, 0 where a layer has none.
 
-    Files that do not say have them under the dense FFN's key, some times the experts used; so the
-    tensors decide.
+    Files without the key have the number under the dense FFN's key, sometimes multiplied by the
+    experts used; so it is taken from the tensors.
     """
-    said = keys.integers("expert_feed_forward_length", len(layers), n_ff)
-    found = tuple(
+    sizes = keys.integers("expert_feed_forward_length", len(layers), n_ff)
+    n_ff_exp = tuple(
         (n if "expert_feed_forward_length" in keys else t.n_ff_exp or n) if t.has_experts else 0
-        for n, t in zip(said, layers, strict=True)
+        for n, t in zip(sizes, layers, strict=True)
     )
-    if any(t.has_experts and n < 1 for n, t in zip(found, layers, strict=True)):
+    if any(t.has_experts and n < 1 for n, t in zip(n_ff_exp, layers, strict=True)):
         raise keys.invalid("its experts have no columns")
-    return found
+    return n_ff_exp
 
 
 def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
+    """Return whether each layer has a recurrent state in place of attention."""
     n_layer = len(n_head_kv)
     if not traits.is_hybrid:
         return (False,) * n_layer
@@ -219,9 +226,12 @@ def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
 
 
 def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
-    """Which layers have a window: a list, or the period of those that have none (0: all have)."""
+    """Return whether each layer has a sliding window.
+
+    A file has a list, or the period of the layers without a window (0: all have one).
+    """
     name = "attention.sliding_window_pattern"
-    is_period = name in keys and keys.meta.array_length(keys.full(name)) is None
+    is_period = name in keys and keys.meta.array_length(keys.full_key(name)) is None
     period = keys.integer(name) if is_period else traits.swa_period
     full = 0 if traits.swa_first_full else period - 1
     default = tuple(period == 0 or i % period != full for i in range(n_layer))
@@ -229,14 +239,21 @@ def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
 
 
 def _head_dims(keys: Keys, name: str, default: int, swa: Flags) -> Ints:
-    """Elements of a head per layer; layers with a window may have another number."""
+    """Read the elements of a head per layer; layers with a window may have a key of their own."""
     full = keys.integer(name, default)
     windowed = keys.integer(f"{name}_swa", full)
     return tuple(windowed if is_swa else full for is_swa in swa)
 
 
 class _LayerTensors:
-    """Which kinds of FFN a layer has, by its tensors: no key says it the same way everywhere."""
+    """Kinds of FFN of a layer, by its tensors: no key tells in all files.
+
+    Attributes:
+        has_experts: whether the layer has routed experts.
+        only_experts: whether it has routed experts and no dense FFN.
+        n_ff_shexp: number of columns of the shared expert; 0 for none.
+        n_ff_exp: number of columns of a routed expert; 0 for none.
+    """
 
     def __init__(self, file: GGUFFile, layer: int) -> None:
         shapes = {
@@ -259,6 +276,7 @@ class _LayerTensors:
 
 
 def _n_vocab(file: GGUFFile) -> int:
+    """Return the number of rows of the embedding, which must suffice for the tokens."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise InvalidGGUF(
@@ -275,10 +293,15 @@ def _n_vocab(file: GGUFFile) -> int:
 
 
 _LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
+"""Name of a tensor that holds one expert alone, as in files until early 2024."""
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
-    """Check values against each other."""
+    """Check values of a file against each other.
+
+    Raises:
+        InvalidGGUF: they contradict each other.
+    """
     n_block = hp.keys.integer("block_count")
     if any((block := split_name(name)) and block[0] >= n_block for name in file.tensors):
         raise InvalidGGUF(
@@ -305,6 +328,7 @@ def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
 
 
 def _check_rope(file: GGUFFile, hp: HParams) -> None:
+    """Check the rotated elements of a head, and YaRN's original context."""
     rope, head_dim = hp.rope, max(hp.head_dim_k)
     if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim:
         raise InvalidGGUF(

@@ -1,4 +1,4 @@
-"""A file's metadata as an architecture reads it: short names, and numbers within bounds.
+"""Metadata of a file under short names, with numbers checked against bounds.
 
 A file is untrusted; every number that is read here has its bounds in one table.
 """
@@ -92,14 +92,14 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "xielu.beta": SIGNED,
     "xielu.eps": SIGNED,
 }
-"""What a value may be, both ends included: wider than any model is, and safe to compute with."""
+"""Smallest and largest value of each key: wider than in any model, and safe to compute with."""
 
 UNPREFIXED = ("xielu.",)
-"""Names that files give without the architecture in front."""
+"""Prefixes of keys that files have without the architecture in front."""
 
 
 class Keys:
-    """Metadata under names without the architecture: `keys.integer("block_count")`.
+    """Metadata of a file, by key without the architecture: `keys.integer("block_count")`.
 
     Raises:
         InvalidGGUF: (each read) a key is missing and there is no default, or its value has another
@@ -110,67 +110,67 @@ class Keys:
         self.meta = meta
         self._prefix = f"{meta.architecture}."
 
-    def full(self, name: str) -> str:
-        """The key as it stands in the file."""
+    def full_key(self, name: str) -> str:
+        """Return the key as it is in the file."""
         return name if name.startswith(UNPREFIXED) else self._prefix + name
 
     def __contains__(self, name: str) -> bool:
-        return self.full(name) in self.meta
+        return self.full_key(name) in self.meta
 
     def invalid(self, problem: str) -> InvalidGGUF:
-        """An error about this file."""
+        """Return an error about this file."""
         return InvalidGGUF(self.meta.path, problem)
 
     def check_bounds(self) -> None:
-        """Compare each number of `BOUNDS` that the file has; types are checked where it is read.
+        """Check each number of the file against `BOUNDS`; types are checked where it is read.
 
         Raises:
-            InvalidGGUF: names the value that is out of bounds.
+            InvalidGGUF: a value is out of bounds; it names the key and the value.
         """
         for name, (low, high) in BOUNDS.items():
-            found = self.meta.get(self.full(name))
+            found = self.meta.get(self.full_key(name))
             for value in found if isinstance(found, list) else [found]:
                 if isinstance(value, int | float) and not low <= value <= high:
-                    key = self.full(name)
+                    key = self.full_key(name)
                     raise self.invalid(f"'{key}' is {value}, not from {low} to {high}")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number."""
+        """Read a whole number."""
         key = self._bounded(name)
         return self.meta.int(key) if default is None else self.meta.int(key, default)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number."""
+        """Read a number."""
         key = self._bounded(name)
         return self.meta.float(key) if default is None else self.meta.float(key, default)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A flag."""
-        return self.meta.bool(self.full(name), default)
+        """Read a flag."""
+        return self.meta.bool(self.full_key(name), default)
 
     def text(self, name: str, default: str) -> str:
-        """A text."""
-        return self.meta.str(self.full(name), default)
+        """Read a text."""
+        return self.meta.str(self.full_key(name), default)
 
     def integers(
         self, name: str, n_layer: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """One whole number per layer, from a list or a single value."""
+        """Read one whole number per layer, from a list or a single value."""
         key = self._bounded(name)
         if default is not None and key not in self.meta:
             return default
         return tuple(self.meta.int_list(key, n_layer))
 
     def numbers(self, name: str, n_layer: int, default: float | None = None) -> tuple[float, ...]:
-        """One number per layer, from a list or a single value."""
+        """Read one number per layer, from a list or a single value."""
         key = self._bounded(name)
         if self.meta.array_length(key) is None:
             return (self.number(name, default),) * n_layer
         return tuple(self._complete(key, self.meta.floats(key), n_layer))
 
     def flags(self, name: str, n_layer: int, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """One flag per layer; files have lists of flags or of zeros and ones."""
-        key = self.full(name)
+        """Read one flag per layer, from a list of flags or of zeros and ones."""
+        key = self.full_key(name)
         if self.meta.array_length(key) is None:
             return default
         found = self.meta.get(key)
@@ -179,7 +179,7 @@ class Keys:
         return tuple(bool(item) for item in self._complete(key, found, n_layer))
 
     def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
-        """What norms add to the mean square ("rms") or to the variance ("layer").
+        """Read the number that norms add to the mean square ("rms") or to the variance ("layer").
 
         Some files have it under the key of the other kind only.
         """
@@ -188,10 +188,12 @@ class Keys:
         return self.number(second if second in self and first not in self else first)
 
     def _bounded(self, name: str) -> str:
+        """Return the full key of a number, which must have bounds."""
         assert name in BOUNDS, f"{name} is read without bounds"
-        return self.full(name)
+        return self.full_key(name)
 
     def _complete(self, key: str, items: list[T], n_layer: int) -> list[T]:
+        """Return the first `n_layer` items of a list, which must have as many."""
         if len(items) < n_layer:
             problem = f"'{key}' in its metadata has {len(items)} entries for {n_layer} layers"
             raise self.invalid(problem)

@@ -1,4 +1,4 @@
-"""Matrices: linear maps, the embedding, and the output head that may be the same matrix."""
+"""Layers that hold tensors: linear maps, vectors, the embedding, and the tied output head."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Linear(Module):
-    """`y = x Wᵀ`, cut by rows (outputs) or by columns (inputs) of W.
+    """Linear map `y = x Wᵀ`, cut by rows (outputs) or by columns (inputs) of W.
 
-    Cut by rows, the result is this rank's slice of the outputs. Cut by columns, it is a summand of
-    the full output, and the caller reduces it; the bias is then not added here but goes to
+    Cut by rows, the result is this rank's slice of the outputs. Cut by columns, it is a partial sum
+    of the full output, which the caller all-reduces; the bias is then not added here but goes to
     `Context.all_reduce`, so that it counts once.
 
     Args:
-        group: the ranks that add the bias after the reduce; needed when W is cut by columns.
+        group: ranks that add the bias after the all-reduce; needed when W is cut by columns.
 
     Attributes:
         weight: this rank's part of (n_out, n_in), or None where the rank has none.
         bias: this rank's part of (n_out,), or None; most files have none.
-        scale: one factor on the whole matrix (ternary and NVFP4 models), or None.
+        scale: factor on the whole matrix, (1,) (ternary and NVFP4 models), or None.
     """
 
     weight: Weight | None = None
@@ -45,6 +45,7 @@ class Linear(Module):
 
     @property
     def _is_partial(self) -> bool:
+        """Whether the result is a partial sum, since W is cut by columns."""
         return isinstance(self.placement, Shard) and self.placement.dim == 1
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
@@ -61,22 +62,22 @@ class Linear(Module):
         return slots
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map x (T, n_in) to (T, n_out), each as far as this rank's slice goes."""
+        """Map this rank's slice of x (T, n_in) to its slice or partial sum of (T, n_out)."""
         assert self.weight is not None, "a rank without a slice must not compute it"
         return self.finish(self.weight.matmul(x))
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing follows the product."""
+        """Whether nothing follows the product: neither bias nor scale."""
         return self.scale is None and self.bias is None
 
     @property
     def added_bias(self) -> Tensor | None:
-        """What is added to the product, unless that is a summand."""
+        """Bias to add to the product on this rank; None for a partial sum."""
         return None if self._is_partial else self.bias
 
     def finish(self, y: Tensor) -> Tensor:
-        """What comes of a product y (T, n_out of this rank)."""
+        """Apply scale and bias to a product y (T, n_out of this rank)."""
         if self.scale is not None:
             y = y * self.scale
         return y if self.added_bias is None else y + self.added_bias
@@ -85,12 +86,12 @@ class Linear(Module):
 class ExpertLinear(Module):
     """One matrix per routed expert, (n_expert, n_out, n_in); every expert is cut alike.
 
-    Cut by columns, the results are summands; the bias is then added on one rank only.
+    Cut by columns, the results are partial sums; the bias is then added on one rank only.
 
     Attributes:
         weight: this rank's part of all experts, or None.
         bias: this rank's part of (n_expert, n_out), or None; few files have one.
-        scale: (n_expert,), a factor on each expert's matrix, or None.
+        scale: factor on each expert's matrix, (n_expert,), or None.
     """
 
     weight: Weight | None = None
@@ -126,7 +127,10 @@ class ExpertLinear(Module):
 class HeadLinear(Module):
     """One matrix per head, (n_head, n_out, n_in), cut by heads.
 
-    A file may have the matrices one below the other, (n_head × n_out, n_in).
+    A file may also have the matrices stacked, (n_head × n_out, n_in).
+
+    Attributes:
+        weight: this rank's heads, or None.
     """
 
     weight: Weight | None = None
@@ -144,20 +148,20 @@ class HeadLinear(Module):
         """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out).
 
         Args:
-            rows: of each matrix; the others do not count.
-            transposed: the other way round, from n_out to n_in.
+            rows: rows of each matrix to multiply by.
+            transposed: whether to map from n_out to n_in instead.
         """
         assert self.weight is not None, "a rank without a slice must not compute it"
         return self.weight.per_head(x, rows, transposed=transposed)
 
 
 class Vector(Module):
-    """Numbers that are no matrix: biases of a routing, decays, sinks.
+    """Tensor that is not multiplied as a matrix: a router's bias, decays, sinks.
 
     Args:
-        shape: as in the file.
-        suffixes: what may follow the name in a file; the first found counts.
-        optional: a file may do without.
+        shape: shape in the file.
+        suffixes: suffixes of the name in files; the first one found counts.
+        optional: whether a file may do without.
 
     Attributes:
         value: this rank's part in F32, or None.
@@ -187,16 +191,19 @@ class Vector(Module):
         return [Slot(self, "value", tensor, self.placement, is_matrix=False)]
 
     def __call__(self) -> Tensor:
-        """The numbers."""
+        """Return this rank's numbers."""
         assert self.value is not None, "a rank without a slice must not compute it"
         return self.value
 
 
 class Embedding(Module):
-    """Rows of (n_vocab, n_embd), cut by rows: each rank looks up the tokens it holds.
+    """Embedding (n_vocab, n_embd), cut by rows: each rank looks up the tokens that it holds.
 
     Args:
-        is_lookup: it is used for nothing else, and is large: it stays as in the file.
+        is_lookup: whether the matrix is used for lookups only, and stays packed as in the file.
+
+    Attributes:
+        weight: this rank's rows, or None.
     """
 
     weight: Weight | None = None
@@ -213,17 +220,17 @@ class Embedding(Module):
         return [Slot(self, "weight", weight, self.placement, True, self.is_lookup)]
 
     def __call__(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Look up ids (T,); (T, n_embd) on the ranks that hold rows, None on the others."""
+        """Look up ids (T,); return (T, n_embd) on the ranks that hold rows, None on the others."""
         (ranges,) = self.placement.segments
         if not ctx.join(ranges.owners()):
             return None
         start, _ = ranges.spans[ctx.rank]
-        found = None if self.weight is None else self.weight.lookup(ids - start if start else ids)
-        return ctx.all_reduce(found, n=self.shape[1])
+        rows = None if self.weight is None else self.weight.lookup(ids - start if start else ids)
+        return ctx.all_reduce(rows, n=self.shape[1])
 
 
 class TiedHead(Module):
-    """The output head of a model that uses its embedding for it; holds nothing of its own."""
+    """Output head of a model that reuses its embedding; it holds no tensor of its own."""
 
     def __init__(self, embedding: Embedding) -> None:
         self._embedding = (embedding,)  # wrapped, so that it is not found as a child twice

@@ -1,9 +1,9 @@
-"""What a model is declared with: modules that know their tensors, but not yet the numbers.
+"""Base of model declarations: modules that know shapes and placements of tensors, not yet values.
 
-A model is declared once for all ranks: each layer states the shape of its tensors and how they lie
-on the ranks. `bind` then finds the tensors in a file. From there on, the planner counts bytes and
-the loader fills the attributes of one rank. Nothing in this package imports torch; the arithmetic
-is reached through the loaded weights and through `Context`.
+A model is declared once for all ranks: each layer states the shape of its tensors and their
+placement on the ranks. `bind` then finds the tensors in a file. From there on, the planner counts
+bytes and the loader fills the attributes of one rank. Nothing in this package imports torch; the
+arithmetic is reached through the loaded weights and through `Context`.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 Holding = Literal["f32", "packed", "planes", "plain"]
-"""F32 values; the file's blocks; planes for the CPU's kernels; values as short as in the file."""
+"""Form of a tensor in a rank's memory: F32 values ("f32"), the file's blocks ("packed"), planes for
+kernels ("planes"), or unquantised values in the file's type ("plain")."""
 
 PLAIN_TYPES = ("F16", "BF16", "F32")
+"""Unquantised GGML types that kernels multiply by."""
 
 
 class TensorSource:
-    """The tensors of a file, by name, with the checks that every lookup needs.
+    """Tensors of a file by name, with the checks that every lookup needs.
 
     Attributes:
-        tensors: what is in the file, and views that show parts of a tensor under other names.
-        used: the names that were asked for.
-        parts: the names of the views on a tensor, by its own.
+        tensors: tensors of the file, and views of parts of them under names of their own.
+        used: names that were looked up.
+        views: names of the views of each tensor, by the tensor's name.
     """
 
     def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
         self.path = path
         self.tensors = dict(tensors)
         self.used: set[str] = set()
-        self.parts: dict[str, list[str]] = {}
+        self.views: dict[str, list[str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
     def get(self, name: str, shape: Shape, *others: Shape) -> TensorInfo:
-        """The tensor `name`, which must have `shape` (slowest dimension first).
+        """Return the tensor `name`, which must have `shape` (slowest dimension first).
 
         Leading dimensions of 1 do not count, as in llama.cpp: writers add and drop them.
 
         Args:
-            others: shapes in which files have the same numbers in the same order.
+            others: other shapes that files may have for the same numbers in the same order.
 
         Raises:
             InvalidGGUF: it is missing or has another shape.
@@ -70,35 +72,39 @@ class TensorSource:
             )
         return replace(tensor, shape=shape)
 
-    def show(self, part: TensorInfo, whole: str) -> None:
-        """Show a part of the tensor `whole` under a name of its own.
+    def add_view(self, part: TensorInfo, whole: str) -> None:
+        """Add a view of a part of the tensor `whole` under a name of its own.
 
         Raises:
-            InvalidGGUF: the file has a tensor of that name beside it.
+            InvalidGGUF: the file also has a tensor of that name.
         """
         if part.name in self.tensors and part.name != whole:
             raise InvalidGGUF(self.path, f"it has {part.name} twice, alone and as part of {whole}")
         self.tensors[part.name] = part
-        self.parts.setdefault(whole, []).append(part.name)
+        self.views.setdefault(whole, []).append(part.name)
 
-    def is_whole(self, name: str) -> bool:
-        """Whether a tensor that was asked for was so with all its parts."""
-        return all(part in self.used for part in self.parts.get(name, ()))
+    def is_fully_used(self, name: str) -> bool:
+        """Return whether all views of a tensor were looked up."""
+        return all(view in self.used for view in self.views.get(name, ()))
 
 
 def _significant(shape: Shape) -> Shape:
-    """A shape without its leading dimensions of 1."""
+    """Return a shape without its leading dimensions of 1."""
     return tuple(dropwhile(lambda n: n == 1, shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of one layer: where it comes from and which part of it each rank holds.
+    """One tensor of one layer, with the part of it that each rank holds.
 
     Attributes:
-        owner: the layer whose attribute `attribute` the loader sets.
-        is_matrix: multiplied with activations, so it may stay quantised; vectors become F32.
-        is_lookup: only some rows are read at a time, so it always stays as in the file.
+        owner: layer whose attribute the loader sets.
+        attribute: name of that attribute.
+        tensor: tensor in the file.
+        placement: cut of the tensor over ranks.
+        is_matrix: whether activations are multiplied by it, so that it may stay quantised; others
+            become F32.
+        is_lookup: whether only some rows are read at a time, so that it stays as in the file.
     """
 
     owner: Module
@@ -109,10 +115,10 @@ class Slot:
     is_lookup: bool = False
 
     def holding(self, storage: str) -> Holding:
-        """How a rank holds it.
+        """Return the form in which a rank holds the tensor.
 
         Args:
-            storage: how the rank holds matrices in general, see `engine.planning.plan.DevicePlan`.
+            storage: storage of the rank's matrices, see `engine.planning.plan.DevicePlan`.
         """
         if self.is_lookup:
             return "packed"
@@ -129,15 +135,15 @@ class Module:
     """Base of layers, blocks and models; an attribute's name is the name of its GGUF tensor.
 
     Attributes:
-        is_nameless: only groups layers, which are named as if they were the parent's own.
-        tensor_names: the names of attributes that are called otherwise in files.
+        is_nameless: whether the module adds nothing to names: its layers are named as the parent's.
+        tensor_names: names in files of attributes with another name.
     """
 
     is_nameless = False
     tensor_names: ClassVar[Mapping[str, str]] = {}
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Direct sub-modules with their names; a list `blk` yields blk.0, blk.1, …"""
+        """Yield direct sub-modules after their names; a list `blk` yields blk.0, blk.1, …"""
         for attribute, value in vars(self).items():
             name = self.tensor_names.get(attribute, attribute)
             if isinstance(value, Module):
@@ -150,8 +156,11 @@ class Module:
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         """Find the tensors of this module and of all below it.
 
+        Args:
+            name: name of the module in the file; "" for the model.
+
         Raises:
-            InvalidGGUF: one is missing or has the wrong shape.
+            InvalidGGUF: a tensor is missing or has the wrong shape.
         """
         prefix = f"{name}." if name else ""
         return [
@@ -161,7 +170,7 @@ class Module:
         ]
 
     def states(self) -> list[State]:
-        """What this module and all below it remember between tokens."""
+        """Return the declared caches and states of this module and of all below it."""
         found: list[State] = [
             value for value in vars(self).values() if isinstance(value, KVState | RecurrentState)
         ]

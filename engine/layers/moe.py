@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from engine.layers.hparams import HParams
 
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
-"""llama.cpp's numbers for `expert_gating_func`; 0 or no key leaves it to the architecture."""
+"""Gatings by their number in the key `expert_gating_func`; 0 or no key means the architecture's."""
 
 
 def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = True) -> Routing:
-    """Read the keys of a file; what it does not say is as the architecture has it.
+    """Read a file's keys of the router; the arguments are the architecture's defaults.
 
     Raises:
         InvalidGGUF: the gating is unknown, or groups do not divide the experts.
@@ -57,7 +57,7 @@ def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = T
 
 
 class SharedExpert(FFN):
-    """The expert that every token uses, some times as much as a gate of the token says."""
+    """Expert that every token uses; some models weight it by a sigmoid gate per token."""
 
     tensor_names: ClassVar = {f"ffn_{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 
@@ -69,30 +69,31 @@ class SharedExpert(FFN):
         owners = Replicate(columns.owners())
         self.ffn_gate_inp_shexp = Vector((hp.n_embd,), owners, optional=True)
 
-    def beside(self, routed: Tensor | None, x: Tensor, ctx: Context) -> Tensor | None:
-        """What it makes of x (T, n_embd) and what `routed` experts do, added up."""
+    def add_to(self, routed: Tensor | None, x: Tensor, ctx: Context) -> Tensor | None:
+        """Return `routed` plus this expert of x (T, n_embd): partial sums, None without one."""
         y, bias, gate = self(x, ctx), self.bias, self.ffn_gate_inp_shexp.value
         if y is not None and bias is not None and ctx.rank == self.columns.owners()[0]:
-            y = y + bias  # on one rank, since gate and routed experts are added up with it
+            y = y + bias  # on one rank only: gate and all-reduce come after it
         if y is None or gate is None:
             return add_parts(routed, y)
         return ctx.ops.opened(x, gate, y, routed)
 
 
 class MoE(Module):
-    """Routed experts: each token goes to the `n_used` experts that its router likes best.
+    """Mixture of experts: each token goes to the `n_used` experts with its router's best scores.
 
     Every rank routes by itself, bit for bit alike, and holds the same columns of every expert; the
-    weighted sum and the shared expert are added up before the one all_reduce (Mixtral, arXiv
+    weighted sum and the shared expert are added up before the one all-reduce (Mixtral, arXiv
     2401.04088; DeepSeekMoE, arXiv 2401.06066).
 
     Args:
-        is_gated: experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-        shared_act: the shared expert's activation; None for the experts' own.
-        width: elements that routed experts read and write, where not those of the stream.
+        is_gated: whether experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
+        shared_act: activation of the shared expert; None for that of the routed ones.
+        width: number of elements that routed experts read and write; None for the residual
+            stream's.
 
     Attributes:
-        n_reduce: how often the ranks meet inside it.
+        n_reduce: number of all-reduces inside it, before the one of its output.
     """
 
     is_nameless = True
@@ -126,16 +127,21 @@ class MoE(Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added once after the reduce: nothing, experts' biases are weighted."""
+        """Bias to add once, after the all-reduce: none, since experts' biases are weighted."""
         return None
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
+        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None if it has no columns."""
         routed = self.routed(x, x, ctx)
-        return routed if self.shared is None else self.shared.beside(routed, x, ctx)
+        return routed if self.shared is None else self.shared.add_to(routed, x, ctx)
 
     def routed(self, x: Tensor, router_input: Tensor, ctx: Context) -> Tensor | None:
-        """The weighted experts alone; both inputs (T, n_embd)."""
+        """Return this rank's partial sum of the routed experts, (T, n_embd); None without columns.
+
+        Args:
+            x: input of the experts, (T, n_embd).
+            router_input: input of the router, (T, n_embd).
+        """
         if not ctx.owns(self.columns):
             return None
         logits = ctx.agree(self.ffn_gate_inp(router_input), self.owners)
@@ -143,17 +149,17 @@ class MoE(Module):
         return self.weighted_sum(x, weights, groups, ctx)
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        """What each token's experts make of x (T, n_embd), times weights (T, n_used), added up."""
-        y = self.mapped(x, groups, ctx)
+        """Return the sum of each token's experts of x (T, n_embd), times weights (T, n_used)."""
+        y = self.expert_outputs(x, groups, ctx)
         return ctx.ops.sum_of_experts(y, weights, groups)
 
-    def mapped(
+    def expert_outputs(
         self, x: Tensor, groups: Groups, ctx: Context, factors: Tensor | None = None
     ) -> Tensor:
-        """What each token's experts make of x (T, n_embd); (n_row, n_embd).
+        """Return the outputs (n_row, n_embd) of each token's experts for x (T, n_embd).
 
         Args:
-            factors: on what each expert reads, (T, n_used), or None.
+            factors: factor on each expert's input, (T, n_used), or None.
         """
         gate = up = None
         if self.is_fused:
@@ -167,7 +173,7 @@ class MoE(Module):
 
 
 def add_parts(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum of two summands, either of which a rank may not have."""
+    """Return the sum of two partial sums, each of which may be None on this rank."""
     if a is None or b is None:
         return b if a is None else a
     return a + b

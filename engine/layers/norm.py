@@ -1,4 +1,4 @@
-"""Norms over the last dimension, whole on a rank or cut over several."""
+"""Norms over the last dimension of vectors that are whole on a rank or cut over several."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 
 class Norm(Module, ABC):
-    """Brings vectors to one size, then applies a weight and a bias.
+    """Base of the norms: they divide vectors by their size, then apply a weight and a bias.
 
     Args:
-        shape: of the weight: elements of a vector, or (heads, elements) where each head has its
-            own weight.
-        eps: added to the mean square or variance.
-        affine: it has a weight (and a bias where the file has one).
-        optional: where the file has no weight, vectors stay as they are.
+        shape: shape of the weight: elements of a vector, or (heads, elements) where each head has
+            its own weight.
+        eps: number added to the mean square or variance.
+        affine: whether there is a weight (and a bias where the file has one).
+        optional: whether a file may have no weight; vectors then stay as they are.
 
     Attributes:
-        kind: of the formula.
+        kind: formula of the norm.
+        is_absent: whether the norm is optional and the file has no weight.
     """
 
     kind: ClassVar[Literal["rms", "layer"]]
@@ -46,7 +47,7 @@ class Norm(Module, ABC):
         self.n_owners = len(placement.owners())
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Both `name.weight` and a bare `name` occur in files."""
+        """Find weight and bias; in files the weight is called `name.weight` or `name`."""
         if not self.affine:
             return []
         tensor = name if name in source else f"{name}.weight"
@@ -61,20 +62,20 @@ class Norm(Module, ABC):
         return slots
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor:
-        """Normalise x (..., n); whole vectors only."""
+        """Normalise x (..., n), whose vectors are whole on this rank."""
         if self.is_absent:
             return x
         assert self.weight is not None or not self.affine, "a rank outside must not compute it"
-        ready = ctx.normed(x, self)
-        return self.apply(x, ctx.ops) if ready is None else ready
+        normed = ctx.normed(x, self)
+        return self.apply(x, ctx.ops) if normed is None else normed
 
     @abstractmethod
     def apply(self, x: Tensor, ops: Ops) -> Tensor:
-        """The formula."""
+        """Apply the formula to x (..., n)."""
 
 
 class RMSNorm(Norm):
-    """`x / sqrt(mean(x²) + eps) * weight + bias` (Zhang & Sennrich 2019)."""
+    """RMS norm `x / sqrt(mean(x²) + eps) * weight + bias` (Zhang & Sennrich 2019)."""
 
     kind = "rms"
 
@@ -82,13 +83,14 @@ class RMSNorm(Norm):
         return ops.rms_norm(x, self.weight, self.bias, self.eps)
 
     def sharded(self, x: Tensor | None, ctx: Context) -> Tensor | None:
-        """Normalise vectors that are cut over the group, at the cost of one number per token.
+        """Normalise vectors that are cut over the group, by an all-reduce of one number per token.
 
-        Every rank of the group calls it; one without a slice passes None. Elements that several
-        ranks hold (key-value heads) count once. Where one rank holds all, it needs no others.
+        Every rank of the group calls it; one without a slice passes None and gets None. Elements
+        that several ranks hold (key-value heads) count once. If one rank holds all, nothing is
+        reduced.
 
         Args:
-            x: (T, elements of this rank)
+            x: this rank's slice, (T, elements of this rank).
         """
         if self.n_owners == 1:
             return None if x is None else self.apply(x, ctx.ops)
@@ -108,7 +110,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` (Ba et al. 2016)."""
+    """Layer norm `(x - mean) / sqrt(variance + eps) * weight + bias` (Ba et al. 2016)."""
 
     kind = "layer"
 

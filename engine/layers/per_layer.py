@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from engine.layers.hparams import HParams
 
 SIDE = "per_layer"
-"""The name in `Context.side` under which all ranks hold the inputs of all layers."""
+"""Key of `Context.side` under which all ranks hold the per-layer inputs, (T, n_layer × n)."""
 
 
 def per_layer_width(hp: HParams) -> int:
-    """Elements of a layer's input; 0 where a model has no such inputs."""
+    """Return the number of elements of a layer's input; 0 for a model without such inputs."""
     return hp.keys.integer("embedding_length_per_layer_input", 0)
 
 
 class PerLayerEmbedding(Module):
-    """The inputs of all layers: a table of tokens, plus a projection of the embedding.
+    """Per-layer inputs of all layers: a table by token, plus a projection of the embedding.
 
     `(table[id] sqrt(n) + norm(proj(x) / sqrt(n_embd))) / sqrt(2)` for inputs of n elements.
 
     Args:
-        rows: of the vocabulary, cut like those of the embedding.
+        rows: rows of the vocabulary on each rank, cut like those of the embedding.
     """
 
     is_nameless = True
@@ -49,7 +49,7 @@ class PerLayerEmbedding(Module):
     def __call__(self, ids: Tensor, x: Tensor | None, ctx: Context) -> Tensor | None:
         """Map ids (T,) and their embedding x (T, n_embd) to (T, n_layer × n).
 
-        Every rank calls it; those outside the embedding's pass None and get None.
+        Every rank calls it; ranks without rows of the embedding pass None and get None.
         """
         tokens = self.per_layer_token_embd(ids, ctx)
         if tokens is None or x is None:
@@ -62,18 +62,18 @@ class PerLayerEmbedding(Module):
 
 
 class PerLayerGate(Module):
-    """`norm(proj(gelu(gate(x)) * input))`, which a layer adds last; the same on all its ranks."""
+    """Last addition of a layer, `norm(proj(gelu(gate(x)) * input))`; the same on all its ranks."""
 
     is_nameless = True
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
         n, everyone = per_layer_width(hp), Replicate(split.group)
-        self.mine = slice(layer * n, (layer + 1) * n)
+        self.columns = slice(layer * n, (layer + 1) * n)
         self.inp_gate = Linear(hp.n_embd, n, everyone)
         self.proj = Linear(n, hp.n_embd, everyone)
         self.post_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone)
 
     def __call__(self, x: Tensor, ctx: Context) -> Addend:
-        """What it adds to x (T, n_embd)."""
-        inner = ctx.ops.gated(GELU, self.inp_gate(x), ctx.side[SIDE][:, self.mine])
+        """Return what it adds to the residual stream x (T, n_embd)."""
+        inner = ctx.ops.gated(GELU, self.inp_gate(x), ctx.side[SIDE][:, self.columns])
         return Addend(self.proj(inner), norm=self.post_norm, is_whole=True)

@@ -1,6 +1,6 @@
-"""Rotary position embedding: its parameters, from a file's metadata.
+"""Rotary position embedding (RoPE) of queries and keys.
 
-Two ways to pair the elements of a head exist and the file does not say which; it is a matter of the
+Two ways to pair the elements of a head exist. The file does not say which, it depends on the
 architecture: "norm" rotates neighbours (2i, 2i+1), "neox" rotates the halves (i, i + n/2).
 """
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Rope(Module):
-    """Rotates queries and keys.
+    """Rotation of queries and keys by their positions.
 
     Attributes:
-        weight: (n_rot / 2,) divisors of the frequencies (Llama 3's `rope_freqs`), or None.
+        weight: divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,), or None.
     """
 
     weight: Tensor | None = None
@@ -39,12 +39,10 @@ class Rope(Module):
 
 
 def choose_rope_factors(source: TensorSource, hp: HParams) -> None:
-    """Show the divisors of the frequencies that suit the context as `rope_freqs`.
+    """Choose LongRoPE's divisors of the frequencies for the model's context, as `rope_freqs`.
 
-    LongRoPE (arXiv 2402.13753) has some for short and some for long contexts.
-
-    The choice holds for all positions, as in llama.cpp: keys that are in the cache cannot change
-    with a sequence that grows.
+    LongRoPE (arXiv 2402.13753) has divisors for short and for long contexts. The choice holds for
+    all positions, as in llama.cpp: cached keys cannot change while a sequence grows.
 
     Raises:
         InvalidGGUF: one of the two is missing or misshapen.

@@ -1,4 +1,4 @@
-"""The `rope.*` keys of a file, read into `RopeParams`."""
+"""Reader of a file's `rope.*` keys into `RopeParams`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from engine.layers.keys import Keys
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+"""Supported values of `rope.scaling.type`."""
 
 DEFAULT_BASE = 10000.0
-"""The base of the frequencies where a file has none (arXiv 2104.09864)."""
+"""Base of the frequencies where a file has none (arXiv 2104.09864)."""
 
 
 def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
@@ -22,7 +23,7 @@ def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
     A factor without a type means linear scaling, as in llama.cpp.
 
     Raises:
-        ModelFileError: positions are scaled in a way that is not known here.
+        ModelFileError: the type of scaling is not supported.
     """
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in SCALING_TYPES:

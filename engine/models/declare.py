@@ -136,7 +136,7 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
         block = split_name(name)
         if IGNORED.fullmatch(name) or (block is not None and block[0] >= hp.n_layer):
             continue
-        if name in source.used and source.is_whole(name):
+        if name in source.used and source.is_fully_used(name):
             continue
         problem = f"the tensor {quote(name)}, which {hp.architecture} models do not have"
         if name in source.used:

@@ -57,7 +57,7 @@ class InputWeightedMoE(MoE):
     """Experts whose input, not output, is multiplied by the token's weight."""
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        y = self.mapped(x, groups, ctx, weights)
+        y = self.expert_outputs(x, groups, ctx, weights)
         return ctx.ops.sum_of_experts(y, None, groups)
 
 

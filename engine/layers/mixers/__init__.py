@@ -1,4 +1,4 @@
-"""What lets the tokens of a sequence see each other: attention, linear attention, state spaces.
+"""Mixers, which let tokens of a sequence see each other: attention, delta nets, state spaces.
 
 Imports only `layers` and what that may import.
 """

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class Attention(Mixer):
-    """Multi-head attention, cut by heads (arXiv 2305.13245); biases load where a file has them.
+    """Grouped-query attention (arXiv 2305.13245), cut by heads, with biases where a file has them.
 
-    A variant overrides the step that differs: `project`, `rotate`, `attend` or `finish`.
+    A variant overrides the method that differs: `project`, `rotate`, `attend` or `finish`.
 
     Attributes:
-        cache: keys and values of this layer.
+        scores: scale and mask of the scores.
+        cache: declaration of this layer's keys and values.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -47,7 +48,7 @@ class Attention(Mixer):
         return BlockDims(n_head=hp.n_head[layer], n_head_kv=hp.n_head_kv[layer])
 
     def make_scores(self) -> Scores:
-        """Scale and window of this layer."""
+        """Return scale and window of this layer's scores."""
         window = self.hp.n_swa if self.hp.swa[self.layer] else 0
         return Scores(self.head_dim_k**-0.5, window)
 
@@ -56,7 +57,7 @@ class Attention(Mixer):
         return self.attn_output.bias
 
     def attended(self) -> KVState:
-        """The keys and values that queries meet."""
+        """Return the declaration of the keys and values that the queries attend to."""
         return self.cache
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
@@ -67,7 +68,7 @@ class Attention(Mixer):
         return self.finish(self.attend(q, k, v, ctx), x, ctx)
 
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (T, heads of this rank, head_dim)."""
+        """Return queries, keys and values, each (T, heads of this rank, head_dim)."""
         q, k, v = ctx.ops.linears(x, self.attn_q, self.attn_k, self.attn_v)
         return (
             split_heads(q, self.head_dim_k),
@@ -76,28 +77,33 @@ class Attention(Mixer):
         )
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Mark queries and keys with their positions."""
+        """Apply RoPE to queries and keys, if the layer has it."""
         if self.rope is None:
             return q, k
         q, k = ctx.ropes(self.rope, q, k)
         return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        """The weighted values, (T, heads of this rank, head_dim_v)."""
+        """Return the weighted values, (T, heads of this rank, head_dim_v)."""
         return ctx.attention(self.cache, q, k, v, self.scores)
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
-        """This rank's summand of the output; x (T, n_embd) is what came in."""
+        """Return this rank's partial sum of the output, (T, n_embd).
+
+        Args:
+            heads: weighted values, (T, heads of this rank, head_dim_v).
+            x: input of the layer, (T, n_embd).
+        """
         return self.attn_output(heads.flatten(-2))
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """See x (T, n) as (T, n / head_dim, head_dim)."""
+    """Return x (T, n) as (T, n / head_dim, head_dim)."""
     return x.reshape(x.shape[0], -1, head_dim)
 
 
 class QKNormAttention(Attention):
-    """Normalises each query and key head before it is rotated (Qwen 3, arXiv 2505.09388).
+    """Attention with a norm of each query and key head before RoPE (Qwen 3, arXiv 2505.09388).
 
     Some files of such architectures have no norms; then heads stay as they are.
     """
@@ -117,7 +123,7 @@ class QKNormAttention(Attention):
 
 
 class HeadNormAttention(Attention):
-    """Normalises each query and key head with weights of its own (Command R+, StableLM 2 12B).
+    """Attention with a norm of its own weight for each head (Command R+, StableLM 2 12B).
 
     Smaller models of these families have no norms; then heads stay as they are.
     """
@@ -135,9 +141,9 @@ class HeadNormAttention(Attention):
 
 
 class RowNormAttention(Attention):
-    """Normalises all query heads of a token together, and all its key heads (OLMo 2).
+    """Attention with one norm over all query heads of a token, and one over all key heads (OLMo 2).
 
-    The rows are cut over the ranks, so every rank of the group takes part in their norms.
+    The heads are cut over the ranks, so every rank of the group takes part in the norms.
     """
 
     n_reduce = 2
@@ -162,7 +168,7 @@ class RowNormAttention(Attention):
 
 
 class SinkAttention(Attention):
-    """Each head has a logit that takes weight but has no value (gpt-oss, arXiv 2309.17453)."""
+    """Attention with a sink per head, a logit without a value (gpt-oss, arXiv 2309.17453)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -173,7 +179,7 @@ class SinkAttention(Attention):
 
 
 class ClampedAttention(Attention):
-    """Keeps queries, keys and values within ±`clamp_kqv` where the file sets it (OLMo, MPT)."""
+    """Attention with q, k and v clamped to ±`clamp_kqv`, where the file has it (OLMo, MPT)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -188,7 +194,11 @@ class ClampedAttention(Attention):
 
 
 class AlibiAttention(Attention):
-    """Far keys count less, by a slope per head; positions are not rotated (arXiv 2108.12409)."""
+    """Attention with linear biases (ALiBi, arXiv 2108.12409): a slope per head, no RoPE.
+
+    Attributes:
+        slopes: slopes of this rank's heads; None before the first pass.
+    """
 
     slopes: Tensor | None = None
 
@@ -198,17 +208,17 @@ class AlibiAttention(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         if self.slopes is None:
-            mine = slice(*self.split.heads.spans[ctx.rank])
-            self.slopes = q.new_tensor(alibi_slopes(self.split.heads.total, self.max_bias)[mine])
+            own = slice(*self.split.heads.spans[ctx.rank])
+            self.slopes = q.new_tensor(alibi_slopes(self.split.heads.total, self.max_bias)[own])
         return ctx.attention(self.cache, q, k, v, self.scores, slopes=self.slopes)
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
-    """The slope of each head: 2^(-max_bias × i / n) for i = 1 … n.
+    """Return the slope of each head: 2^(-max_bias × i / n) for i = 1 … n.
 
-    Where n_head is no power of two, n is the one below, and the heads beyond have the slopes that
-    lie between those of the first (as in the paper's code).
+    Where n_head is no power of two, n is the one below, and the further heads have slopes between
+    those of the first ones: i = 0.5, 1.5, … (as in the paper's code).
     """
     n = 1 << (n_head.bit_length() - 1)
-    steps = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
-    return [2.0 ** (-max_bias * step / n) for step in steps]
+    exponents = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
+    return [2.0 ** (-max_bias * exponent / n) for exponent in exponents]

@@ -1,4 +1,4 @@
-"""The short convolution over time that recurrent layers have in front of their state."""
+"""Short convolution over time, which recurrent layers have in front of their state."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 class CausalConv(Module):
-    """Each channel's own filter over the latest `n_taps` tokens, cut by channels.
+    """Depthwise causal convolution over the latest `n_taps` tokens, cut by channels.
 
     Args:
-        segments: the channels of each rank; their factor to real channels is the same for all.
+        n_taps: number of tokens of a filter, the current one included.
+        segments: channels of each rank, in one or several segments.
 
     Attributes:
-        memory: what a `RecurrentState` declares for the inputs before the current ones.
-        weight: (channels of this rank, n_taps), or None.
-        bias: (channels of this rank,), or None; not all files have one.
+        memory: argument of `RecurrentState` that declares the inputs before the current ones.
+        weight: filters, (channels of this rank, n_taps), or None.
+        bias: bias of each channel, (channels of this rank,), or None; not all files have one.
     """
 
     weight: Tensor | None = None
@@ -37,8 +38,8 @@ class CausalConv(Module):
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         n_channels, n_taps = self.shape
-        with_inputs = (n_channels, 1, n_taps)  # as torch has it: of one input channel each
-        weight = source.get(f"{name}.weight", self.shape, with_inputs)
+        torch_shape = (n_channels, 1, n_taps)  # with one input channel per filter
+        weight = source.get(f"{name}.weight", self.shape, torch_shape)
         slots = [Slot(self, "weight", weight, self.placement, is_matrix=False)]
         if f"{name}.bias" in source:
             bias = source.get(f"{name}.bias", self.shape[:1])
@@ -52,8 +53,8 @@ class CausalConv(Module):
         """Convolve x (T, channels of this rank), after the inputs in `memory`, which is updated.
 
         Args:
-            act: follows, if anything.
-            gates: factors on what goes in, and on what comes out, both like x.
+            act: activation of the result; None for none.
+            gates: factors on x and on the activated result, both shaped like x.
         """
         assert self.weight is not None, "a rank without a slice must not compute it"
         return ctx.ops.causal_conv(x, memory, self.weight, self.bias, act, gates)

@@ -1,4 +1,4 @@
-"""Linear attention whose state is a matrix per head, corrected by each token (the delta rule)."""
+"""Linear attention with the delta rule: each token corrects a state matrix per head."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """Sizes of a layer.
+    """Sizes of a delta-net layer.
 
     Attributes:
-        n_head: value heads, each with a state of its own.
-        n_group: query and key heads; each serves n_head / n_group value heads.
-        head_dim: elements of a head of any kind.
+        n_head: number of value heads, each with a state of its own.
+        n_group: number of query and key heads; each serves n_head / n_group value heads.
+        head_dim: number of elements of a head of any kind.
     """
 
     n_head: int
@@ -45,7 +45,7 @@ class DeltaSizes:
         """Read the `ssm.*` keys of a file.
 
         Raises:
-            InvalidGGUF: the heads do not fill the values, or the groups not the heads.
+            InvalidGGUF: the heads do not add up to the values, or do not divide into the groups.
         """
         keys = hp.keys
         n_head, n_group = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
@@ -59,13 +59,15 @@ class DeltaSizes:
 
 
 class DeltaNet(Mixer):
-    """The gated delta rule between short convolutions and a gated norm, cut by value heads.
+    """Base of layers with the gated delta rule between short convolutions and a gated norm.
 
-    No head sees another one, so the ranks meet only in the all_reduce of the output.
+    They are cut by value heads. No head sees another one, so the only all-reduce is that of the
+    output.
 
     Attributes:
-        gate_act: what becomes of the gate of the outputs.
-        state: inputs of the convolutions, and a matrix per value head.
+        gate_act: activation of the outputs' gate.
+        state: declaration of the convolutions' inputs, and of a matrix per value head.
+        out_proj: output projection.
     """
 
     gate_act: ClassVar[Activation] = SILU
@@ -81,7 +83,7 @@ class DeltaNet(Mixer):
     @classmethod
     @abstractmethod
     def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:
-        """The sizes of a layer."""
+        """Return the sizes of a layer."""
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
@@ -96,7 +98,11 @@ class DeltaNet(Mixer):
     def inputs(
         self, x: Tensor, state: dict[str, Tensor], ctx: Context
     ) -> tuple[DeltaInputs, Tensor]:
-        """What x (T, n_embd) brings, and what gates the outputs (T, n_head × head_dim)."""
+        """Project x (T, n_embd) to the operands of the delta rule and the outputs' gate.
+
+        Returns:
+            The operands, and the gate before its activation (T, n_head × head_dim).
+        """
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.state_heads):
@@ -110,11 +116,12 @@ class DeltaNet(Mixer):
 class GatedDeltaNet(DeltaNet):
     """Gated DeltaNet (arXiv 2412.06464) with groups of value heads that share a key head.
 
-    Ranks that share a key head compute it both, as in grouped attention. One convolution runs over
-    queries, keys and values.
+    Ranks that share a key head both compute it, as in grouped-query attention. One convolution runs
+    over queries, keys and values.
 
     Attributes:
-        values: the cut of the value heads, in the order in which the file has them.
+        groups: groups of value heads by key head.
+        values: cut of the value heads over ranks, in the file's order.
     """
 
     tensor_names: ClassVar = {"out_proj": "ssm_out"}
@@ -140,24 +147,29 @@ class GatedDeltaNet(DeltaNet):
 
     @abstractmethod
     def file_order(self, heads: Ranges) -> tuple[Ranges, ...]:
-        """The segments in which a file has the value heads."""
+        """Return the segments of the value heads in the file's order."""
 
     @abstractmethod
     def key_heads(self, rank: int) -> tuple[int, ...]:
-        """For each value head of a rank which of the rank's key heads it has."""
+        """Return the key head of each of a rank's value heads, numbered within the rank."""
 
     @abstractmethod
-    def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """What beta and decay are made of, each (T, n_head)."""
+    def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Return beta before the sigmoid, and the step before bias and softplus; (T, n_head)."""
 
     def declare_projections(self, n_mixed: int, placement: Shard) -> None:
-        """Declare what makes queries, keys, values and the gate."""
+        """Declare the projections to queries, keys, values and the gate.
+
+        Args:
+            n_mixed: number of rows of queries, keys and values.
+            placement: cut of these rows.
+        """
         self.attn_qkv = Linear(self.hp.n_embd, n_mixed, placement)
         n_gate = self.sizes.n_head * self.sizes.head_dim
         self.attn_gate = Linear(self.hp.n_embd, n_gate, Shard(0, self.values))
 
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Queries, keys and values of x (T, n_embd) in one, for the convolution; and the gate."""
+        """Return queries, keys and values of x (T, n_embd) side by side, and the gate."""
         return self.attn_qkv(x), self.attn_gate(x)
 
     def inputs(
@@ -168,19 +180,19 @@ class GatedDeltaNet(DeltaNet):
         n_key = self.split.state_groups.size(ctx.rank) * self.sizes.head_dim
         parts = split_last(mixed, n_key, n_key, gate.shape[1])
         q, k, v = (split_heads(part, self.sizes.head_dim) for part in parts)
-        b, a = self.rates(x, ctx)
+        beta, step = self.beta_and_step(x, ctx)
         is_shared = self.sizes.n_head > self.sizes.n_group
         key_of = ctx.index(self.key_heads(ctx.rank)) if is_shared else None
         eps = self.hp.norm_eps
-        return DeltaInputs(q, k, v, a, self.ssm_dt(), self.ssm_a(), b, key_of, eps), gate
+        return DeltaInputs(q, k, v, step, self.ssm_dt(), self.ssm_a(), beta, key_of, eps), gate
 
 
 class GroupedDeltaNet(GatedDeltaNet):
-    """Files have the value heads of one key head together (Qwen3-Next).
+    """Gated DeltaNet whose files have the value heads of a key head together (Qwen3-Next).
 
-    What beta and decay are made of lies in rows b, a of one key head after the other. Files made
-    before 2026 have all projections like that, as rows q, k, v and gate of each key head. A rank
-    holds such rows of whole groups, although some of their value heads may be those of another one.
+    Beta and step are rows b, a of one key head after the other. Files made before 2026 have all
+    projections in that order, as rows q, k, v and gate of each key head. A rank holds these rows of
+    whole groups, although another rank may have some of their value heads.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -199,12 +211,12 @@ class GroupedDeltaNet(GatedDeltaNet):
         return (heads,)
 
     def key_heads(self, rank: int) -> tuple[int, ...]:
-        return self.groups.of_each(rank)
+        return self.groups.group_of_each_head(rank)
 
-    def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        b, a = split_heads(self.ssm_ba(x), 2 * self.groups.size).chunk(2, dim=-1)
-        inside = self.groups.inside(ctx.rank)
-        return b.flatten(1)[:, inside], a.flatten(1)[:, inside]
+    def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        beta, step = split_heads(self.ssm_ba(x), 2 * self.groups.size).chunk(2, dim=-1)
+        own = self.groups.own_heads(ctx.rank)
+        return beta.flatten(1)[:, own], step.flatten(1)[:, own]
 
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         if not self.is_joint:
@@ -212,13 +224,13 @@ class GroupedDeltaNet(GatedDeltaNet):
         dim, size = self.sizes.head_dim, self.groups.size
         by_group = split_heads(self.ssm_in(x), 2 * (1 + size) * dim)
         q, k, *values = split_last(by_group, dim, dim, size * dim, size * dim)
-        inside = self.groups.inside(ctx.rank)
-        v, gate = (split_heads(part.flatten(1), dim)[:, inside].flatten(1) for part in values)
+        own = self.groups.own_heads(ctx.rank)
+        v, gate = (split_heads(part.flatten(1), dim)[:, own].flatten(1) for part in values)
         return ctx.ops.concat(q.flatten(1), k.flatten(1), v), gate
 
 
 class TiledDeltaNet(GatedDeltaNet):
-    """Files have one value head of each key head, then another one of each (Qwen 3.5)."""
+    """Gated DeltaNet whose files have one value head of each key head, then the next (Qwen 3.5)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -232,5 +244,5 @@ class TiledDeltaNet(GatedDeltaNet):
         first = self.split.state_groups.spans[rank][0]
         return tuple(i - first for tile in self.values for i in range(*tile.spans[rank]))
 
-    def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         return self.ssm_beta(x), self.ssm_alpha(x)

@@ -1,4 +1,4 @@
-"""Attention whose heads are opened and closed by gates from what the layer reads."""
+"""Attention whose heads' outputs are multiplied by gates computed from the layer's input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class HeadGate(Linear):
-    """One gate per head, or one per element of each head: as many as the file has."""
+    """Projection to one gate per head or one per element of each head, as in the file.
+
+    Attributes:
+        per_head: shape of the matrix with one gate per head.
+    """
 
     def __init__(self, n_embd: int, n_head: int, head_dim: int, placement: Shard) -> None:
         super().__init__(n_embd, n_head * head_dim, placement)
@@ -33,7 +37,7 @@ class HeadGate(Linear):
 
 
 class GatedAttention(QKNormAttention):
-    """Multiplies the heads' outputs by sigmoid gates before they are mixed (arXiv 2505.06708).
+    """Attention with sigmoid gates on the heads' outputs, before they are mixed (arXiv 2505.06708).
 
     Some layers have no gates; then outputs stay as they are.
     """
@@ -45,19 +49,19 @@ class GatedAttention(QKNormAttention):
             placement = Shard(0, split.heads)
             self.attn_gate = HeadGate(hp.n_embd, hp.n_head[layer], self.head_dim_v, placement)
 
-    def opened(self, gate: Tensor, ctx: Context) -> Tensor:
-        """The factors that gates, of any shape, stand for."""
+    def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
+        """Return the factors of gates, which may have any shape."""
         return gate.sigmoid()
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
         if self.attn_gate is not None:
-            gates = self.opened(self.attn_gate(x), ctx)
+            gates = self.gate_factors(self.attn_gate(x), ctx)
             heads = heads * split_heads(gates, gates.shape[-1] // heads.shape[1])
         return super().finish(heads, x, ctx)
 
 
 class SoftplusGatedAttention(GatedAttention):
-    """Its gates only grow with their logits: they may also amplify."""
+    """Attention with softplus gates, which may also amplify."""
 
-    def opened(self, gate: Tensor, ctx: Context) -> Tensor:
+    def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
         return ctx.ops.softplus(gate)

@@ -1,4 +1,4 @@
-"""Heads that share groups, and the norm over a group whose heads may lie on several ranks."""
+"""Groups of heads, and the norm over a group whose heads may lie on several ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
-    """Which heads of a rank belong to which of its groups.
+    """Groups of equally many neighbouring heads, cut over ranks.
 
     Attributes:
         heads: heads of each rank.
-        groups: the groups of these heads; ranks may share one.
+        groups: groups that each rank's heads belong to; ranks may share one.
     """
 
     heads: Ranges
@@ -29,52 +29,54 @@ class HeadGroups:
 
     @property
     def size(self) -> int:
-        """Heads of one group."""
+        """Number of heads of a group."""
         return self.heads.total // self.groups.total
 
     @property
     def are_whole(self) -> bool:
-        """No group has heads on two ranks."""
+        """Whether no group has heads on two ranks."""
         return all(start % self.size == stop % self.size == 0 for start, stop in self.heads.spans)
 
-    def of_heads(self, x: Tensor, rank: int) -> Tensor:
-        """For each head of the rank what its group has: (T, groups, …) to (T, heads, …)."""
+    def repeat_for_heads(self, x: Tensor, rank: int) -> Tensor:
+        """Repeat the values of the rank's groups for its heads: (T, groups, …) to (T, heads, …)."""
         repeated = x.repeat_interleave(self.size, dim=1)
-        return repeated[:, self.inside(rank)]
+        return repeated[:, self.own_heads(rank)]
 
-    def of_each(self, rank: int) -> tuple[int, ...]:
-        """For each head of the rank which of the rank's groups it belongs to."""
-        inside = self.inside(rank)
-        return tuple(i // self.size for i in range(inside.start, inside.stop))
+    def group_of_each_head(self, rank: int) -> tuple[int, ...]:
+        """Return the group of each of a rank's heads, numbered within the rank."""
+        own = self.own_heads(rank)
+        return tuple(i // self.size for i in range(own.start, own.stop))
 
     def sums(self, x: Tensor, rank: int) -> Tensor:
-        """Sums over the rank's heads of every group of the layer: (T, heads) to (T, n_group)."""
+        """Sum x (T, heads of the rank) over the heads of each group of the layer: (T, n_group)."""
         start, stop = self.groups.spans[rank]
         padded = x.new_zeros(x.shape[0], (stop - start) * self.size)
-        padded[:, self.inside(rank)] = x
+        padded[:, self.own_heads(rank)] = x
         sums = x.new_zeros(x.shape[0], self.groups.total)
         sums[:, start:stop] = padded.view(x.shape[0], -1, self.size).sum(-1)
         return sums
 
-    def inside(self, rank: int) -> slice:
-        """The rank's heads among all heads of its groups."""
+    def own_heads(self, rank: int) -> slice:
+        """Return the interval of the rank's heads among all heads of its groups."""
         start, stop = self.heads.spans[rank]
         begin = self.groups.spans[rank][0] * self.size
         return slice(start - begin, stop - begin)
 
 
 class GroupedRMSNorm(Module):
-    """An RMS norm of each group of heads by itself, cut by heads.
+    """RMS norm of each group of heads by itself, cut by heads.
 
-    Where a group has heads on several ranks, its sum of squares is reduced: one number per token
+    If a group has heads on several ranks, its sum of squares is all-reduced: one number per token
     and group. A file has the weight as (n_group, elements of a group) or flat.
 
     Args:
-        n: elements of all groups together.
-        optional: where the file has no weight, vectors stay as they are.
+        n: number of elements of all groups.
+        eps: number added to the mean square.
+        optional: whether a file may have no weight; vectors then stay as they are.
 
     Attributes:
-        weight: (elements of this rank's heads,), or None.
+        weight: this rank's part, (elements of this rank's heads,), or None.
+        is_absent: whether the norm is optional and the file has no weight.
     """
 
     weight: Tensor | None = None
@@ -97,9 +99,9 @@ class GroupedRMSNorm(Module):
         return [Slot(self, "weight", weight, Shard(0, self.groups.heads), is_matrix=False)]
 
     def __call__(self, x: Tensor | None, ctx: Context) -> Tensor | None:
-        """Normalise x (T, elements of this rank's heads); None from a rank without heads.
+        """Normalise x (T, elements of this rank's heads).
 
-        Every rank of the block's group calls it.
+        Every rank of the block's group calls it; one without heads passes None and gets None.
         """
         if self.is_absent:
             return x
@@ -112,12 +114,12 @@ class GroupedRMSNorm(Module):
         if heads is None:
             return None
         start, stop = self.groups.groups.spans[ctx.rank]
-        factors = self.groups.of_heads((mean[:, start:stop] + self.eps).rsqrt(), ctx.rank)
+        factors = self.groups.repeat_for_heads((mean[:, start:stop] + self.eps).rsqrt(), ctx.rank)
         assert self.weight is not None, "a rank without heads must not compute it"
         return (heads * factors[..., None]).flatten(1) * self.weight
 
     def _local(self, x: Tensor, ctx: Context) -> Tensor:
-        """The same where every group is whole on its rank."""
+        """Normalise x where every group is whole on its rank."""
         assert self.weight is not None, "a rank without heads must not compute it"
         grouped = x.reshape(x.shape[0], self.groups.groups.size(ctx.rank), -1)
         weight = self.weight.view(grouped.shape[1:])

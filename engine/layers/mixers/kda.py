@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: the delta rule with a rate of forgetting for every channel."""
+"""Kimi Delta Attention: the delta rule with a decay per channel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class KimiDeltaAttention(DeltaNet):
-    """arXiv 2510.26692. As many key heads as value heads, each of them convolved by itself.
+    """Delta net with a decay per channel and as many key heads as value heads (arXiv 2510.26692).
 
-    Decays and gates come through narrow maps, which every rank with heads holds whole on the
-    narrow side.
+    Queries, keys and values have a convolution each. Decays and gates come through low-rank maps;
+    every rank with heads holds the first matrix of each map whole.
     """
 
     tensor_names: ClassVar = {"out_proj": "attn_output"}
@@ -34,21 +34,21 @@ class KimiDeltaAttention(DeltaNet):
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         heads, n_head, dim = split.state_heads, self.sizes.n_head, self.sizes.head_dim
-        mine, owners, n_out = Shard(0, heads), Replicate(heads.owners()), n_head * dim
-        self.attn_q = Linear(hp.n_embd, n_out, mine)
-        self.attn_k = Linear(hp.n_embd, n_out, mine)
-        self.attn_v = Linear(hp.n_embd, n_out, mine)
+        by_head, owners, n_out = Shard(0, heads), Replicate(heads.owners()), n_head * dim
+        self.attn_q = Linear(hp.n_embd, n_out, by_head)
+        self.attn_k = Linear(hp.n_embd, n_out, by_head)
+        self.attn_v = Linear(hp.n_embd, n_out, by_head)
         n_taps, channels = hp.keys.integer("ssm.conv_kernel"), heads.scaled(dim)
         self.ssm_conv1d_q = CausalConv(n_out, n_taps, channels)
         self.ssm_conv1d_k = CausalConv(n_out, n_taps, channels)
         self.ssm_conv1d_v = CausalConv(n_out, n_taps, channels)
         self.ssm_f_a = Linear(hp.n_embd, dim, owners)
-        self.ssm_f_b = Linear(dim, n_out, mine)
-        self.ssm_dt = Vector((n_out,), mine, (".bias",))
-        self.ssm_a = Vector((n_head, 1), mine, ("",))
-        self.ssm_beta = Linear(hp.n_embd, n_head, mine)
+        self.ssm_f_b = Linear(dim, n_out, by_head)
+        self.ssm_dt = Vector((n_out,), by_head, (".bias",))
+        self.ssm_a = Vector((n_head, 1), by_head, ("",))
+        self.ssm_beta = Linear(hp.n_embd, n_head, by_head)
         self.ssm_g_a = Linear(hp.n_embd, dim, owners)
-        self.ssm_g_b = Linear(dim, n_out, mine)
+        self.ssm_g_b = Linear(dim, n_out, by_head)
         self.out_proj = Linear(n_out, hp.n_embd, Shard(1, heads), split.group)
         memory = self.ssm_conv1d_q.memory
         self.state = RecurrentState(q=memory, k=memory, v=memory, matrix=(heads, (dim, dim)))

@@ -1,4 +1,4 @@
-"""Mamba 1: a state per channel that each token writes, forgets and reads by its own measure."""
+"""Mamba 1: a state per channel, with step sizes, B and C that depend on the token."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 class Mamba(Mixer):
-    """A selective state-space model (arXiv 2312.00752), cut by channels.
+    """Mamba 1 layer, a selective state-space model (arXiv 2312.00752), cut by channels.
 
-    Step sizes, B and C depend on all channels: a small all_reduce, beside the one of the output.
+    Step sizes, B and C depend on all channels: a small all-reduce, beside the one of the output.
     A file may say that they are normalised (Falcon Mamba, arXiv 2410.05355).
 
     Attributes:
-        has_norms: they are always normalised, with weights.
+        has_norms: whether step sizes, B and C are always normalised, with weights.
+        widths: numbers of elements of the step sizes' input, of B and of C.
+        state: declaration of the convolution's inputs, and of each channel's state.
     """
 
     has_norms: ClassVar[bool] = False
@@ -64,7 +66,7 @@ class Mamba(Mixer):
         return self.ssm_out.bias
 
     def small_norm(self, n: int) -> RMSNorm:
-        """A norm of step sizes, B or C, on all ranks with channels."""
+        """Return a new norm of step sizes, B or C, on all ranks with channels."""
         owners = Replicate(self.split.state_heads.owners())
         return RMSNorm(n, self.hp.norm_eps, owners, affine=self.has_norms)
 
@@ -75,26 +77,26 @@ class Mamba(Mixer):
         state = ctx.recurrent(self.state)
         values, gate = self.ssm_in(x).chunk(2, dim=-1)
         values = self.ssm_conv1d(values, state["conv"], ctx, SILU)
-        step, b, c = self.read(values, ctx)
+        step, b, c = self.step_b_c(values, ctx)
         a, d = self.ssm_a(), self.ssm_d()
         return self.ssm_out(
             ctx.ops.selective_scan(values, step, a, b, c, d, gate, state["ssm"])
         )  # fmt: skip
 
-    def read(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """What steps are made of (T, channels of this rank), B and C (T, n_state).
+    def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Project values (T, channels of this rank) to step sizes, B and C.
 
-        Args:
-            values: (T, channels of this rank)
+        Returns:
+            Step sizes before the softplus (T, channels of this rank), B and C (T, n_state).
         """
-        mixed = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
-        dt, b, c = split_last(mixed, *self.widths)
+        projected = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
+        dt, b, c = split_last(projected, *self.widths)
         if self.is_normed:
             dt, b, c = self.ssm_dt_norm(dt, ctx), self.ssm_b_norm(b, ctx), self.ssm_c_norm(c, ctx)
         return self.ssm_dt(dt), b, c
 
 
 class NormedMamba(Mamba):
-    """Step sizes, B and C are normalised with weights (Jamba, arXiv 2403.19887)."""
+    """Mamba 1 layer with weighted norms of step sizes, B and C (Jamba, arXiv 2403.19887)."""
 
     has_norms = True

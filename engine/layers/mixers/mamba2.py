@@ -1,4 +1,4 @@
-"""Mamba 2: heads with a matrix of state each, and one rate of forgetting per head."""
+"""Mamba 2: heads with a state matrix and a rate of forgetting each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Sizes:
-    """Sizes of a layer.
+    """Sizes of a Mamba 2 layer.
 
     Attributes:
-        n_group: groups of heads that share B and C.
-        head_dim: channels of a head.
-        n_state: state of one channel.
+        n_head: number of heads.
+        n_group: number of groups of heads that share B and C.
+        head_dim: number of channels of a head.
+        n_state: number of elements of a channel's state.
     """
 
     n_head: int
@@ -57,12 +58,13 @@ class Mamba2Sizes:
 
 
 class Mamba2(Mixer):
-    """A state-space dual model (arXiv 2405.21060), cut by heads.
+    """Mamba 2 layer, a state-space dual model (arXiv 2405.21060), cut by heads.
 
-    B and C belong to groups of heads; ranks that share a group compute them both.
+    B and C belong to groups of heads; ranks that share a group both compute them.
 
     Attributes:
-        norm_is_optional: a file without `ssm_norm` means that nothing is normalised.
+        norm_is_optional: whether a file may have no `ssm_norm`; nothing is normalised then.
+        state: declaration of the convolution's inputs, and of a matrix per head.
     """
 
     norm_is_optional: ClassVar[bool] = False
@@ -105,7 +107,7 @@ class Mamba2(Mixer):
         return None if y is None else self.ssm_out(y)
 
     def scan(self, x: Tensor, ctx: Context) -> Tensor:
-        """The gated outputs of this rank's heads, (T, heads × head_dim)."""
+        """Return the gated outputs of this rank's heads, (T, heads × head_dim)."""
         sizes, state = self.sizes, ctx.recurrent(self.state)
         n_head = self.split.state_heads.size(ctx.rank)
         n_x = n_head * sizes.head_dim
@@ -122,6 +124,6 @@ class Mamba2(Mixer):
             split_heads(c, sizes.n_state),
             self.ssm_d().flatten(),
             gate,
-            ctx.index(self.groups.of_each(ctx.rank)) if self.groups.size > 1 else None,
+            ctx.index(self.groups.group_of_each_head(ctx.rank)) if self.groups.size > 1 else None,
         )
         return ctx.ops.state_space_scan(inputs, state["ssm"])

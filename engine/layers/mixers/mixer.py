@@ -1,4 +1,4 @@
-"""What stands first in a block: whatever lets tokens see each other."""
+"""Base of the mixers: the first part of a block, through which tokens see each other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Mixer(Module, ABC):
-    """Attention, linear attention, a state-space model or a short convolution.
+    """Base of attention, linear attention, state-space models and short convolutions.
 
     Args:
-        rope: rotates queries and keys of this layer; None where positions are not rotated.
+        rope: rotation of queries and keys of this layer; None where positions are not rotated.
 
     Attributes:
-        n_reduce: how often the ranks meet inside it.
+        n_reduce: number of all-reduces inside it, before the one of its output.
     """
 
     is_nameless = True
@@ -38,24 +38,25 @@ class Mixer(Module, ABC):
 
     @property
     def rope(self) -> Rope | None:
+        """Rotation of queries and keys; None where positions are not rotated."""
         return self._rope[0]
 
     @classmethod
     @abstractmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """The sizes by which it is cut."""
+        """Return the sizes by which it is cut."""
 
     @abstractmethod
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's summand of (T, n_embd); None if it has no slice."""
+        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None if it has no slice."""
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added once after the reduce."""
+        """Bias that is added once, after the all-reduce."""
         return None
 
 
 def split_last(x: Tensor, *widths: int) -> list[Tensor]:
-    """Neighbouring parts of the last dimension, which `widths` add up to."""
+    """Split the last dimension into neighbouring parts of the given widths."""
     ends = accumulate(widths)
     return [x[..., end - width : end] for end, width in zip(ends, widths, strict=True)]

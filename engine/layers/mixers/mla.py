@@ -1,4 +1,4 @@
-"""Latent attention: keys and values of all heads are made of one short vector per token."""
+"""Multi-head latent attention (MLA): keys and values are projections of one latent per token."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Elements of the vectors in one layer.
+    """Numbers of elements of the vectors in one layer.
 
     Attributes:
-        latent: of what keys and values are made of.
-        plain: of a query or key head, without a position.
-        rotated: of a query or key head, after the plain ones; the keys of all heads share them.
-        value: of a value head.
+        latent: elements of the latent from which keys and values are computed.
+        plain: elements of a query or key head without RoPE.
+        rotated: elements of a query or key head with RoPE, after the plain ones; the keys of all
+            heads share them.
+        value: elements of a value head.
     """
 
     latent: int
@@ -41,7 +42,7 @@ class LatentSizes:
 
     @classmethod
     def read(cls, hp: HParams, layer: int) -> LatentSizes:
-        """Sizes of heads; files made before 2025 have them under the keys of common attention.
+        """Read the sizes of a layer; files made before 2025 have them under the usual keys.
 
         Raises:
             InvalidGGUF: a size is missing, or more elements are rotated than a head has.
@@ -58,7 +59,7 @@ class LatentSizes:
 
     @property
     def head(self) -> int:
-        """Elements of a query or key head."""
+        """Number of elements of a query or key head."""
         return self.plain + self.rotated
 
 
@@ -66,14 +67,15 @@ class LatentAttention(Mixer):
     """DeepSeek V2's attention (arXiv 2405.04434), computed on the latents themselves.
 
     A head's keys are a linear map of the latents, so the map is applied to its query instead, and
-    that of its values to the weighted latents. What is cached is one key-value head per layer, the
+    that of its values to the weighted latents. The cache is one key-value head per layer, the
     latent and the rotated elements, and every rank that has query heads holds it whole.
 
     A variant overrides `make_scores` or `adjust`. Queries come through a latent of their own where
     the file has `attn_q_a`. Older files have the two maps in one matrix, `attn_kv_b`.
 
     Attributes:
-        cache: latents and rotated elements of this layer.
+        is_joint: whether the file has both maps in one matrix.
+        cache: declaration of this layer's latents and rotated elements.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -110,11 +112,11 @@ class LatentAttention(Mixer):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """One key-value head, whatever the file says: it is the latent that is cached."""
+        """Return the query heads and one key-value head, the latent, whatever the file says."""
         return BlockDims(n_head=hp.n_head[layer], n_head_kv=1)
 
     def make_scores(self) -> Scores:
-        """The scale is that of whole heads, although the vectors compared are longer."""
+        """Return scores with the scale of query heads, although the compared latents are longer."""
         return Scores(float(self.sizes.head**-0.5))
 
     @property
@@ -122,11 +124,11 @@ class LatentAttention(Mixer):
         return self.attn_output.bias
 
     def attended(self) -> KVState:
-        """The keys and values that queries meet."""
+        """Return the declaration of the keys and values that the queries attend to."""
         return self.cache
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Some files have the joint matrix beside the two that it is made of."""
+        """Find the tensors; some files have the joint matrix beside the two that it joins."""
         joint, sizes = f"{name}.attn_kv_b.weight", self.sizes
         if not self.is_joint and joint in source:
             n_head, n_out = self.split.heads.total, sizes.plain + sizes.value
@@ -142,7 +144,7 @@ class LatentAttention(Mixer):
         return self.attn_output(self.values(heads).flatten(-2))
 
     def queries(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """The plain and the rotated elements of queries (T, heads of this rank, …)."""
+        """Return the plain and the rotated elements of queries, (T, heads of this rank, …)."""
         if self.has_query_latent:
             q = self.attn_q_b(self.attn_q_a_norm(self.attn_q_a(x), ctx))
         else:
@@ -151,21 +153,21 @@ class LatentAttention(Mixer):
         return q[..., : self.sizes.plain], self.rotate(q[..., self.sizes.plain :], ctx)
 
     def keys(self, x: Tensor, ctx: Context) -> Tensor:
-        """What is cached: (T, 1, latent + rotated), its first elements also being the values."""
-        joined = self.attn_kv_a_mqa(x)[:, None]
-        latent = self.attn_kv_a_norm(joined[..., : self.sizes.latent], ctx)
-        return ctx.ops.concat(latent, self.rotate(joined[..., self.sizes.latent :], ctx))
+        """Return the keys to cache, (T, 1, latent + rotated); the latents are also the values."""
+        projected = self.attn_kv_a_mqa(x)[:, None]
+        latent = self.attn_kv_a_norm(projected[..., : self.sizes.latent], ctx)
+        return ctx.ops.concat(latent, self.rotate(projected[..., self.sizes.latent :], ctx))
 
     def rotate(self, x: Tensor, ctx: Context) -> Tensor:
-        """Mark elements with their positions."""
+        """Apply RoPE to x, if the layer has it."""
         return x if self.rope is None else ctx.rope(x, self.rope)
 
     def adjust(self, q: Tensor, ctx: Context) -> Tensor:
-        """The last word on queries (T, heads of this rank, latent + rotated)."""
+        """Return the queries (T, heads of this rank, latent + rotated) with a variant's changes."""
         return q
 
     def absorb(self, q: Tensor) -> Tensor:
-        """Map plain queries (T, heads, plain) to what meets latents, (T, heads, latent)."""
+        """Map plain queries (T, heads, plain) to queries of latents, (T, heads, latent)."""
         if self.is_joint:
             return self.attn_kv_b(q, slice(0, self.sizes.plain), transposed=True)
         return self.attn_k_b(q)

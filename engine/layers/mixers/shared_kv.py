@@ -1,4 +1,4 @@
-"""Attention that may read the keys and values of an earlier layer (Gemma 3n and 4)."""
+"""Attention that can share the keys and values of an earlier layer (Gemma 3n and 4)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def kv_source(hp: HParams, layer: int) -> int:
-    """The layer whose keys and values `layer` reads: itself, but for the last ones of a model.
+    """Return the layer whose keys and values `layer` reads.
 
-    Those read from the last one of their kind, with or without a window, that has some. A file
-    without such a one fails `check_kv_sources`.
+    That is the layer itself, except for the last layers of a model: they read from the last layer
+    before them that has keys and is of their kind, with or without a window. Without such a layer
+    the result is -1, and `check_kv_sources` refuses the file.
     """
     n_own = hp.n_layer - hp.keys.integer("attention.shared_kv_layers", 0)
     if layer < n_own:
@@ -35,10 +36,10 @@ def kv_source(hp: HParams, layer: int) -> int:
 
 
 def check_kv_sources(hp: HParams) -> None:
-    """Make sure that layers which share can.
+    """Check that each layer without keys and values can read another one's.
 
     Raises:
-        InvalidGGUF: names one that has no layer to share with, or one with other heads.
+        InvalidGGUF: a layer has no layer to share with, or one with other heads; it names that.
     """
     sizes = list(zip(hp.n_head, hp.n_head_kv, hp.head_dim_k, hp.head_dim_v, strict=True))
     for layer in range(hp.n_layer):
@@ -50,14 +51,14 @@ def check_kv_sources(hp: HParams) -> None:
 
 
 class NormedQueries(Attention):
-    """Normalises each query head and does not scale the scores."""
+    """Attention with a norm of each query head and unscaled scores."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         self.attn_q_norm = self.head_norm()
 
     def head_norm(self, *, affine: bool = True) -> RMSNorm:
-        """A norm of heads, on all ranks that have some."""
+        """Return a new norm of heads, on all ranks that have some."""
         owners = Replicate(self.split.heads.owners())
         return RMSNorm(self.head_dim_k, self.hp.norm_eps, owners, affine=affine)
 
@@ -70,10 +71,10 @@ class NormedQueries(Attention):
 
 
 class NormedAttention(NormedQueries):
-    """Normalises keys and values too, values without a weight.
+    """Attention with norms of queries, keys and values; that of the values has no weight.
 
-    A layer without a matrix for its values takes its keys for them, as they come out of theirs. So
-    do all layers with a window, or all without, or none.
+    A layer without a matrix for its values uses the projected keys for them. The layers with a
+    window either all do so or none; the same holds for the layers without.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -96,19 +97,23 @@ class NormedAttention(NormedQueries):
 
 
 class SharedKVAttention(NormedQueries):
-    """Has only queries; `share_caches` says whose keys and values they meet."""
+    """Attention with queries only, over the keys and values of another layer.
+
+    Attributes:
+        source: declaration of the other layer's keys and values, set by `share_caches`.
+    """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         del self.attn_k, self.attn_v, self.cache
-        self.source: tuple[KVState, ...] = ()  # wrapped: it is the other layer's to allocate
+        self.source: tuple[KVState, ...] = ()  # wrapped: it is allocated for the other layer
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
         return replace(super().dims(hp, layer), kv_of=kv_source(hp, layer))
 
     def attended(self) -> KVState:
-        """Those of the other layer, which are of the same size and cut alike."""
+        """Return a declaration equal to the other layer's, which has the same sizes and cuts."""
         split = self.split
         return KVState(split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v)
 
@@ -122,9 +127,9 @@ class SharedKVAttention(NormedQueries):
 
 
 def share_caches(hp: HParams, mixers: Sequence[Mixer]) -> None:
-    """Show each layer without keys and values, of all layers of a model, where to read them."""
+    """Set the source of each layer without keys and values, among all layers of a model."""
     for mixer in mixers:
         if isinstance(mixer, SharedKVAttention):
             source = mixers[kv_source(hp, mixer.layer)]
-            assert isinstance(source, Attention), "check_kv_sources has seen to it"
+            assert isinstance(source, Attention), "check_kv_sources refuses other files"
             mixer.source = (source.cache,)

@@ -1,4 +1,4 @@
-"""A gated convolution over the latest few tokens in place of attention (LFM2)."""
+"""Gated short convolution in place of attention (LFM2)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 
 class ShortConv(Mixer):
-    """`out(c * conv(b * x))` with b, c and x of one projection (arXiv 2511.23404), cut by channels.
+    """Gated convolution `out(c * conv(b * x))`, cut by channels (arXiv 2511.23404).
 
-    No channel sees another one, so the ranks meet only in the all_reduce of the output.
+    b, c and x come from one projection. No channel sees another one, so the only all-reduce is that
+    of the output.
+
+    Attributes:
+        state: declaration of the convolution's inputs.
     """
 
     tensor_names: ClassVar = {

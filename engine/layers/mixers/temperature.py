@@ -1,4 +1,4 @@
-"""Queries that grow with their position, so that attention stays sharp in long contexts."""
+"""Temperature of queries that grows with their position, for sharp attention in long contexts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Multiplies the query at position p by 1 + scale × ln(1 + floor((p + offset) / n_ctx)).
+    """Factor 1 + scale × ln(1 + floor((p + offset) / n_ctx)) on the query at position p.
 
-    Llama 4's formula (arXiv 2501.19399 has the idea); Mistral counts from another position.
+    This is Llama 4's formula (the idea is from arXiv 2501.19399); Mistral has another offset.
+
+    Attributes:
+        scale: growth of the factor.
+        n_ctx: number of tokens between two steps of the factor.
+        offset: number added to positions.
     """
 
     scale: float
@@ -25,7 +30,10 @@ class Temperature:
 
     @classmethod
     def read(cls, hp: HParams) -> Temperature | None:
-        """What the file says; it counts contexts before stretching if it names no other length.
+        """Read a file's keys; without a length of its own, the context before stretching counts.
+
+        Returns:
+            None if the file has no scale.
 
         Raises:
             InvalidGGUF: there is a scale, but no length.
