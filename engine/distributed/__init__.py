@@ -1,4 +1,4 @@
-"""One rank per process, under torchrun: `python -m engine.distributed`.
+"""Ranks as processes under torchrun, one each: `torchrun -m engine.distributed`.
 
 Nothing else in the engine imports it.
 """

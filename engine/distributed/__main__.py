@@ -1,4 +1,4 @@
-"""`torchrun -m engine.distributed`: see `engine.distributed.program`."""
+"""Entry point of `torchrun -m engine.distributed`; see `engine.distributed.program`."""
 
 import sys
 

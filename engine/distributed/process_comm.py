@@ -1,7 +1,8 @@
-"""Collectives of ranks that are processes: the same sums, to the bit, as of ranks that are threads.
+"""Collectives between ranks that are processes, with the same bits as between threads.
 
-Each rank sends what it has to the others, and all add up in rank order. Of large values each rank
-adds up a slice and sends it around. Numbers travel in F32, by way of the host's memory.
+Each rank sends its value to the others, and all add up in rank order. Of large values each rank
+sums one slice and sends the result to the others. Values are sent from host memory in their own
+type.
 """
 
 from __future__ import annotations
@@ -24,24 +25,35 @@ if TYPE_CHECKING:
     from engine.forward.ops import FusedAllReduce
 
 MOST_AT_ONCE = 1 << 14
-"""Numbers of a value that is sent without asking first who has one."""
+"""Largest number of elements that is sent without first asking which ranks have a value."""
 
 LEAST_SLICED = 1 << 16
-"""Numbers of a value of which each rank adds up a slice, where there are more than two."""
+"""Smallest number of elements of which each rank sums one slice, among three or more ranks."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
+"""Types that a header can name, by their index."""
 
 MOST_DIMS = 6
+"""Largest number of dimensions of a value."""
+
 HAS, DTYPE, CHECK, N_DIM, DIMS = range(5)
-"""Words of a header: whether there is a value, its type, a check sum of what must be alike or -1,
-and its shape."""
+"""Indices of a header's words.
+
+They are: whether there is a value, its type, a check sum of the tensor to compare (-1 for none),
+its number of dimensions, and the first word of its shape.
+"""
 
 
 class ProcessCommunicator:
-    """A rank that is a process; see `engine.parallel.thread_comm.Communicator`.
+    """Communicator of a rank that is a process; see `engine.forward.communicator.Communicator`.
 
     Args:
-        device: of this rank; what comes from others is brought there.
+        wire: connections to the other ranks.
+        device: device of this rank, to which results are copied.
+
+    Attributes:
+        rank: number of the rank.
+        waited_s: seconds spent sending and receiving so far.
     """
 
     def __init__(self, wire: Wire, device: torch.device) -> None:
@@ -53,10 +65,12 @@ class ProcessCommunicator:
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Sum over the group; every member gets the result, with the same bits.
+        """Return the sum over the group, with the same bits on every member.
 
         Args:
-            shape: of all values, where all members tell it.
+            x: this member's partial sum; None if it has none.
+            group: members of the group, in rank order.
+            shape: shape of all values, if every member knows it.
         """
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
@@ -69,10 +83,15 @@ class ProcessCommunicator:
         return total.to(self._device)
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        """Join along the last dimension in rank order, on the first member of the group.
+        """Join the members' values along the last dimension, in rank order.
 
         Args:
-            alike: what has the same bits on all ranks of a kind; its check sums are compared.
+            x: this member's value; None if it has none.
+            group: members of the group, in rank order.
+            alike: tensor with the same bits on all ranks of one kind; check sums are compared.
+
+        Returns:
+            The joined tensor on the first member of the group; None on the others.
         """
         if len(group) == 1:
             return x
@@ -97,7 +116,7 @@ class ProcessCommunicator:
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """The tensor of rank `source`, on every member of the group; `shape` as in `all_reduce`."""
+        """Return the tensor of rank `source` on every member; `shape` as in `all_reduce`."""
         others = [rank for rank in group if rank != source]
         if self.rank == source:
             assert x is not None, "the source must have a value"
@@ -115,18 +134,21 @@ class ProcessCommunicator:
         return room.to(self._device)
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """No kernel reaches the memory of another process."""
+        """Return None: no kernel accesses the memory of another process."""
         return None
 
     def _shown_at_once(
         self, held: Tensor | None, group: Group, shape: Sequence[int]
     ) -> list[Tensor]:
-        """The values of those that have one, in rank order: a word before each says so."""
+        """Return the values of all members that have one, in rank order.
+
+        A word before each value says whether there is one.
+        """
         n = prod(shape)
         mine = torch.zeros(1 + n)
         if held is not None:
             assert held.dtype is torch.float32, "others count on it"
-            assert tuple(held.shape) == tuple(shape), "that is no summand"
+            assert tuple(held.shape) == tuple(shape), "that is no partial sum"
             mine[0] = 1
             mine[1:] = held.view(-1)
         shown = {rank: mine if rank == self.rank else torch.empty(1 + n) for rank in group}
@@ -134,6 +156,7 @@ class ProcessCommunicator:
         return [x[1:].view(*shape) for x in shown.values() if x[0]]
 
     def _large_sum(self, held: Tensor | None, group: Group) -> Tensor:
+        """Return the sum of values whose shapes are not known to all, or that are large."""
         head = _head(held)
         heads = {rank: head if rank == self.rank else torch.empty_like(head) for rank in group}
         self._exchange(head, heads)
@@ -157,7 +180,7 @@ class ProcessCommunicator:
     def _sliced_sum(
         self, held: Tensor | None, group: Group, values: Mapping[int, Tensor]
     ) -> Tensor:
-        """Each member adds up one slice of all values, and sends the sum to the others."""
+        """Sum one slice of all values, send it to the other members and receive theirs."""
         total = torch.empty_like(next(iter(values.values())))
         n, size, flat = total.numel(), len(group), total.view(-1)
         cut = {rank: slice(n * i // size, n * (i + 1) // size) for i, rank in enumerate(group)}
@@ -174,17 +197,18 @@ class ProcessCommunicator:
         return total
 
     def _exchange(self, mine: Tensor, shown: Mapping[int, Tensor]) -> None:
-        """Send the same to all others and receive theirs."""
+        """Send one tensor to all others and receive theirs into `shown`, by rank."""
         others = [rank for rank in shown if rank != self.rank]
         self._swap([(rank, mine) for rank in others], [(rank, shown[rank]) for rank in others])
 
     def _swap(self, out: Sequence[tuple[int, Tensor]], into: Sequence[tuple[int, Tensor]]) -> None:
+        """Send and receive tensors, see `Wire.swap`, and count the time as waiting."""
         begun = time.perf_counter()
         self._wire.swap(out, into)
         self.waited_s += time.perf_counter() - begun
 
     def _check_sums(self, sums: Mapping[int, int]) -> None:
-        """Compare those of ranks that compute with the same bits."""
+        """Check that check sums are equal among the ranks of one kind; -1 is no check sum."""
         of_kind: dict[str, dict[int, int]] = defaultdict(dict)
         for rank, number in sums.items():
             if number >= 0:
@@ -193,20 +217,23 @@ class ProcessCommunicator:
             check_same(alike, self._name)
 
     def _name(self, rank: int) -> str:
+        """Return the device and the host of a rank, for errors."""
         return name_of(self._wire, rank)
 
 
 def _on_host(x: Tensor) -> Tensor:
+    """Return x as a contiguous tensor in host memory."""
     return x.detach().to("cpu").contiguous()
 
 
 def _sum(values: Iterable[Tensor]) -> Tensor:
+    """Return the sum of values, added in their order."""
     first, *others = values
     return sum(others, start=first)
 
 
 def _head(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
-    """The header of a value, int64."""
+    """Return the header of a value, int64 (DIMS + MOST_DIMS,)."""
     head = torch.zeros(DIMS + MOST_DIMS, dtype=torch.int64)
     head[CHECK] = -1 if alike is None else zlib.crc32(_on_host(alike).numpy().tobytes())
     if x is not None:
@@ -216,6 +243,6 @@ def _head(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
 
 
 def _room(head: Tensor) -> Tensor:
-    """Memory for the value that a header tells of."""
+    """Return uninitialised memory for the value that a header describes."""
     shape = head[DIMS : DIMS + int(head[N_DIM])].tolist()
     return torch.empty(shape, dtype=DTYPES[int(head[DTYPE])])

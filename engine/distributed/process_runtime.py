@@ -1,4 +1,4 @@
-"""One rank of a model whose other ranks are in other processes."""
+"""Runtime of one rank of a model whose other ranks are in other processes."""
 
 from __future__ import annotations
 
@@ -40,18 +40,28 @@ if TYPE_CHECKING:
     from engine.sampling.token_source import Logits
 
 ELSEWHERE = 1 << 60
-"""Bytes that are taken to be free where only another host can look."""
+"""Bytes assumed to be free on devices of other hosts, which check them themselves."""
 
 DOING = "to compute the next tokens"
+"""Purpose of a forward pass's memory, for errors."""
 
 
 class ProcessRuntime:
-    """A `Runtime` whose ranks are processes, of which this one is `rank`.
+    """A `Runtime` whose ranks are processes; this process computes one of them.
+
+    Args:
+        file: file of the model.
+        params: parameters of the load, equal in all processes.
+        wire: connections to the other ranks.
 
     Attributes:
-        comm: to the other ranks.
-        stream: draws all tokens but the first.
-        drawer: the rank that draws them.
+        number: number of this process's rank.
+        rank: rank of this process.
+        kinds: kind of each rank's device; ranks of one kind compute the same bits.
+        plan: placement and predicted memory of the model.
+        comm: communicator with the other ranks.
+        token_source: samples all tokens but the first.
+        sampling_rank: number of the rank that samples tokens.
     """
 
     def __init__(self, file: GGUFFile, params: LoadParams, wire: Wire) -> None:
@@ -76,8 +86,8 @@ class ProcessRuntime:
         self.n_ctx, self.n_batch = self.plan.n_ctx, params.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
-        self.drawer = self._split.last_group[0]
-        self.token_source = Drawing(self)
+        self.sampling_rank = self._split.last_group[0]
+        self.token_source = ProcessTokenSource(self)
         progress = ByteProgress(self.plan.file_bytes, ignore, never)
         with torch.inference_mode():
             setup = RankSetup(
@@ -95,7 +105,7 @@ class ProcessRuntime:
 
     @property
     def ranks(self) -> Sequence[Rank]:
-        """The rank of this process."""
+        """Rank of this process, as a sequence of one."""
         return (self.rank,)
 
     def _communicator(self, rank: int, device: torch.device) -> ProcessCommunicator:
@@ -104,10 +114,11 @@ class ProcessRuntime:
         return self.comm
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones; this rank's slice of the logits.
+        """Run tokens after `n_past` cached ones; return this rank's slice of the logits.
 
         Returns:
-            (len(ids) - first_logit, tokens of this rank); none of them on a rank without a head.
+            (len(ids) - first_logit, n), with n the number of the rank's tokens; 0 without a part
+            of the output head.
         """
         context = self.rank.context
         context.is_sliced, context.head_input = True, None
@@ -120,12 +131,21 @@ class ProcessRuntime:
         logits: Logits = found.float().cpu().numpy()
         return logits
 
-    def whole(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits | None:
-        """The same with all logits, (rows, n_vocab), on the rank that draws; None on the others."""
+    def forward_whole(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits | None:
+        """Run tokens after `n_past` cached ones; return the logits of the whole vocabulary.
+
+        Returns:
+            (len(ids) - first_logit, n_vocab) on the rank that samples; None on the others.
+        """
         found = self._computed(ids, n_past, first_logit)
         return None if found is None else found.cpu().numpy()
 
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> torch.Tensor | None:
+        """Run tokens on this rank; return its logits on its device.
+
+        Raises:
+            OutOfDeviceMemory: the rank's device is full.
+        """
         try:
             with torch.inference_mode():
                 return self.rank.compute(torch.tensor(ids), n_past, first_logit)
@@ -137,10 +157,13 @@ class ProcessRuntime:
             needed = max(self.plan.devices[self.number].memory.total, free + 1)
             raise OutOfDeviceMemory(name, needed, free, DOING) from None
 
-    def joined(self, mine: np.ndarray) -> Sequence[np.ndarray] | None:
-        """Rows of equal length of all ranks of the head, on the rank that draws.
+    def gather_rows(self, mine: np.ndarray) -> Sequence[np.ndarray] | None:
+        """Gather rows of equal length from all ranks of the output head.
 
-        What they have all computed must be alike.
+        The hidden states that these ranks computed logits from are compared as well.
+
+        Returns:
+            The rows in rank order on the rank that samples; None on the others.
         """
         group = self._split.last_group
         if self.number not in group:
@@ -150,8 +173,12 @@ class ProcessRuntime:
         found = self.comm.gather(row, group, alike)
         return None if found is None else np.split(found[0].numpy(), len(group))
 
-    def all_logits(self, mine: np.ndarray) -> Logits | None:
-        """The slices of all ranks of the head as one row (n_vocab,), on the rank that draws."""
+    def gather_logits(self, mine: np.ndarray) -> Logits | None:
+        """Gather the slices of the logits from all ranks of the output head.
+
+        Returns:
+            All logits, (n_vocab,), on the rank that samples; None on the others.
+        """
         group = self._split.last_group
         if self.number not in group:
             return None
@@ -160,25 +187,25 @@ class ProcessRuntime:
 
     @property
     def first_id(self) -> int:
-        """Of this rank's slice of the vocabulary."""
+        """First token id of this rank's slice of the vocabulary."""
         return self._split.output.spans[self.number][0]
 
-    def agree(self, token: int) -> int:
-        """What the rank that draws says."""
-        others = [rank for rank in range(len(self.devices)) if rank != self.drawer]
+    def broadcast_token(self, token: int) -> int:
+        """Return the token of the rank that samples, on all ranks."""
+        others = [rank for rank in range(len(self.devices)) if rank != self.sampling_rank]
         word = torch.tensor([token])
-        if self.number == self.drawer:
+        if self.number == self.sampling_rank:
             self.wire.swap([(rank, word) for rank in others], [])
         else:
-            self.wire.swap([], [(self.drawer, word)])
+            self.wire.swap([], [(self.sampling_rank, word)])
         return int(word.item())
 
     def save_recurrent(self) -> None:
-        """Keep a copy of all recurrent states as they are now."""
+        """Save a copy of all recurrent states, in place of an earlier one."""
         self.rank.context.cache.save()
 
     def restore_recurrent(self) -> None:
-        """Go back to that copy."""
+        """Restore all recurrent states from the saved copy."""
         self.rank.context.cache.restore()
 
     def close(self) -> None:
@@ -186,8 +213,12 @@ class ProcessRuntime:
         self.rank.close()
 
 
-class Drawing:
-    """Draws tokens from slices of logits; a `TokenSource` that computes nothing ahead."""
+class ProcessTokenSource:
+    """A `TokenSource` that samples from slices of logits and computes nothing ahead.
+
+    Attributes:
+        waited_s: seconds in which the host waited for a device; always 0.
+    """
 
     waited_s = 0.0
 
@@ -197,41 +228,42 @@ class Drawing:
         self._never: Sequence[int] = ()
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Every sampler can be served."""
+        """Set the sampler and the tokens that must not come; return True, as any sampler works."""
         self._sampler, self._never = sampler, never
         return True
 
     def next(self, token: int, n_past: int, n_left: int) -> int:
-        """Compute a token after `n_past` cached ones, and draw the one behind it."""
-        assert self._sampler is not None, "it is asked first"
+        """Compute a token after `n_past` cached ones; sample and return the one after it."""
+        assert self._sampler is not None, "serve is called first"
         mine = self._runtime.forward([token], n_past, 0)[0]
-        return self.draw(mine, self._sampler, self._never)
+        return self.sample(mine, self._sampler, self._never)
 
     def stop(self) -> Sequence[int]:
-        """Nothing is computed ahead."""
+        """Return the tokens computed ahead: none."""
         return ()
 
-    def draw(self, mine: Logits, sampler: Sampler, never: Sequence[int]) -> int:
-        """The same token on all ranks.
+    def sample(self, mine: Logits, sampler: Sampler, never: Sequence[int]) -> int:
+        """Sample a token together with the other ranks; return the same one on all of them.
 
         Args:
             mine: this rank's slice of the logits, (n,).
-            sampler: of each rank, with the same history; that of `drawer` draws.
-            never: tokens that must not come.
+            sampler: sampler of this rank; those of all ranks have the same history, and the one of
+                `sampling_rank` decides.
+            never: ids of tokens that must not come.
         """
         runtime, n = self._runtime, n_candidates(sampler, self._runtime.hp.n_vocab)
         token = -1
         if n is not None:
             own = slice_candidates(mine, runtime.first_id, sampler, n, never)
-            rows = runtime.joined(own.pack(n))
+            rows = runtime.gather_rows(own.pack(n))
             if rows is not None:
                 found = sample_gathered(sampler, [SliceCandidates.unpack(row) for row in rows])
                 token = -1 if found is None else found
-            token = runtime.agree(token)
+            token = runtime.broadcast_token(token)
         if token >= 0:
             return token
-        logits = runtime.all_logits(mine)
+        logits = runtime.gather_logits(mine)
         if logits is not None:
             logits[list(never)] = -np.inf
             token = sampler.sample(logits)
-        return runtime.agree(token)
+        return runtime.broadcast_token(token)

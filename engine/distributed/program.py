@@ -1,10 +1,10 @@
-"""One rank of a model in this process, and the others in processes that a launcher has started.
+"""Program that answers one prompt with the ranks of a model in processes, started by a launcher.
 
     torchrun --nproc-per-node 2 -m engine.distributed MODEL.gguf -p "Once upon a time" -n 64
 
-The same model code runs as on ranks that are threads, and gives the same logits to the bit. All
-processes follow the same steps; the first rank of the output head draws the tokens, from the few
-likeliest that each rank sends, and tells the others. Rank 0 writes what comes.
+The model code is the same as on ranks that are threads, and gives the same logits to the bit. All
+processes follow the same steps; the first rank of the output head samples the tokens from the top-k
+candidates of each rank, and sends them to the others. Rank 0 writes the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from engine.config import LoadParams, SamplingParams
 from engine.cpu.kernels.isa import chosen
 from engine.devices import parse_devices
-from engine.distributed.process_runtime import Drawing, ProcessRuntime
+from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
 from engine.distributed.wire import GlooWire
 from engine.errors import EngineError, NoDevice
 from engine.generation.generate import Generation
@@ -42,29 +42,36 @@ if TYPE_CHECKING:
     from engine.text import Tokenizer
 
 LIMIT_S = 300.0
-"""Seconds that a rank may compute without anything to give, before it is taken for lost."""
+"""Default number of seconds without data after which a rank that is waited for counts as lost."""
 
 
 class RankGeneration(Generation):
-    """An answer whose tokens are drawn together with the other ranks.
+    """A `Generation` whose tokens are sampled together with the other ranks.
 
     Args:
-        drawing: of this rank; the rest is as `Generation` has it.
+        source: token source of this rank; the other parameters are those of `Generation`.
     """
 
     def __init__(
-        self, drawing: Drawing, session: Session, tokenizer: Tokenizer | None,
+        self, source: ProcessTokenSource, session: Session, tokenizer: Tokenizer | None,
         params: SamplingParams, n_keep: int,
     ) -> None:  # fmt: skip
         super().__init__(session, tokenizer, params, n_keep, never)
-        self._drawing = drawing
+        self._source = source
 
     def _sample(self, logits: Logits) -> int:
-        return self._drawing.draw(logits, self._sampler, self._never)
+        return self._source.sample(logits, self._sampler, self._never)
 
 
 class RankModel:
-    """A loaded model, of which this process is one rank; all of them make the same calls.
+    """A loaded model, of which this process is one rank; all processes make the same calls.
+
+    Args:
+        params: parameters of the load, equal in all processes.
+        wire: connections to the other ranks.
+
+    Attributes:
+        runtime: runtime of this process's rank.
 
     Raises:
         EngineError: the file or the split cannot be used, or another rank is gone.
@@ -80,16 +87,17 @@ class RankModel:
         self._session = Session(self.runtime)
 
     def logits(self, ids: Sequence[int]) -> Logits | None:
-        """Logits after each of `ids`, as a fresh sequence, F32 (len(ids), n_vocab).
+        """Return the logits after each of `ids`, as a fresh sequence.
 
-        They are on the rank that draws; None on the others.
+        Returns:
+            F32 (len(ids), n_vocab) on the rank that samples; None on the others.
         """
         session, step = self._session, self.runtime.n_batch
         session.check(ids)
         session.begin()
         session.ids.clear()
         found = [
-            self.runtime.whole(ids[start : start + step], start, 0)
+            self.runtime.forward_whole(ids[start : start + step], start, 0)
             for start in range(0, len(ids), step)
         ]
         rows = [x for x in found if x is not None]
@@ -98,7 +106,7 @@ class RankModel:
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams
     ) -> Iterator[GenerationEvent]:
-        """As `engine.api.Model.generate`; every rank has all events."""
+        """Generate as `engine.api.Model.generate` does; every rank yields all events."""
         wanted = self._prompts.plain(prompt)
         return RankGeneration(
             self.runtime.token_source, self._session, self._prompts.found, params, wanted.n_keep
@@ -110,16 +118,16 @@ class RankModel:
 
 
 def _kind(name: str) -> str:
-    """What has this name on this host, so that those of a kind compute the same bits."""
+    """Return the kind of a device of this host; ranks of one kind compute the same bits."""
     try:
         device = torch_device(name)
-    except NoDevice:  # which is told once the others know of this process
+    except NoDevice:  # reported later, once the other processes know of this one
         return name
     return kind_of(device) if device.type == "cuda" else f"{name} {chosen()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generate text with the other processes; returns the exit status."""
+    """Generate text with the other processes; return the exit status."""
     options = _parser().parse_args(argv)
     wire = None
     try:
@@ -138,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(error: EngineError, wire: GlooWire | None) -> None:
-    """End with a sentence, at once: connections to processes that are gone may never close."""
+    """Print an error and exit at once: connections to processes that are gone may never close."""
     rank = "" if wire is None else f"rank {wire.rank}: "
     if wire is not None:
         wire.tell(error)
@@ -148,7 +156,7 @@ def _leave(error: EngineError, wire: GlooWire | None) -> None:
 
 
 def _write(events: Iterator[GenerationEvent], rank: int, *, as_json: bool) -> None:
-    """Show an answer, on one of the ranks."""
+    """Consume the events of an answer; rank 0 writes the text, or one JSON object at the end."""
     ids: list[int] = []
     text = ""
     for event in events:
@@ -166,10 +174,10 @@ def _write(events: Iterator[GenerationEvent], rank: int, *, as_json: bool) -> No
 
 
 def _params(options: argparse.Namespace, n_ranks: int) -> LoadParams:
-    """How the model is loaded.
+    """Return the parameters of the load from the command line's options.
 
     Raises:
-        EngineError: there is not one device for each process, or the split is none.
+        EngineError: there is not one device for each process, or the split is no list of numbers.
     """
     devices = tuple(parse_devices(options.devices)) if options.devices else ("cpu",) * n_ranks
     if len(devices) != n_ranks:
@@ -190,24 +198,25 @@ def _params(options: argparse.Namespace, n_ranks: int) -> LoadParams:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="torchrun ... -m engine.distributed",
         description="Answer one prompt, with one rank of the model in each process.",
     )
     parser.add_argument("model", metavar="MODEL.gguf")
-    parser.add_argument("-p", "--prompt", required=True, help="what the text begins with")
+    parser.add_argument("-p", "--prompt", required=True, help="text to continue")
     parser.add_argument("-n", type=int, default=128, help="tokens at most (default: %(default)s)")
-    parser.add_argument("--devices", default="", help="one for each process (default: cpu)")
+    parser.add_argument("--devices", default="", help="device of each process (default: cpu)")
     parser.add_argument("--split", default="", help="share of each process, as 3,1")
     parser.add_argument("--split-mode", default="tensor", choices=("tensor", "layer"))
     parser.add_argument("--ctx", type=int, help="context in tokens")
-    parser.add_argument("--threads", type=int, help="of all processes of a host on its CPU")
+    parser.add_argument("--threads", type=int, help="CPU threads of all processes on one host")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, help="of the draws")
-    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the end")
+    parser.add_argument("--seed", type=int, help="seed of the sampling")
+    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-text")
     parser.add_argument("--json", action="store_true", help="write one JSON object")
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S,
-        help="seconds to wait for a process that gives nothing (default: %(default)s)",
+        help="seconds to wait for a process that sends nothing (default: %(default)s)",
     )  # fmt: skip
     return parser

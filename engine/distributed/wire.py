@@ -1,7 +1,7 @@
-"""What carries numbers between ranks that are processes, perhaps on several hosts.
+"""Connections between ranks that are processes, perhaps on several hosts.
 
-`torch.distributed` does, by way of gloo: tensors in the host's memory, from one process to another.
-Each process tells the others why it ends, where it can, so that all of them name the same cause.
+They use `torch.distributed` with gloo, which sends tensors in host memory from one process to
+another. A process that fails tells the others why, if it can, so that all report the same cause.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from torch import Tensor
 from engine.errors import CommError, EngineError
 
 Parcel = tuple[int, Tensor]
+"""Rank to send to or receive from, and the tensor."""
 
 FAULT = "fault"
-"""Under this name the first that goes wrong is kept for all."""
+"""Key of the first fault of any process in the store that all share."""
 
 STORE_S = 2.0
-"""Seconds to wait for the others' store, which may be gone."""
+"""Seconds to wait for the shared store, whose process may be gone."""
 
 JOIN_S = 600.0
-"""Seconds in which all processes have to be there, with the model loaded."""
+"""Seconds within which all processes must have started and loaded the model."""
 
 
 class Peer(NamedTuple):
-    """What a process says of itself.
+    """Description of a process, sent to all others.
 
     Attributes:
-        kind: processes of the same kind compute with the same bits.
-        holds: what all must have in common, such as the model's hash.
+        host: name of the host.
+        device: id of the rank's device.
+        kind: kind of the device; ranks of one kind compute the same bits.
+        holds: text that must be equal in all processes, such as the model's hash.
     """
 
     host: str
@@ -46,37 +49,45 @@ class Peer(NamedTuple):
 
 
 class Wire(Protocol):
-    """Carries tensors in the host's memory; used by one thread.
+    """Connections to the other ranks for tensors in host memory; used by one thread.
 
     Attributes:
-        peers: what the ranks said of themselves, in their order.
+        rank: number of this process's rank.
+        peers: descriptions of all ranks, in rank order.
     """
 
     rank: int
     peers: Sequence[Peer]
 
     def swap(self, out: Sequence[Parcel], into: Sequence[Parcel]) -> None:
-        """Send contiguous tensors and receive others, each with the other rank.
+        """Send contiguous tensors and receive others, each to or from one rank.
 
-        What one rank sends, the other one receives in the same order.
+        Tensors from one rank to another arrive in the order in which they are sent.
+
+        Args:
+            out: tensors to send, and the ranks to send to.
+            into: memory for the received tensors, and the ranks that send them.
 
         Raises:
-            CommError: names the rank that is gone or does not answer.
+            CommError: a rank is gone or does not answer; names it.
         """
         ...
 
 
 class GlooWire:
-    """The wire of one of the processes that a launcher such as torchrun has started.
+    """Connections by gloo of one of the processes that a launcher such as torchrun has started.
 
-    The launcher says by environment variables who is who: RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT.
+    The launcher sets the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
-        limit_s: a rank that gives nothing for so long, while it is waited for, is taken for lost.
+        limit_s: seconds without data after which a rank that is waited for counts as lost.
+
+    Attributes:
+        rank: number of this process's rank.
+        peers: descriptions of all ranks, in rank order; empty texts before `introduce`.
 
     Raises:
-        EngineError: there is no launcher, or the others cannot be reached.
+        EngineError: there is no launcher, or the other processes cannot be reached.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -101,10 +112,15 @@ class GlooWire:
         self._limit_s = limit_s
 
     def introduce(self, device: str, kind: str, holds: str) -> None:
-        """Tell the others of this process, and know of them.
+        """Exchange descriptions with all other processes.
+
+        Args:
+            device: id of this rank's device.
+            kind: kind of the device, see `Peer`.
+            holds: text that must be equal in all processes, see `Peer`.
 
         Raises:
-            CommError: one is gone, or has something else in common with nobody.
+            CommError: a process is gone, or its `holds` differs from rank 0's.
         """
         mine = Peer(socket.gethostname(), device, kind, holds)
         found: list[Peer] = [mine] * len(self.peers)
@@ -118,7 +134,7 @@ class GlooWire:
                 raise CommError(rank, "has another file than rank 0", name_of(self, rank))
 
     def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], limit_s: float = 0.0) -> None:
-        """See `Wire`; `limit_s` counts in place of the usual one if it is given."""
+        """Send and receive tensors, see `Wire.swap`; a `limit_s` replaces the usual limit."""
         limit = limit_s or self._limit_s
         works = [(peer, self._begun(dist.irecv, tensor, peer)) for peer, tensor in into]
         works += [(peer, self._begun(dist.isend, tensor, peer)) for peer, tensor in out]
@@ -129,14 +145,14 @@ class GlooWire:
                 raise self._fault(peer, str(error), limit) from None
 
     def _begun(self, begin: Callable[[Tensor, int], Any], tensor: Tensor, peer: int) -> Any:
-        """What is under way to or from a rank."""
+        """Begin to send or receive a tensor; return the request to wait for."""
         try:
             return begin(tensor, peer)
         except RuntimeError as error:
             raise self._fault(peer, str(error)) from None
 
     def wait_for_all(self) -> None:
-        """Until all are here, however long they load."""
+        """Wait until all processes have loaded the model; at most `JOIN_S`, or the usual limit."""
         others = [rank for rank in range(len(self.peers)) if rank != self.rank]
         word = torch.zeros(1)
         self.swap(
@@ -146,20 +162,26 @@ class GlooWire:
         )
 
     def tell(self, error: EngineError) -> None:
-        """Let the others know why this process ends, unless they know of another cause."""
+        """Tell the others why this process ends, unless another fault came first."""
         if isinstance(error, CommError):
             self._first_fault(error.rank, error.problem)
         else:
             self._first_fault(self.rank, f"has failed: {str(error).rstrip('.')}")
 
     def close(self) -> None:
-        """Take leave of the others, who must do the same."""
+        """Close the connections; waits for the others, which must close theirs as well."""
         with suppress(RuntimeError):
             dist.barrier()
         dist.destroy_process_group()
 
     def _fault(self, peer: int, text: str, limit_s: float = 0.0) -> CommError:
-        """What is wrong with a rank; or with the one that was found first, as all say."""
+        """Return the error for a rank that failed, or for the first fault if there was one before.
+
+        Args:
+            peer: number of the rank.
+            text: message of the failed request.
+            limit_s: time limit of the request in seconds; 0 for the usual one.
+        """
         problem = "has ended in the middle of a step"
         if "timed out" in text.lower():
             problem = f"has not answered for {limit_s or self._limit_s:g} seconds"
@@ -167,7 +189,7 @@ class GlooWire:
         return CommError(rank, problem, name_of(self, rank))
 
     def _first_fault(self, rank: int, problem: str) -> tuple[int, str]:
-        """Keep a fault for all, unless there is one; that counts then."""
+        """Store a fault for all processes unless there is one already; return the first fault."""
         try:
             kept = self._store.compare_set(FAULT, "", json.dumps([rank, problem]))
             rank, problem = json.loads(kept)
@@ -176,15 +198,16 @@ class GlooWire:
         return rank, problem
 
     def _unknown(self) -> int:
-        """Some other rank, where nobody knows which one."""
+        """Return some other rank, for faults whose rank is not known."""
         return 0 if self.rank else 1
 
 
 def name_of(wire: Wire, rank: int) -> str:
-    """The device and the host of a rank, for people."""
+    """Return the device and the host of a rank, for errors; "" if they are not known."""
     peer = wire.peers[rank]
     return f"{peer.device} on {peer.host}" if peer.host else ""
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without its full stop, or the error's type."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import SamplingParams
-from engine.distributed.process_runtime import Drawing, ProcessRuntime
+from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
 from engine.errors import EngineError
 from engine.sampling.sampler import Sampler
 from engine.sampling.slices import (
@@ -201,10 +201,10 @@ def test_a_rank_with_a_new_step_samples_from_all_logits() -> None:
 
         hp = SimpleNamespace(n_vocab=10)
 
-        def all_logits(self, own: np.ndarray) -> np.ndarray:
+        def gather_logits(self, own: np.ndarray) -> np.ndarray:
             return own.copy()
 
-        def agree(self, token: int) -> int:
+        def broadcast_token(self, token: int) -> int:
             return token
 
     def without_the_best(candidates: Candidates) -> Candidates:
@@ -212,7 +212,7 @@ def test_a_rank_with_a_new_step_samples_from_all_logits() -> None:
 
     sampler = Sampler(GREEDY)
     sampler.steps.append(without_the_best)
-    found = Drawing(cast(ProcessRuntime, Alone())).draw(
+    found = ProcessTokenSource(cast(ProcessRuntime, Alone())).sample(
         np.arange(10, dtype=np.float32), sampler, [9]
     )
     assert found == 7, "the largest but for the token that must not come and for the best"
