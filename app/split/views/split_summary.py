@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.split.picture import SpeedFigures
 from app.units import rate_text, signed_percent_text, size_text
-from app.widgets.controls import label
+from app.widgets.controls import ElidedLabel, label
 from engine import DeviceMemory, ModelLoaded, Plan
 
 UNMEASURED = "Estimate. Measure your devices on Links for a better one."
@@ -24,7 +24,8 @@ class SplitSummary(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "card")
         self.predicted = label(role="figure")
-        self.predicted_note = label("predicted", "muted")
+        self.predicted_note = ElidedLabel("predicted")
+        self.predicted_note.setProperty("role", "muted")
         self.measured_note = label("measured", "muted")
         self.measured = label(role="measured")
         self.reason = label(role="muted")
@@ -47,7 +48,7 @@ class SplitSummary(QWidget):
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
         self.predicted.setText(f"{rate} tok/s" if rate else "")
         after = f" after {speed.n_past} tokens" if speed.n_past else ""
-        self.predicted_note.setText(f"predicted{after}")
+        self.predicted_note.set_full_text(f"predicted{after}")
         for part in (self.predicted, self.predicted_note):
             part.setVisible(forecast is not None)
         self.measured.setText(rate_text(speed.measured))
@@ -63,11 +64,11 @@ class SplitSummary(QWidget):
     def _build(self) -> None:
         figures = QHBoxLayout()
         figures.setSpacing(6)
-        for part in (self.predicted, self.predicted_note):
-            figures.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
-        figures.addStretch(1)
-        for part in (self.measured_note, self.measured):
-            figures.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        baseline = Qt.AlignmentFlag.AlignBaseline
+        figures.addWidget(self.predicted, 0, baseline)
+        figures.addWidget(self.predicted_note, 1, baseline)
+        figures.addWidget(self.measured_note, 0, baseline)
+        figures.addWidget(self.measured, 0, baseline)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(12, 9, 12, 9)
         layout.setSpacing(3)
@@ -86,10 +87,10 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
     if speed.forecast is not None:
         yield f"Prompts: {rate_text(speed.forecast.prefill.tokens_per_s)} tok/s."
         if speed.is_simulated:
-            yield "The devices are simulated."
+            yield "Simulated devices."
         elif not speed.is_measured:
             yield UNMEASURED
-    yield f"Memory: {size_text(plan.total_bytes)} in total."
+    yield f"Memory: {size_text(plan.total_bytes)}."
     if "f32" in plan.storage:
         yield DEQUANTISED
 

@@ -7,8 +7,9 @@ from pytestqt.qtbot import QtBot
 from app.split.views.split_layout import MIN_WIDTH
 from app.theme import apply_theme
 from engine import DeviceInfo, read_model_info
+from tests.helpers.fake_planner import INFO, FakePlanner
 from tests.helpers.golden import REPO
-from tests.helpers.split_panels import WiredPanel
+from tests.helpers.split_panels import WiredPanel, answered, loaded_as, settle
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Intel(R) Xeon(R) Platinum Processor", 32 * GIB, 24 * GIB)
@@ -45,3 +46,20 @@ def test_everything_fits(
     for button in panel.footer.findChildren(QPushButton):
         assert button.isHidden() or button.width() >= button.sizeHint().width()
     apply_theme(qapp, "dark")
+
+
+def test_a_summary_with_a_measured_speed_fits(qapp: QApplication, qtbot: QtBot) -> None:
+    panel = WiredPanel(FakePlanner)
+    qtbot.addWidget(panel)
+    panel.session.set_devices([CPU])
+    panel.session.set_model(INFO)
+    panel.session.set_loaded(loaded_as(panel.session.load_params()))
+    panel.session._state._loaded_at -= 60
+    panel.resize(MIN_WIDTH, 900)
+    panel.show()
+    panel.session.note_answer(answered(rate=1234.0))
+    settle()
+    note = panel.summary.note
+    assert panel.summary.measured.isVisible()
+    assert panel.minimumSizeHint().width() <= MIN_WIDTH
+    assert note.height() >= note.heightForWidth(note.width())

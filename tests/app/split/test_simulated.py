@@ -160,7 +160,7 @@ def test_a_window_plans_for_a_machine_that_is_not_here(
     ]  # fmt: skip
     assert split.rows[0].sensors.text() == "PCIe 4 ×16"
     assert simulated.split.load_params().devices == ("cuda:0",)
-    qtbot.waitUntil(lambda: "simulated" in split.summary.note.text())
+    qtbot.waitUntil(lambda: "Simulated" in split.summary.note.text())
     assert split.summary.predicted.text().endswith("tok/s")
     assert not simulated.poller.is_running
 
