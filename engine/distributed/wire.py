@@ -152,7 +152,7 @@ class GlooWire:
             raise self._fault(peer, str(error)) from None
 
     def wait_for_all(self) -> None:
-        """Wait until all processes have loaded the model; at most `JOIN_S`, or the usual limit."""
+        """Wait until all have loaded the model, at most the longer of `JOIN_S` and the limit."""
         others = [rank for rank in range(len(self.peers)) if rank != self.rank]
         word = torch.zeros(1)
         self.swap(

@@ -44,7 +44,7 @@ DOING = "to split the model anew"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two splits.
+    """One of the two splits of a transfer.
 
     Attributes:
         ranks: its ranks, in order.

@@ -1,4 +1,4 @@
-"""Ranks that are processes: logits and tokens as of ranks that are threads, and how they end."""
+"""Ranks that are processes: same logits and tokens as with threads, and how they end."""
 
 import json
 import os
@@ -27,7 +27,7 @@ END_S = 5.0
 
 
 class Processes:
-    """As many ranks as there are, on this machine."""
+    """Processes of the distributed program on this machine, one per rank."""
 
     def __init__(self, n: int, arguments: list[str]) -> None:
         with socket.socket() as found:
@@ -46,7 +46,7 @@ class Processes:
         ]  # fmt: skip
 
     def ends(self) -> list[tuple[int, str, str]]:
-        """Of each: exit status, what it wrote, and its errors."""
+        """Return the exit status, the output and the error output of each process."""
         try:
             found = [process.communicate(timeout=90) for process in self._all]
         finally:
@@ -56,7 +56,7 @@ class Processes:
 
 
 def tasks(folder: Path, splits: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A small model in several splits, and one of the golden set if it is there."""
+    """Return the cases: a small model in several splits, and a golden one if it is there."""
     path = str(tiny_gguf(folder / "m.gguf", quant="Q8_0", n_embd=128, n_head_kv=4, n_ff=128))
     found = [
         {"name": f"tiny-{n}", "ids": [*range(3, 20)], "params": {"path": path, **split}}
@@ -70,7 +70,7 @@ def tasks(folder: Path, splits: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check(task: dict[str, Any], folder: Path) -> None:
-    """Logits and tokens of processes are those of threads."""
+    """Check that processes give the logits and tokens that threads give."""
     model = Model(LoadParams(**task["params"]))
     assert np.array_equal(np.load(folder / f"{task['name']}.npy"), model.logits(task["ids"]))
     expected = []

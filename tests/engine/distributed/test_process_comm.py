@@ -1,6 +1,6 @@
-"""What ranks that are processes add up, join and tell: as ranks that are threads do.
+"""Collectives of ranks that are processes: the same results as of ranks that are threads.
 
-Here they are threads as well, with queues in place of connections.
+Here the processes are threads as well, with queues in place of connections.
 """
 
 import queue
@@ -23,7 +23,7 @@ Step = Callable[[Communicator], Tensor | None]
 
 
 class Queues:
-    """Connections between ranks: what was sent and not yet received."""
+    """Connections between ranks: tensors that were sent and not yet received."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         n = range(len(kinds))
@@ -33,7 +33,7 @@ class Queues:
 
 
 class QueueWire:
-    """A wire of one rank."""
+    """A `Wire` of one rank over queues."""
 
     def __init__(self, queues: Queues, rank: int) -> None:
         self.rank, self.peers, self._queues = rank, queues.peers, queues
@@ -60,7 +60,7 @@ class QueueWire:
 
 
 class Ranks:
-    """The same ranks twice: by queues, and as threads that share memory."""
+    """Two sets of equal ranks: connected by queues, and as threads that share memory."""
 
     def __init__(self, n: int, kinds: Sequence[str] = ()) -> None:
         self.everyone = tuple(range(n))
@@ -85,7 +85,7 @@ class Ranks:
         return found
 
     def check(self, step: Step) -> None:
-        """Both give the same."""
+        """Check that both sets of ranks give the same results."""
         found = self.sent(step)
         for mine, expected in zip(found, self.shared(step), strict=True):
             assert (mine is None) == (expected is None)

@@ -1,4 +1,4 @@
-"""A device that hangs, fails or computes nonsense: it is named within seconds, and life goes on."""
+"""Devices that hang, fail or compute wrong numbers are named within seconds; others go on."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ LIMIT_S = 5.0
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that five ranks can share, with something of each part for everyone."""
+    """Return a model file of which each of five ranks gets a part of every tensor."""
     return tiny_gguf(
         tmp_path_factory.mktemp("faults") / "m.gguf", quant="Q8_0", n_embd=160, n_head=5,
         n_head_kv=5, n_ff=160, n_ctx=128,
@@ -50,7 +50,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wake() -> Iterator[threading.Event]:
-    """Set at the end, so that ranks which hang come back."""
+    """Yield an event that is set at the end, so that hanging ranks return."""
     event = threading.Event()
     yield event
     event.set()
@@ -65,12 +65,12 @@ def answer(model: Model) -> list[int]:
 
 
 def singly(model: Model, n: int = 6) -> list[np.ndarray]:
-    """Logits after tokens that are computed one by one; in the end they are repeated."""
+    """Return the logits after tokens computed one by one, the last ones by replays."""
     return [model.runtime.forward([5 + i], i, 0)[0] for i in range(n)]
 
 
 def go(model: Model, *, repeated: bool) -> None:
-    """Compute what meets the fault."""
+    """Compute a prompt or single tokens, in which the fault occurs."""
     if repeated:
         assert all(rank.recording for rank in model.runtime.ranks), "or it would not be repeated"
         singly(model, 2)
@@ -79,7 +79,7 @@ def go(model: Model, *, repeated: bool) -> None:
 
 
 def hanging(wake: threading.Event) -> Callable[[Tensor], Tensor]:
-    """Does not come back before it is woken."""
+    """Return a `strike` for `Fault` that hangs until `wake` is set."""
 
     def strike(total: Tensor) -> Tensor:
         wake.wait()
@@ -116,7 +116,7 @@ def test_a_rank_that_hangs_is_named_and_a_new_load_works(
 def test_five_seconds_are_enough(
     path: Path, wake: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the limits as they are."""
+    """The limits are the real ones here, not shortened for the test."""
     with load_model(path, ["cpu"] * 3) as model:
         singly(model)
         Fault(monkeypatch, 1, hanging(wake))

@@ -1,4 +1,4 @@
-"""Ranks that are threads: sums, joins, failures, and who gave what does not fit."""
+"""Collectives of ranks that are threads: sums, gathers, failures, and mismatching values."""
 
 import queue
 import threading
@@ -34,7 +34,7 @@ def test_a_sum_has_the_same_bits_on_every_rank(ranks: Ranks) -> None:
 
 
 def test_ten_thousand_sums_in_a_row_never_mix(ranks: Ranks) -> None:
-    """A rank may run ahead by one collective; values of different rounds must not meet."""
+    """A rank may be ahead by one collective; values of different rounds must not mix."""
     n = len(ranks.comms)
     everyone = tuple(range(n))
 
@@ -144,7 +144,7 @@ def test_slices_that_do_not_fit_name_their_rank(ranks: Ranks) -> None:
 @pytest.mark.parametrize(("n", "wrong"), [(2, 0), (2, 1), (3, 0), (3, 2), (5, 1)])
 def test_a_bit_that_differs_names_its_rank(n: int, wrong: int, *, spins: bool) -> None:
     ranks, row = Ranks(n, spins=spins), torch.randn(2, 40)
-    row[1, 3] = torch.nan  # which is not equal to itself, but has the same bits
+    row[1, 3] = torch.nan  # NaN is not equal to itself, but its bits are
 
     def step(comm: ThreadCommunicator, n_flipped: int) -> Tensor | None:
         mine = row.clone()
@@ -176,7 +176,7 @@ def test_only_ranks_that_compute_alike_are_compared() -> None:
 
 
 def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the next step would begin while they are still at the last one."""
+    """Otherwise the next function would begin while other ranks still compute the last one."""
     pool, finished = RankThreads(2, lambda: None, lambda: None), threading.Event()
     interrupts = [KeyboardInterrupt()]
 

@@ -1,4 +1,4 @@
-"""What goes between a GPU and the CPU passes one pinned buffer, never written too early."""
+"""Copies between GPU and CPU: they pass one pinned buffer, which is never written too early."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ GPU = torch.device("cuda:0")
 
 
 class Copies:
-    """Copies that happen only when somebody waits for them, as late as a GPU may be."""
+    """Fake GPU copies that happen only when somebody waits for them, as late as possible."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Tensor, Tensor]] = []
@@ -64,7 +64,7 @@ def test_a_longer_value_gets_a_longer_buffer() -> None:
 
 
 class OnGpu(Tensor):
-    """Numbers of the CPU that say they were on a GPU; nothing may take them to another at once."""
+    """A CPU tensor that claims to be on a GPU; no direct copy to another device is allowed."""
 
     is_cuda = True
 

@@ -1,4 +1,4 @@
-"""Two computations that take turns."""
+"""Turns of two computations: order, failures and threads."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from engine.parallel.turns import Turns
 
 
 class Steps:
-    """Notes who did what in which order."""
+    """Record of the steps of two computations, in order of time."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
@@ -74,7 +74,7 @@ def test_a_failure_ends_both_and_is_raised(failing: str) -> None:
 
 
 def test_the_second_one_is_a_sign_of_life() -> None:
-    """The first thread does nothing while it waits for the second one."""
+    """The first thread shows no sign of life itself while it waits for the second one."""
     lives: list[Life] = []
     goes_on, has_begun = threading.Event(), threading.Event()
 

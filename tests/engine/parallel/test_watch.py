@@ -1,4 +1,4 @@
-"""Ranks that hang are named within seconds, and ranks that compute are waited for."""
+"""The watchdog of ranks: hung ranks are named within seconds, computing ones are waited for."""
 
 import subprocess
 import sys
@@ -20,12 +20,12 @@ from tests.helpers.thread_ranks import CPU, Ranks
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks count as silent soon."""
+    """Shorten the times after which ranks count as silent."""
     quicken(monkeypatch)
 
 
 def spin(seconds: float) -> None:
-    """Compute."""
+    """Keep the CPU busy for some seconds."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
@@ -80,7 +80,7 @@ def test_several_that_do_nothing_are_all_named() -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_a_rank_by_itself_at_the_end_is_watched_as_well() -> None:
-    """In a layer split the last one has nobody in a collective who waits for it."""
+    """In a layer split no other rank waits in a collective for the last one."""
     ranks, wake = Ranks(2), threading.Event()
     with pytest.raises(CommError, match=r"cpu \(rank 1\) has shown no sign"):
         ranks.run(lambda comm: wake.wait() if comm.rank else None)  # type: ignore[arg-type,return-value]
@@ -119,7 +119,7 @@ def test_ranks_that_wait_for_each_other_end() -> None:
 def test_a_rank_that_computes_is_waited_for(
     work: Callable[[float], object], *, spins: bool
 ) -> None:
-    """However long it takes; also one that waits again and again, as for a disk."""
+    """A rank may compute for any time, or wait again and again, as for a disk."""
     ranks = Ranks(2, spins=spins)
 
     def step(comm: ThreadCommunicator) -> Tensor:
@@ -133,7 +133,7 @@ def test_a_rank_that_computes_is_waited_for(
 
 @pytest.mark.usefixtures("hasty")
 def test_a_rank_that_waits_for_one_that_computes_is_none_that_stalls() -> None:
-    """As for a lock, behind which another rank compiles."""
+    """It may wait for a lock that another rank holds while it compiles."""
     ranks, lock = Ranks(3), threading.Lock()
     held = threading.Event()
 
@@ -175,7 +175,7 @@ def test_threads_that_work_for_a_rank_count_as_well() -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_a_rank_waits_for_a_process_that_it_has_started() -> None:
-    """As for a compiler."""
+    """The process may be a compiler."""
     ranks = Ranks(2)
 
     def step(comm: ThreadCommunicator) -> Tensor:
@@ -191,7 +191,7 @@ def test_a_rank_waits_for_a_process_that_it_has_started() -> None:
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("is_of_rank", [True, False])
 def test_threads_that_a_library_starts_for_a_rank_count_too(*, is_of_rank: bool) -> None:
-    """As torch's do, of which Python does not know; others in the process do not."""
+    """Torch starts such threads, unknown to Python; other threads of the process do not count."""
     ranks, stop = Ranks(2), threading.Event()
 
     def work() -> None:
@@ -242,7 +242,7 @@ def test_what_computes_without_end_meets_the_old_limit(monkeypatch: pytest.Monke
 def test_a_device_may_tell_by_itself_whether_it_does_something(
     monkeypatch: pytest.MonkeyPatch, *, is_alive: bool, stalls: bool
 ) -> None:
-    """One that computes though its thread sleeps, and one that hangs though its thread spins."""
+    """A device may compute while its thread sleeps, or hang while its thread spins."""
     ranks = Ranks(2)
     monkeypatch.setattr(ranks.group, "is_alive", lambda rank: is_alive if rank == 1 else None)
 
@@ -275,7 +275,7 @@ def test_a_thread_that_ends_silently_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     def compute(job: _Job[Tensor | None], rank: int) -> None:
         if rank == 2:
-            sys.exit()  # ends the thread without a word
+            sys.exit()  # ends the thread silently
         original(job, rank)
 
     monkeypatch.setattr(_Job, "compute", compute)

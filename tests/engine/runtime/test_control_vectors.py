@@ -1,4 +1,4 @@
-"""Control vectors: the stream behind a layer moves, alike on every split."""
+"""Control vectors: the residual stream after a layer is moved, equally on every split."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is freed, and when; what an interrupt or a failure leaves behind."""
+"""Lifetime of models: what is freed and when, and what a failure leaves behind."""
 
 import gc
 import platform
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_gc() -> Iterator[None]:
-    """As in the window, where the collector only runs now and then."""
+    """Disable garbage collection, as in the window, where it runs only now and then."""
     gc.collect()
     gc.disable()
     yield
@@ -77,7 +77,7 @@ def test_a_dropped_model_is_freed_with_its_threads(path: Path, n: int) -> None:
 
 
 def test_what_was_freed_in_small_pieces_goes_back_to_the_system() -> None:
-    """The C library would keep it, between the pieces that are still in use."""
+    """The C library would keep freed memory that lies between pieces still in use."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("only the GNU C library is asked to")
     process = psutil.Process()
@@ -114,7 +114,7 @@ def test_collectives_keep_no_history() -> None:
 def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other ranks are told to stop, and say that they were cancelled."""
+    """The other ranks are cancelled then; their errors must not hide the first one."""
     from engine.runtime import builder
 
     original = builder.Cache

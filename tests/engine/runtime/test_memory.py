@@ -1,4 +1,4 @@
-"""What plans say a model takes, against what its process takes."""
+"""Memory use of models: predictions of plans against measurements of the process."""
 
 import ctypes
 import mmap
@@ -25,8 +25,8 @@ N_QUICK = 1
 def assert_near(path: Path, n_ranks: int) -> None:
     """Check weights and cache to the byte, and everything together within 3 %.
 
-    One and the same process takes some MB more or less at each run, and more where the machine is
-    busy. The context is so long that this hardly counts, and one of two runs must come near.
+    The process's memory differs by some MB from run to run, more on a busy machine. The context
+    is so long that this hardly counts, and it suffices that one of two runs comes near.
     """
     shares = []
     while len(shares) < 2 and not any(share == pytest.approx(1, rel=0.03) for share in shares):

@@ -1,4 +1,4 @@
-"""A loaded model takes another split: what moves, what it costs, and what a failure leaves."""
+"""Re-splits of a loaded model: what moves, what it costs, and what a failure leaves."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six blocks of 0.3 MB in Q8_0."""
+    """Return a model file with six blocks of 0.3 MB in Q8_0."""
     folder = tmp_path_factory.mktemp("model")
     return tiny_gguf(
         folder / "m.gguf", n_layer=6, n_embd=128, n_head=8, n_head_kv=4, n_ff=512, quant="Q8_0"
@@ -49,7 +49,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(path: Path) -> Iterator[Model]:
-    """On two ranks, with a conversation in its cache."""
+    """Yield a model on two ranks with a conversation in its cache."""
     with load_model(path, ["cpu"] * 2, [3, 1]) as loaded:
         ask(loaded, PROMPT, 6)
         yield loaded
@@ -57,7 +57,7 @@ def model(path: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def no_gc() -> Iterator[None]:
-    """As in the window: what is not freed by itself stays. `gc` knows nothing of before."""
+    """Disable garbage collection, as in the window; `gc` tracks only what is made from now on."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -71,7 +71,7 @@ def next_logits(model: Model) -> Any:
 
 
 def addresses(model: Model) -> list[dict[str, int]]:
-    """Where each rank holds what, by the tensor's name."""
+    """Return the address of each rank's tensors, by their names."""
     found = []
     for rank in model.runtime.ranks:
         mine = {}
@@ -87,7 +87,7 @@ def addresses(model: Model) -> list[dict[str, int]]:
 
 
 def held_bytes() -> int:
-    """Of all tensors that are alive, without those of a few numbers."""
+    """Return the bytes of all living tensors, without those of a few numbers."""
     storages = {}
     for thing in gc.get_objects():
         if type(thing) is torch.Tensor:
@@ -158,7 +158,7 @@ def test_tokens_are_recorded_anew(model: Model) -> None:
 
 
 def test_nothing_moves_that_can_stay(model: Model) -> None:
-    """The same split again: not a byte of the file is read, and not a tensor is another one."""
+    """With the same split, no byte of the file is read, and all tensors stay where they are."""
     before, progress = addresses(model), list[LoadProgress]()
     model.resplit([6, 2], on_progress=progress.append)
     assert addresses(model) == before
@@ -166,7 +166,7 @@ def test_nothing_moves_that_can_stay(model: Model) -> None:
 
 
 def test_ranks_that_change_places_take_their_tensors_along(path: Path) -> None:
-    """All are on one device, so a rank can take what another one had."""
+    """All ranks are on one device, so a rank can take the tensors of another one."""
     with load_model(path, ["cpu"] * 2, [1, 2], split_mode="layer") as model:
         first, second = addresses(model)
         model.resplit([1, 1, 1], devices=["cpu"] * 3)
@@ -197,7 +197,7 @@ def test_norms_stay_where_matrices_move(model: Model) -> None:
 def test_a_device_never_holds_much_more_than_before_or_after(
     path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, mode: str
 ) -> None:
-    """Counted in tensors that are alive, at every step."""
+    """The bytes of all living tensors are counted at every step."""
     monkeypatch.setenv("TANDEM_BACKEND", backend)
     with load_model(path, ["cpu"] * 2, [3, 1]) as model:
         ask(model, PROMPT, 6)
@@ -227,7 +227,7 @@ def test_a_device_never_holds_much_more_than_before_or_after(
 
 
 def fails_at(n: int, error: BaseException) -> Callable[..., None]:
-    """Something that fails once, when it is called for the n-th time."""
+    """Return a function that fails once, at its n-th call."""
     calls = 0
 
     def call(*args: object) -> None:
@@ -240,7 +240,7 @@ def fails_at(n: int, error: BaseException) -> Callable[..., None]:
 
 
 def check_unchanged(model: Model, act: Callable[[], None], error: type[EngineError]) -> EngineError:
-    """An attempt fails, and the model is what it was, also for the next attempt."""
+    """Check that after a failed attempt the model is as before, and can still be re-split."""
     n_threads, params = threading.active_count(), model.params
     state = Path(str(model.params.path) + ".state")
     model.save_state(state)
@@ -298,7 +298,7 @@ def test_a_full_device_keeps_the_old_split(
 def test_one_that_would_not_fit_is_refused_before_anything_is_read(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the model itself holds counts as free."""
+    """The memory that the model itself holds counts as free."""
     held = sum(m.measured.weights + m.measured.kv for m in model.memory())
     needed = model.plan.total_bytes
 
@@ -441,7 +441,7 @@ def test_control_vectors_steer_after_it_too(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_recurrent_state_can_still_go_back(tmp_path: Path) -> None:
-    """Its saved copy moves along: the same prompt again is not computed from its start."""
+    """Saved copies move along, so the same prompt is not computed from its start again."""
     (family,) = (f for f in FAMILIES if f.name == "mamba2")
     ids, _ = family.build(tmp_path / "m.gguf")
     with load_model(tmp_path / "m.gguf", ["cpu"] * 2, [3, 1], n_ctx=64) as model:
@@ -459,7 +459,7 @@ def test_an_empty_cache_is_no_obstacle(path: Path) -> None:
 
 
 def test_a_cache_in_the_hosts_memory_is_no_cpu_ranks_cache() -> None:
-    """Both lie in the same place, but attention is computed elsewhere."""
+    """Both caches lie in host memory, but attention is computed on different devices."""
     heads = Ranges(((0, 2),), 2)
     state = KVState(heads, heads, 16, 16)
     on_cpu, on_host, again = (
@@ -485,7 +485,7 @@ SPLITS = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Path, Any]]:
-    """A model with experts, the state of a conversation, and what it says next."""
+    """Yield a model with experts, its saved conversation, and the logits that follow it."""
     (family,) = (f for f in FAMILIES if f.name == "mixtral")
     folder = tmp_path_factory.mktemp("moe")
     ids, _ = family.build(folder / "m.gguf")

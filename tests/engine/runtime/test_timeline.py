@@ -1,4 +1,4 @@
-"""Where a token's time goes: what is said adds up, and waiting is told from computing."""
+"""Times of a token: they add up, and waiting is told from computing."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is not used is left alone: GPUs, ranks without a share, and memory that shall stay free."""
+"""Unused devices are left alone: GPUs, ranks without a share, and reserved memory."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever would wake a GPU fails."""
+    """Make every call fail that would initialise a GPU."""
 
     def touched(*args: object, **options: object) -> None:
         raise AssertionError("a GPU was touched")
@@ -88,7 +88,7 @@ def test_a_gpu_that_is_not_here_is_refused_even_without_a_share(
 
 
 def matrices(module: Module) -> Iterator[object]:
-    """All that a rank holds of a model."""
+    """Yield the tensors of a module and of all modules in it; None where one is not held."""
     for name in ("weight", "bias", "scale", "value"):
         yield getattr(module, name, None)
     for _, child in module.children():
@@ -177,7 +177,7 @@ def test_keys_and_values_on_the_host_count_for_the_cpu(path: Path) -> None:
 
 
 def test_nobody_waits_for_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch frees idle memory on all GPUs at once, and would wait for all."""
+    """Torch frees cached memory on all GPUs at once, and would wait for the hung one, too."""
     freed: list[int] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
