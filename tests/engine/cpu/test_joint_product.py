@@ -1,4 +1,4 @@
-"""Matrices that are multiplied in one call give the same bits as each alone."""
+"""Tests of joint products: they have the bits of each matrix multiplied alone."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 
 class Matrix:
-    """A random one in planes, and the kernel's own product with it."""
+    """Random matrix in planes, in a linear layer."""
 
     def __init__(self, kind: Kind, n_rows: int, worker: Worker, seed: int = 0) -> None:
         raw = random_rows(kind, n_rows, N_COLUMNS, seed=seed)
@@ -41,6 +41,7 @@ class Matrix:
         self.linear.weight = weight
 
     def product(self, x: Tensor) -> Tensor:
+        """Return the GEMM kernel's product with x."""
         x_bytes, team = self.worker.x_bytes, self.worker.team
         return torch.from_numpy(
             multiplied(
@@ -61,7 +62,7 @@ def test_products_of_several_types(worker: Worker, n_tokens: int) -> None:
     ops, layers = CpuOps(worker.team), [matrix.linear for matrix in matrices]
     for seed in range(2):
         x = numbers(n_tokens, seed)
-        for _ in range(2):  # the second time they are quantised already
+        for _ in range(2):  # the second time x is quantised already
             for matrix, y in zip(matrices, ops.linears(x, *layers), strict=True):
                 assert torch.equal(y, matrix.product(x))
         for matrix in matrices:

@@ -1,4 +1,4 @@
-"""What a rank on the CPU computes with, against the reference, also where no kernel serves."""
+"""Tests of the CPU's operations against the reference, with and without kernels of our own."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_small_operations(fast: CpuOps, dtype: torch.dtype) -> None:
-    """F64 is nothing for the kernels."""
+    """Compare with the reference, which computes F64: kernels are for F32."""
     x, y, w = (numbers(n, *s, dtype=dtype) for n, s in enumerate([(5, 3, 64), (5, 3, 64), (64,)]))
     cos, sin = numbers(3, 5, 1, 32, dtype=dtype), numbers(4, 5, 1, 32, dtype=dtype)
     silu = Activation("silu")
@@ -57,7 +57,7 @@ def test_experts(fast: CpuOps, dtype: torch.dtype) -> None:
 
 
 def test_angles_of_any_position(fast: CpuOps) -> None:
-    """They are computed for many positions at once, and for each rotation anew."""
+    """Check angles across blocks of positions, and for rotations of their own."""
     plain, other = RopeParams(64, "norm", 1e4), RopeParams(64, "norm", 1e6)
     for params, factors in ((plain, None), (other, None), (plain, numbers(1, 32).abs() + 1)):
         for first in (0, 1, 255, 256, 100_000):
@@ -99,7 +99,7 @@ def test_what_kernels_do_not_serve_is_written_as_well(fast: CpuOps) -> None:
 )
 @pytest.mark.parametrize("n_past", [0, 23])
 def test_attention_of_a_prompt(fast: CpuOps, scores: Scores, n_past: int) -> None:
-    """With any mask, and by the reference where torch's kernel cannot."""
+    """Check any mask, and scores that torch's kernel cannot compute."""
     state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
     cache = LayerCache(state, 0, 60, "f16", torch.device("cpu"))
     cache.write(numbers(1, 60, 3, 32), numbers(2, 60, 3, 32), 0)

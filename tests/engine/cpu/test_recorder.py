@@ -1,4 +1,4 @@
-"""What was recorded gives, with other numbers in the same memory, what computing it would give."""
+"""Tests of recordings: replayed with other numbers, they return what computing would return."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,13 @@ from engine.cpu.recorder import Recorder, Recording
 from engine.forward.recording import refuse_replay
 
 TEAM = Team(1)
-STEPS = SmallOps(TEAM)
+OPS = SmallOps(TEAM)
 WEIGHT = torch.randn(8, 8)
 STATE = torch.zeros(8)
 
 
 def kernel(x: Tensor) -> Tensor:
-    y = STEPS.rms_norm(x, WEIGHT[0], None, 1e-5)
+    y = OPS.rms_norm(x, WEIGHT[0], None, 1e-5)
     assert y is not None
     return y
 
@@ -113,7 +113,7 @@ def test_memory_is_kept_as_long_as_it_is_used() -> None:
 
 
 def kernel_of_any_width(x: Tensor) -> Tensor:
-    y = STEPS.rms_norm(x, None, None, 1e-5)
+    y = OPS.rms_norm(x, None, None, 1e-5)
     assert y is not None
     return y
 

@@ -1,4 +1,4 @@
-"""Routing and sums by kernels, against the reference, on every kind of processor."""
+"""Tests of the routing kernels against the reference, on every supported instruction set."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ def ops(request: pytest.FixtureRequest) -> RoutingOps:
 
 
 def some_logits(n_token: int, n_expert: int) -> Tensor:
-    """Each token likes all experts differently."""
+    """Return logits that differ for all experts of a token."""
     torch.manual_seed(n_expert)
     order = torch.rand(n_token, n_expert).argsort()
     return torch.linspace(-3, 3, n_expert)[order] * torch.linspace(0.5, 1, n_token)[:, None]
 
 
 def check(ops: RoutingOps, rule: Routing, logits: Tensor, bias: Tensor | None) -> None:
-    """The choice and the order must be the reference's, weights within rounding."""
+    """Compare choice and order with the reference's exactly, weights within rounding."""
     found = ops.assign(rule, logits, bias)
     assert found is not None
     weights, groups = REFERENCE.assign(rule, logits, bias)

@@ -1,4 +1,4 @@
-"""What parts of a block add to the residual stream, and norms that are computed with the sum."""
+"""Tests of additions to the residual stream, and of norms that are computed with them."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +21,9 @@ from tests.helpers.tiny_gguf import tiny_gguf
 @pytest.fixture
 def ctx() -> Context:
     comm = ThreadCommunicator(ThreadGroup(), 0, torch.device("cpu"))
-    made = Context(comm, REFERENCE, cast(Any, None), torch.device("cpu"), ["cpu"])
-    made.join((0,))
-    return made
+    ctx = Context(comm, REFERENCE, cast(Any, None), torch.device("cpu"), ["cpu"])
+    ctx.join((0,))
+    return ctx
 
 
 def norm_of(kind: type[Norm], n: int = 8) -> Norm:
@@ -59,7 +59,7 @@ def test_a_sum_is_not_reduced_again(ctx: Context, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is one, nothing else is asked for the sum."""
+    """Check that with a one-shot all-reduce no other one is called."""
 
     class OneShot:
         def all_reduce(self, x: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -68,10 +68,10 @@ def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: object) -> Tensor:
         raise AssertionError
 
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def one_shot(group: tuple[int, ...], n: int) -> OneShot:
-        asked.append(n)
+        sizes.append(n)
         return OneShot()
 
     monkeypatch.setattr(ctx._comm, "all_reduce", refuse)
@@ -80,22 +80,22 @@ def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(ctx.all_reduce_add(x, Addend(delta)), x + 3 * delta)
     assert torch.equal(ctx.all_reduce_add(x, Addend(None)), x + 7)
     assert torch.equal(ctx.all_reduce_add(x, Addend(delta, is_whole=True)), x + delta)
-    assert asked == [24, 24]
+    assert sizes == [24, 24]
 
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[Norm | None]:
-    """The norms that sums were computed with."""
+    """Return a list that gets the norm passed to each `add_norm`."""
     seen: list[Norm | None] = []
     compute = CompositeOps.add_norm
 
-    def noted(
+    def add_norm(
         self: CompositeOps, x: Tensor, addend: Addend, norm: Norm | None, one_shot: None
     ) -> tuple[Tensor, Tensor | None]:
         seen.append(norm)
         return compute(self, x, addend, norm, one_shot)
 
-    monkeypatch.setattr(CompositeOps, "add_norm", noted)
+    monkeypatch.setattr(CompositeOps, "add_norm", add_norm)
     return seen
 
 

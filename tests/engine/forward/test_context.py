@@ -1,4 +1,4 @@
-"""What a rank does with values that devices of other kinds may round otherwise."""
+"""Tests of values that devices of other kinds may round differently."""
 
 import pytest
 import torch
@@ -13,7 +13,11 @@ GPUS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3060")
 
 
 class Comm:
-    """Notes what it is asked for, and gives zeros."""
+    """Communicator that returns zeros.
+
+    Attributes:
+        sent: shapes of the tensors that were broadcast.
+    """
 
     rank = 0
     waited_s = 0.0
@@ -29,10 +33,10 @@ class Comm:
 
 
 def context(comm: Comm, kinds: tuple[str, ...]) -> Context:
-    made = Context(comm, ReferenceOps(), Cache((), 0, 8, "f32", CPU), CPU, kinds)  # type: ignore[arg-type]
-    made.begin(0, 2, 0)
-    assert made.join(tuple(range(len(kinds))))
-    return made
+    ctx = Context(comm, ReferenceOps(), Cache((), 0, 8, "f32", CPU), CPU, kinds)  # type: ignore[arg-type]
+    ctx.begin(0, 2, 0)
+    assert ctx.join(tuple(range(len(kinds))))
+    return ctx
 
 
 @pytest.mark.parametrize("kinds", [(GPUS[0], GPUS[0]), GPUS, (GPUS[0], "cpu")])
@@ -45,12 +49,12 @@ def test_a_choice_is_taken_over_only_from_other_kinds(kinds: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(("kinds", "is_shown"), [((GPUS[0], GPUS[0]), True), (GPUS, False)])
-def test_streams_are_compared_only_between_devices_of_one_kind(
+def test_hidden_states_are_compared_only_between_devices_of_one_kind(
     kinds: tuple[str, ...], is_shown: bool
 ) -> None:
-    """Others round differently, which is no fault."""
-    made = context(Comm(), kinds)
-    made.is_sliced = True
-    logits, stream = torch.ones(2, 4), torch.ones(2, 3)
-    assert made.gather(logits, stream) is logits
-    assert (made.head_input is stream) == is_shown
+    """Check `head_input`: devices of different kinds round differently, which is no error."""
+    ctx = context(Comm(), kinds)
+    ctx.is_sliced = True
+    logits, hidden = torch.ones(2, 4), torch.ones(2, 3)
+    assert ctx.gather(logits, hidden) is logits
+    assert (ctx.head_input is hidden) == is_shown

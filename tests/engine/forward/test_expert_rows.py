@@ -1,4 +1,4 @@
-"""Rows in groups of one expert each, against a loop over experts."""
+"""Tests of rows grouped by expert against a loop over experts."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges
 
 SIZES = [(1, 1, 4), (1, 8, 64), (2, 2, 2), (3, 2, 5), (17, 4, 9), (64, 16, 40), (300, 3, 5)]
-"""Tokens, experts of each, all experts."""
+"""Numbers of tokens, of experts per token, and of all experts."""
 
 Q8_0 = 8
 
 
 def some_choice(n_token: int, n_used: int, n_expert: int) -> tuple[Tensor, Tensor]:
-    """Weights and experts, ascending, (n_token, n_used)."""
+    """Return random weights and experts, ascending, both (n_token, n_used)."""
     torch.manual_seed(n_token)
     chosen = torch.randn(n_token, n_expert).topk(n_used).indices
     return torch.randn(n_token, n_used), chosen.sort().values
@@ -30,7 +30,7 @@ def some_choice(n_token: int, n_used: int, n_expert: int) -> tuple[Tensor, Tenso
 def test_each_token_gets_the_sum_of_its_experts_in_their_order(
     size: tuple[int, int, int], n: int
 ) -> None:
-    """With the bits that one expert after another would add up to."""
+    """Check that the sums have the bits of adding one expert after another."""
     weights, chosen = some_choice(*size)
     x, factors = torch.randn(size[0], n), torch.randn(size[2], n)
     expected = torch.zeros(size[0], n)
@@ -67,7 +67,7 @@ def test_weights_go_with_their_experts() -> None:
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_matrix_for_each_expert(size: tuple[int, int, int], is_packed: bool) -> None:
-    """Also with biases and scales, bit for bit as one expert after another."""
+    """Check products with biases and scales bit for bit against one expert after another."""
     groups = Groups.of(some_choice(*size)[1])
     layer = ExpertLinear(size[2], 64, 5, Shard(1, Ranges(((0, 5),), 5)))
     numbers = torch.randint(-9, 9, (size[2], 5, 64))

@@ -1,4 +1,4 @@
-"""Keys and values in each KV type: what is held, how close it stays, and what is refused."""
+"""Tests of the KV types: memory, accuracy, and refused head sizes."""
 
 import json
 from pathlib import Path
@@ -20,14 +20,19 @@ from tests.helpers.golden import golden_logits, golden_path, nmse
 from tests.helpers.tiny_gguf import tiny_gguf
 
 SPLITS = [[1], [1, 1], [3, 1]]
-BYTES = {"f32": 32 * 4, "f16": 32 * 2, "bf16": 32 * 2, "q8_0": 34, "q4_0": 18}  # of 32 elements
+BYTES = {"f32": 32 * 4, "f16": 32 * 2, "bf16": 32 * 2, "q8_0": 34, "q4_0": 18}
+"""Bytes of 32 elements in each KV type."""
+
 BLOCKS = [kv_type for kv_type in KV_TYPES if kv_type.startswith("q")]
 TRAINED = "bitllama-3M-F16"
 LATENT = "deepseek3-mla-q4_k_m"
 
 
 def layer_cache(kv_type: str, *, v_in_k: bool = False, n_ctx: int = 24) -> LayerCache:
-    """Of four query heads on two key-value heads, keys of 64 elements and values of 32."""
+    """Return a cache of two key-value heads with keys of 64 elements and values of 32.
+
+    Four query heads use it.
+    """
     heads, kv_heads = Ranges(((0, 4),), 4), Ranges(((0, 2),), 2)
     state = KVState(heads, kv_heads, 64, 32, v_in_k=v_in_k)
     cache = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
@@ -60,9 +65,10 @@ def test_rows_are_the_blocks_of_the_gguf_package(kv_type: str, v_in_k: bool) -> 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_what_is_read_is_what_was_written(kv_type: str) -> None:
-    """Up to a part of the largest of 32 numbers.
+    """Check keys and values up to a fraction of the largest of 32 numbers.
 
-    Of blocks it is half a step (at an end of Q4_0's range a whole one) and the scale's rounding.
+    For blocks that is half a quantisation step (a whole one at an end of Q4_0's range) and the
+    scale's rounding.
     """
     step = {
         "f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254 + 2**-11, "q4_0": 1 / 8 + 2**-11,
@@ -91,7 +97,7 @@ def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, 
 
 @pytest.mark.parametrize("kv_type", BLOCKS)
 def test_latents_are_held_once(kv_type: str) -> None:
-    """Keys of 96 elements, whose first 64 are the values, on every rank with heads."""
+    """Check the bytes of keys of 96 elements, whose first 64 are the values, on both ranks."""
     path, ids = model_path(LATENT), golden_logits(LATENT)[0]
     with load_model(path, ["cpu"] * 2, [3, 1], kv_type=kv_type, n_ctx=128) as model:
         model.logits(ids)
@@ -114,9 +120,9 @@ def test_latents_are_held_once(kv_type: str) -> None:
 def test_answers_stay_close_to_those_of_an_exact_cache(
     name: str, kv_type: str, error: float, loss: float, split: list[int]
 ) -> None:
-    """A trained model's perplexity on a story changes by less than 0.02 % and 0.1 %.
+    """Check that a trained model's perplexity on a story changes by less than 0.02 % and 0.1 %.
 
-    The weights of the other one are random, and its logits the more sensitive.
+    The weights of the other model are random, and its logits more sensitive.
     """
     ids, path = story() if name == TRAINED else golden_logits(name)[0], model_path(name)
     with load_model(path, kv_type="f32", n_ctx=len(ids)) as model:
@@ -139,23 +145,23 @@ def story() -> list[int]:
 
 
 def nll(logits: Any, ids: list[int]) -> float:
-    """Mean -log p of each token after the first."""
+    """Return the mean -log p of each token after the first."""
     p = torch.from_numpy(logits[:-1]).double().log_softmax(-1)
     return -float(p[range(len(ids) - 1), ids[1:]].mean())
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("kv_type", BLOCKS)
-def test_what_is_drawn_in_steps_is_what_one_pass_would_draw(
+def test_tokens_sampled_one_by_one_are_those_of_one_pass(
     tmp_path: Path, kv_type: str, split: list[int]
 ) -> None:
-    """Prompt in batches, then token by token; all of them meet rounded keys and values."""
+    """Compare a prompt in batches and single tokens with one pass; all read rounded keys."""
     path, prompt = tiny_gguf(tmp_path / "m.gguf", head_dim=32), [5, 9, 33, 17, 8, 40, 21]
     devices = ["cpu"] * len(split)
     with load_model(path, devices, split, kv_type=kv_type, n_ctx=32, n_batch=3) as model:
-        drawn, _ = ask(model, prompt, 12)
-        whole = model.logits(prompt + drawn)[len(prompt) - 1 : -1]
-    assert drawn == whole.argmax(-1).tolist()
+        sampled, _ = ask(model, prompt, 12)
+        whole = model.logits(prompt + sampled)[len(prompt) - 1 : -1]
+    assert sampled == whole.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("kv_type", BLOCKS)
@@ -168,8 +174,8 @@ def test_heads_of_broken_blocks_are_refused(
 ) -> None:
     one = Ranges(((0, 1),), 1)
     state = KVState(one, one, head_dim_k, head_dim_v, v_in_k=head_dim_v < head_dim_k)
-    for harmless in ("f32", "f16", "bf16"):
-        state.check_type(harmless)
+    for unquantised in ("f32", "f16", "bf16"):
+        state.check_type(unquantised)
     if not problem:
         state.check_type(kv_type)
         return

@@ -1,4 +1,4 @@
-"""Tensors as a file has them, and as a model asks for them."""
+"""Tests of `TensorSource`: shapes in a file, and shapes that a model expects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What YaRN does to the size of cos and sin."""
+"""Tests of YaRN's factors on cos and sin, and of its bounds."""
 
 from math import log
 
@@ -12,7 +12,7 @@ def params(stretch: float, *, yarn: bool = True) -> RopeParams:
 
 
 def m(stretch: float, multiplier: float) -> float:
-    """`yarn_get_mscale` of DeepSeek's configuration."""
+    """Return `yarn_get_mscale` of DeepSeek's configuration."""
     return 0.1 * multiplier * log(stretch) + 1
 
 

@@ -1,4 +1,4 @@
-"""Queries that grow with their position, against the formula written down."""
+"""Tests of the queries' temperature against its formula."""
 
 from math import floor, log
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Activations and the choice of experts, against their formulas written down."""
+"""Tests of activations and of the choice of experts against their formulas."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ OPS = ReferenceOps()
 
 
 def test_limits_hold_behind_silu() -> None:
-    """Large gates show it: they count 1, and silu(1) = 0.73 if they were limited before."""
+    """Check with large gates, which become 1; limited before SiLU, they would become 0.73."""
     gate, up = torch.linspace(-9, 9, 61), torch.linspace(7, -7, 61)
     limited = OPS.gated(Activation("silu", limit=1.0), gate, up)
     expected = torch.minimum(gate * torch.sigmoid(gate), torch.ones(61))

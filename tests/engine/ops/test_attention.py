@@ -1,4 +1,4 @@
-"""Attention against a plain float64 formula, one query and one key at a time."""
+"""Tests of attention against a plain F64 formula, one query and one head at a time."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ HEAD_DIM_K, HEAD_DIM_V = 8, 6
 
 
 def plain(q: Any, k: Any, v: Any, n_past: int, scores: Scores, sinks: Any, slopes: Any) -> Any:
-    """q (T, n_head, d), k and v (S, n_head_kv, d); (T, n_head, d_v)."""
+    """Return attention (T, n_head, d_v) of q (T, n_head, d) over k and v (S, n_head_kv, d)."""
     n_tokens, n_head, _ = q.shape
     out = np.zeros((n_tokens, n_head, v.shape[-1]))
     for t in range(n_tokens):
@@ -94,7 +94,14 @@ def test_attention_equals_the_plain_formula(case: dict[str, Any]) -> None:
 
 
 class LargestResult(TorchDispatchMode):
-    """The elements of the largest tensor that any operation made; views of others do not count."""
+    """Mode that finds the largest tensor which any operation made.
+
+    Args:
+        known: tensors whose views do not count.
+
+    Attributes:
+        n_elements: number of elements of that tensor.
+    """
 
     def __init__(self, *known: torch.Tensor) -> None:
         super().__init__()
@@ -113,7 +120,7 @@ class LargestResult(TorchDispatchMode):
 def test_working_memory_does_not_grow_with_what_is_cached(
     kv_type: str, options: dict[str, Any]
 ) -> None:
-    """Neither the whole cache in F32 nor all scores of a long prompt are ever made."""
+    """Check that neither the whole cache in F32 nor all scores of a long prompt are ever held."""
     n_head, n_kv, head_dim, n_tokens = 4, 2, 64, 300
     state = KVState(Ranges(((0, n_head),), n_head), Ranges(((0, n_kv),), n_kv), head_dim, head_dim)
     step, found = Step(keys=1 << 15, scores=1 << 13), []
@@ -135,7 +142,7 @@ def test_working_memory_does_not_grow_with_what_is_cached(
 
 @pytest.mark.parametrize("n_tokens", [1, 7, 64])
 def test_the_usual_step_gives_the_same(n_tokens: int) -> None:
-    """Against torch's own attention, on heads of a usual size and more keys than one step."""
+    """Compare with torch's attention, on heads of a usual size and more keys than one step."""
     n_head, n_kv, head_dim, n_past = 8, 2, 128, 9000
     state = KVState(Ranges(((0, n_head),), n_head), Ranges(((0, n_kv),), n_kv), head_dim, head_dim)
     cache = LayerCache(state, 0, n_past + n_tokens, "f32", torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Recurrent layers against their recurrences in F64, token by token, and against transformers."""
+"""Tests of recurrent layers against their recurrences in F64, token by token, and transformers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class Layer:
     """One layer with the inputs of a pass.
 
     Attributes:
-        op: what is tested; takes the inputs, then the parameters, then the state.
-        recurrence: the same for one token in F64; returns the new state and the output.
-        inputs: each (T, ...)
-        parameters: what does not depend on the token.
-        state: before the pass.
+        op: tested operation; takes the inputs, then the parameters, then the state.
+        recurrence: function for one token in F64; returns the new state and the output.
+        inputs: inputs of the pass, each (T, ...).
+        parameters: parameters that do not depend on the token.
+        state: state before the pass.
     """
 
     op: Callable[..., Tensor]
@@ -44,7 +44,7 @@ class Layer:
         return self.op(*(t[piece] for t in self.inputs), *self.parameters, state)
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """Outputs and last state in F64."""
+        """Return the outputs and the last state, computed in F64."""
         state, outputs = self.state.double(), []
         parameters = [t.double() for t in self.parameters]
         for token in zip(*self.inputs, strict=True):
@@ -94,7 +94,7 @@ def delta_per_channel(n_tokens: int, decay: str, sizes: tuple[int, int, int]) ->
 
 
 def steps_and_rates(decay: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Steps Δ and a factor for the rates a, so that Δ a are the wanted decays."""
+    """Return steps Δ and a factor for the rates a, so that Δ a are the wanted decays."""
     if decay == "none":
         return torch.rand(shape), torch.zeros(())
     return -log_decays(decay, shape), -torch.ones(())
@@ -169,7 +169,7 @@ seeds = st.integers(0, 1 << 32)
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    """Equal up to `tolerance` of the largest value."""
+    """Assert that two tensors are equal up to `tolerance` of the largest value."""
     assert actual.shape == expected.shape
     if expected.numel():
         limit = tolerance * max(1.0, float(expected.abs().max()))
@@ -252,14 +252,14 @@ def test_delta_rule_with_keys_alike_and_reflections(make: Callable[..., Layer]) 
     layer = make(2 * CHUNK_TOKENS, "none", (2, 32, 32))
     _, k, _, _, beta = layer.inputs
     k.copy_(normalize(k[:1] + 0.1 * k, dim=-1))
-    beta.mul_(2)  # above 1 the old value is not only taken out but turned round
+    beta.mul_(2)  # above 1 the old value is not only removed but negated
     outputs, last_state = layer.expected()
     assert_near(layer.run(layer.state), outputs, 3e-5)
     assert_near(layer.state, last_state, 3e-5)
 
 
 def transformers_function(model: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function of transformers' implementation in torch; skips where it has none."""
+    """Return a function of transformers' implementation in torch; skip the test without it."""
     module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
     if not hasattr(module, name):
         pytest.skip(f"this version of transformers has no {name}")
@@ -287,7 +287,7 @@ def test_delta_rule_is_that_of_transformers(
         initial_state=layer.state[None].clone(),
         output_final_state=True,
     )
-    layer.inputs[0] /= 16**0.5  # theirs scales q by itself
+    layer.inputs[0] /= 16**0.5  # transformers scales q itself
     assert_near(layer.run(layer.state), outputs[0])
     assert_near(layer.state, last_state[0])
 
@@ -309,7 +309,7 @@ def test_selective_scan_is_that_of_transformers() -> None:
     function = transformers_function("mamba", "mamba_selective_scan")
     torch.manual_seed(0)
     layer = selective_layer(150, "mild", (24, 16, 0))
-    layer.state.zero_()  # theirs begins without one
+    layer.state.zero_()  # transformers starts without a state
     x, dt, b, c = (t.T[None] for t in layer.inputs)
     a, d = layer.parameters
     outputs, last_state = function(x, dt, a, b, c, D=d, return_last_state=True)
