@@ -59,7 +59,7 @@ CLOSING = (
 
 
 class Desk:
-    """A host and the queue of what it says."""
+    """A host and the queue of its events."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
@@ -207,7 +207,7 @@ def test_a_model_is_split_anew_and_remembers(desk: Desk, path: str) -> None:
 
 
 def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
-    """The one that is next in line is done between two tokens, the one behind it is not."""
+    """The re-split that is next in line is done between two tokens, the command after it is not."""
     desk.run(Load(LoadParams(path)))
     text = desk.host.submit(Generate(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
@@ -377,7 +377,7 @@ def test_some_tokens_say_where_their_time_went(desk: Desk, path: str) -> None:
 def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And comes back when the new one fails for another reason."""
+    """The old model is loaded again when the new one fails for another reason."""
     desk.run(Load(LoadParams(path)))
 
     from engine.runtime import thread_runtime

@@ -1,4 +1,4 @@
-"""What computing on a CPU must not import, and what the interpreter needs."""
+"""Modules that computing on a CPU must not import, and the setting of Triton's interpreter."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ sys.exit(", ".join(name for name in wrong if name in sys.modules) or None)
 
 
 def test_the_cpu_needs_no_compiler_of_torch(tmp_path: Path) -> None:
-    """They take seconds to import, and the first answer would wait for that."""
+    """Torch's compilers take seconds to import, and the first answer would wait for that."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     command = [sys.executable, "-c", CODE, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What `import engine` offers, and what it does not cost."""
+"""The public names of `engine`, and the modules that importing it leaves out."""
 
 import os
 import subprocess
@@ -69,7 +69,7 @@ def test_what_torch_reads_is_set_before_it_is_imported(name: str) -> None:
 
 
 def test_planning_and_the_command_line_do_not_import_torch() -> None:
-    """So that the window opens, and `tandem plan` answers, without waiting seconds for it."""
+    """The window opens, and `tandem plan` answers, without waiting seconds for torch."""
     code = (
         "import sys, pkgutil, importlib\n"
         f"for name in {TORCH_FREE}: importlib.import_module(name)\n"

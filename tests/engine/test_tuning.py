@@ -1,4 +1,4 @@
-"""The measured search with real models: what it measures, keeps, learns, and leaves behind."""
+"""The measured search with real models: its trials, its result, what it learns and restores."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Drawing ahead on the host: what a runtime's stream promises, in a few lines."""
+"""A token source on the host that samples ahead: the interface in a few lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import numpy as np
 from engine.sampling.sampler import Sampler
 
 
-class AheadStream:
-    """A `TokenSource` that has computed and drawn some tokens more than it was asked for.
+class AheadSource:
+    """A `TokenSource` that has computed and sampled some tokens more than it was asked for.
 
     Args:
-        runtime: computes them; its cache then holds tokens that nobody asked for.
-        is_able: for each draw, whether it can do that; if not the host has to.
+        runtime: computes the tokens; its cache then holds tokens that nobody asked for.
+        ahead: number of tokens to sample ahead.
+        is_able: returns, for each token, whether the source can sample it; if not, the host must.
+
+    Attributes:
+        n_delivered: number of sampled tokens that were handed out.
     """
 
     def __init__(self, runtime: Any, ahead: int, is_able: Any = lambda: True) -> None:
@@ -24,7 +28,7 @@ class AheadStream:
         self._sampler: Sampler | None = None
         self._never: list[int] = []
         self._next: tuple[int, int] | None = None
-        self._drawn: list[int | np.ndarray] = []
+        self._sampled: list[int | np.ndarray] = []
         self.n_delivered = 0
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
@@ -41,9 +45,9 @@ class AheadStream:
             self.stop()
             self._at, self._fed = n_past, token
             self._copy = copy.deepcopy(self._sampler)
-        while len(self._drawn) < min(1 + self._ahead, n_left):
-            self._drawn.append(self._draw())
-        found = self._drawn.pop(0)
+        while len(self._sampled) < min(1 + self._ahead, n_left):
+            self._sampled.append(self._sample())
+        found = self._sampled.pop(0)
         if not isinstance(found, int):
             self.stop()
             return found
@@ -53,18 +57,18 @@ class AheadStream:
         self.n_delivered += 1
         return found
 
-    def _draw(self) -> int | np.ndarray:
+    def _sample(self) -> int | np.ndarray:
         logits: np.ndarray = self._runtime.forward([self._fed], self._at, 0)[0]
         masked = logits.copy()
         masked[self._never] = -np.inf
         if not self._is_able() or not np.isfinite(masked.max()):
             return logits
-        drawn = self._copy.sample(masked)
-        self._copy.accept(drawn)
-        self._at, self._fed = self._at + 1, drawn
-        return drawn
+        token = self._copy.sample(masked)
+        self._copy.accept(token)
+        self._at, self._fed = self._at + 1, token
+        return token
 
     def stop(self) -> Sequence[int]:
         self._next = None
-        self._drawn.clear()
+        self._sampled.clear()
         return ()

@@ -20,7 +20,7 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """The JSON document on stdout, which must be all of it."""
+        """JSON document on stdout, which has nothing else."""
         assert self.status == 0, self.err
         return json.loads(self.out)
 

@@ -1,4 +1,4 @@
-"""Matrices of all types in planes, with what they say, for tests of what reads planes on GPUs."""
+"""Matrices of all types in planes, with their exact values, for tests of kernels on GPUs."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -21,11 +21,13 @@ SMALL_TYPES = tuple(number for number in LAYOUTS if TYPES[number].block_size == 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix, or several of the same size.
+    """A quantised matrix, or several of the same size.
 
     Attributes:
-        planes: uint8 (…, n_tile, tile_bytes).
-        values: F32 (…, n_rows, n_columns), what it says exactly.
+        number: number of the GGML type.
+        planes: packed weights, uint8 (…, n_tile, tile_bytes).
+        values: exact values of the weights, F32 (…, n_rows, n_columns).
+        extent: columns of the file's rows that the matrix has.
     """
 
     number: int
@@ -35,6 +37,7 @@ class Matrix:
 
     @property
     def n_rows(self) -> int:
+        """Number of rows."""
         return self.values.shape[-2]
 
 
@@ -47,7 +50,13 @@ def matrix(
     number: int, n_rows: int, start: int, stop: int, *, n_matrix: int | None = None,
     std: float = 0.5, seed: int = 0, device: str = "cpu",
 ) -> Matrix:  # fmt: skip
-    """Random weights: columns `start` to `stop` of rows of a file."""
+    """Return random weights: columns `start` to `stop` of rows of a file.
+
+    Args:
+        number: number of the GGML type.
+        n_matrix: number of matrices; None for one without that dimension.
+        std: standard deviation of the weights.
+    """
     block_size = TYPES[number].block_size
     width = -(-stop // block_size) * block_size
     rng = np.random.default_rng(seed + number)

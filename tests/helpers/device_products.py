@@ -1,4 +1,4 @@
-"""What products on a device must say, where operands are rounded."""
+"""Expected results of products on a device, which rounds the operands."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from engine.gpu.matmul.dequant_gemm import half_dtype, to_half
 
 
 def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """As products of operands that were rounded to `dtype`, but for roundings of F32.
+    """Check that y is the product of x, rounded to `dtype`, and values, but for roundings of F32.
 
     Args:
-        values: (…, n_out, n_in), rounded already.
+        values: weights (…, n_out, n_in), rounded already.
     """
     numbers, scale = to_half(x, dtype)
     expected = numbers.double() @ values.double().mT
@@ -23,7 +23,10 @@ def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch
 
 
 def short(values: Tensor) -> Tensor:
-    """As operands of tensor cores; Triton's interpreter cuts off what devices round to BF16."""
+    """Return values as operands of tensor cores: rounded on a device.
+
+    Triton's interpreter cuts bits off where devices round to BF16.
+    """
     dtype = half_dtype(values.device)
     if values.device.type == "cpu":
         return (values.view(torch.int32) & -65536).view(torch.float32).to(dtype)

@@ -1,4 +1,4 @@
-"""A made-up driver of NVIDIA: it notes what it is asked, and computes nothing."""
+"""A fake driver of NVIDIA, which records its calls and computes nothing."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,25 +6,25 @@ from typing import Any
 
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8,
          "u64": 8, "f64": 8}  # fmt: skip
-"""Bytes of PTX's types."""
+"""Size of each of PTX's types in bytes."""
 
 OPT_IN_BYTES = 227 << 10
+"""Largest shared memory of a block in bytes, if asked for."""
 
 
 class FakeCuda:
-    """Stands for the library that ctypes opens.
+    """Stand-in for the driver library that ctypes opens.
 
     Args:
-        parameter_bytes: what each kernel says of its parameters, by its name; None for a driver
-            that does not tell.
-        failing: which function fails, and with what.
+        parameter_bytes: returns the sizes of a kernel's parameters, from its name; None for a
+            driver that does not tell these.
+        failing: name of the function that fails, and its error code.
 
     Attributes:
-        calls: the names of functions in the order of their calls.
-        started: of each start: kernel, grid, threads, shared memory, stream and the parameters'
-            bytes.
-        attributes: of functions, that were set.
-        context: whose context the thread has; None for none.
+        calls: names of the called functions, in order.
+        started: launches: kernel, grid, threads, shared memory, stream and the parameters' bytes.
+        attributes: attributes of functions that were set: number and value.
+        context: number of the device whose context the thread has; None for none.
     """
 
     def __init__(

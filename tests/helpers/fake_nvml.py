@@ -1,4 +1,4 @@
-"""A made-up NVIDIA driver, to be put in the place of `pynvml`."""
+"""A fake NVIDIA driver that takes the place of `pynvml`."""
 
 # ruff: noqa: N802 - the functions carry the names that they stand in for
 
@@ -158,7 +158,7 @@ class FakeDriver(types.ModuleType):
 
 
 def three_gpus() -> FakeDriver:
-    """Different GPUs that the driver lists in another order than they sit on the bus."""
+    """Return different GPUs, which the driver lists in another order than they sit on the bus."""
     return FakeDriver(
         [
             FakeGpu("RTX 4090", "GPU-aaaa1111", bus=0x81, gib=24),
@@ -169,14 +169,14 @@ def three_gpus() -> FakeDriver:
 
 
 def no_gpus(init_error: str = "NVML_ERROR_LIBRARY_NOT_FOUND") -> FakeDriver:
-    """A machine without the driver."""
+    """Return the driver of a machine that has none: starting it fails."""
     driver = FakeDriver([])
     driver.init_error = CODES[init_error]
     return driver
 
 
 def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """Make it the driver of this machine, with a torch that can use it."""
+    """Install a fake driver on this machine, with a torch that can use it; return the driver."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     use_build(monkeypatch, TorchBuild(is_installed=True, cuda="13.0"))

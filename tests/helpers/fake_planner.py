@@ -1,4 +1,4 @@
-"""A planner for the window's tests: it cuts at whole eighths, whatever the mode."""
+"""A fake planner for the window's tests, which cuts at whole eighths, whatever the mode."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ GB_PER_S = {"cuda:0": 1000, "cuda:1": 750, "cuda:2": 250, "cpu": 50}
 
 
 def fake_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
-    """Devices that read as fast as `GB_PER_S` says and compute in no time."""
+    """Return devices that read as fast as `GB_PER_S` says and compute in no time."""
     facts = {d.id: DeviceFacts(d.id, 1e9 * GB_PER_S[d.id], 1e15) for d in devices if d.usable}
     speeds = {device: found.bytes_per_s for device, found in facts.items()}
     return MachineFacts(Forecaster(devices, facts, Links({})), speeds, frozenset(speeds))
 
 
 class FakePlanner:
-    """10 GiB of weights and 1 MiB of keys and values per token of F16."""
+    """Planner of a model with 10 GiB of weights and 1 MiB of F16 keys and values per token."""
 
     info = INFO
     calls = 0
@@ -100,7 +100,7 @@ class FakePlanner:
 
 
 class RefusingPlanner(FakePlanner):
-    """Cannot cut anything."""
+    """Planner that refuses every split."""
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None

@@ -1,8 +1,8 @@
-"""Made-up GPUs whose operations happen late, in any order that streams and events allow.
+"""Fake GPUs whose operations happen late, in any order that streams and events allow.
 
-What was put into queues is done by `Machine.drain` or when the host asks for an event, and then
-by whim: a queue may get far ahead of another one, or far behind. So a wait that is missing, or a
-buffer that is written too early, gives wrong numbers for some seed.
+Queued operations run in `Machine.drain` or when the host asks for an event, in random order: a
+queue may get far ahead of another one, or far behind. So a wait that is missing, or a buffer that
+is written too early, gives wrong numbers for some seed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from torch import Tensor
 from engine.hardware.host_memory import HostTensor
 
 GARBAGE = 0xFF
-"""What new memory holds: no number, in every type."""
+"""Byte that fills new memory: it makes NaN in every float type."""
 
 
 class Machine:
     """All queues of all devices.
 
     Args:
-        dropped: the wait that never happens, as `sites` names it.
-        is_pinned: the host's memory can be read and written by devices.
+        seed: seed of the order in which operations run.
+        dropped: name of a wait to leave out, as in `sites`; "" for none.
+        is_pinned: whether devices can read and write the host's memory.
 
     Attributes:
-        sites: where in the engine's code queues were told to wait: "file:line".
+        sites: places in the engine's code that made queues wait: "file:line".
+        is_hung: whether no operation runs any more.
     """
 
     def __init__(self, seed: int, dropped: str = "", *, is_pinned: bool = True) -> None:
@@ -46,20 +48,20 @@ class Machine:
         self.is_hung = False
 
     def queue(self) -> FakeQueue:
-        """A new one."""
+        """Return a new queue."""
         with self.lock:
             self._queues.append(made := FakeQueue(self))
             self._order.append(made)
             return made
 
     def drain(self) -> None:
-        """Do everything."""
+        """Do all operations."""
         while self.step():
             pass
         assert not any(queue.left for queue in self._queues), "queues wait for each other for ever"
 
     def step(self) -> bool:
-        """Do one operation of any queue; False if none can go on."""
+        """Do one operation of any queue; return False if none can go on."""
         with self.lock:
             if self.is_hung:
                 return False
@@ -68,7 +70,7 @@ class Machine:
             return any(queue.do_next() for queue in self._order)
 
     def pinned(self, n_bytes: int) -> HostTensor:
-        """Memory of the host."""
+        """Return memory of the host, pinned if the machine can do that."""
         held = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
         held.value.fill_(GARBAGE)
         held.is_pinned = self.is_pinned
@@ -78,12 +80,12 @@ class Machine:
         return held
 
     def is_pageable(self, x: Tensor) -> bool:
-        """Whether it lies in memory of the host that is not pinned."""
+        """Return whether x lies in memory of the host that is not pinned."""
         return any(start <= x.data_ptr() < stop for start, stop in self._pageable)
 
 
 class FakeEvent:
-    """Happens when its queue gets there."""
+    """Event that is over when its queue gets to it."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -96,14 +98,14 @@ class FakeEvent:
 
 
 class FakeQueue:
-    """A stream."""
+    """CUDA stream: operations that run in order."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.left: deque[Callable[[], bool]] = deque()
 
     def do_next(self) -> bool:
-        """Do the first operation, if it need not wait."""
+        """Do the first operation, if it need not wait; return whether it was done."""
         if self.left and self.left[0]():
             self.left.popleft()
             return True
@@ -148,7 +150,7 @@ class FakeQueue:
 
 
 class FakeQueues:
-    """Of one rank."""
+    """The queues of one rank."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

@@ -1,4 +1,4 @@
-"""Results of a measured search that nobody measured."""
+"""Made-up results of a measured search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def trial(
     share: float, decode: float, mode: str = "tensor", devices: tuple[str, ...] = DEVICES,
     problem: str = "",
 ) -> Trial:  # fmt: skip
-    """A split over one or two devices, at so many tokens per second."""
+    """Return a trial of a split over one or two devices, with given tokens per second."""
     split = (share, 1 - share) if len(devices) == 2 else None
     params = LoadParams("/models/tiny.gguf", devices, split, split_mode=mode)
     sample = None if problem else Sample((10 * decode,) * 2, (decode, decode))

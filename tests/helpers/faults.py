@@ -1,4 +1,4 @@
-"""What goes wrong on one rank of a model: it hangs, fails, or computes something else."""
+"""Faults of one rank of a model: it hangs, fails, or computes something else."""
 
 import ctypes
 import threading
@@ -14,11 +14,11 @@ from engine.forward.communicator import Group
 from engine.parallel.thread_comm import ThreadCommunicator
 
 OUT = 5
-"""Which argument of a meeting is the address of the sum."""
+"""Index of the argument of an all-reduce that is the address of the sum."""
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ranks count as silent soon."""
+    """Make ranks count as silent soon."""
     monkeypatch.setattr("engine.parallel.watch.SILENT_S", 0.4)
     monkeypatch.setattr("engine.parallel.watch.LOOK_S", 0.05)
     monkeypatch.setattr("engine.parallel.rank_threads.LOOK_S", 0.05)
@@ -26,16 +26,20 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def this_rank() -> int:
-    """The rank whose thread this is; -1 for others."""
+    """Return the rank of the current thread; -1 for other threads."""
     name = threading.current_thread().name
     return int(name.removeprefix("tandem-rank-")) if name.startswith("tandem-rank-") else -1
 
 
 class Fault:
-    """Happens once, on one rank, in the middle of a pass: when tokens are computed or repeated.
+    """A fault that happens once, on one rank, in the middle of a pass or of its replay.
 
     Args:
-        strike: what happens to the sum that the rank has just got, F32; what it gives back is used.
+        rank: rank that has the fault.
+        strike: returns the values to use in place of a sum (F32) that the rank has just received.
+
+    Attributes:
+        n_struck: number of times that the fault has happened.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Fault:
         monkeypatch.setattr(KernelReplay, "run", repeat)
 
     def _at(self, total: Tensor) -> Tensor:
-        """The second sum is struck: by then all ranks are under way."""
+        """Return a sum, changed if it is the second one: by then all ranks are under way."""
         self._n_seen += 1
         if self._n_seen != 2:
             return total
@@ -78,7 +82,7 @@ class Fault:
 
 
 def _sums(replay: KernelReplay, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The sums of ranks among calls: the word behind each, where it lies, how many numbers."""
+    """Return the all-reduces among recorded calls: index of the next call, address, numbers."""
     found, words = [], [int(word) for word in replay._words]
     while start < stop:
         n = words[start + 1] & (CHECKED - 1)
@@ -91,7 +95,7 @@ def _sums(replay: KernelReplay, start: int, stop: int) -> list[tuple[int, int, i
 
 
 def flipped(total: Tensor) -> Tensor:
-    """One bit is another one."""
+    """Return a sum with one bit flipped."""
     wrong = total.clone()
     wrong.view(torch.int32).view(-1)[3] ^= 1 << 22
     return wrong

@@ -1,4 +1,4 @@
-"""Where the reference data lies: models with logits, vocabularies, templates, broken files."""
+"""Access to the reference data: models with logits, vocabularies, templates, broken files."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from engine import load_model
 REPO = Path(__file__).resolve().parents[2]
 
 TOLERANCE = 1e-5
-"""NMSE: weights are exact, so what remains is the order of float additions (and a GELU table)."""
+"""Largest NMSE: weights are exact; what remains is the order of additions (and a GELU table)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to run a model.
+    """A way to run a model.
 
     Attributes:
-        split: the share of each rank.
-        mode: the split mode.
-        chunk: tokens of the prompt computed at once; 0 for all.
-        n_decode: tokens at the end that are computed one by one.
+        split: share of each rank.
+        mode: split mode.
+        chunk: number of prompt tokens that are computed at once; 0 for all.
+        n_decode: number of tokens at the end that are computed one by one.
     """
 
     split: tuple[float, ...]
@@ -57,7 +57,7 @@ def golden_root() -> Path:
 
 
 def golden_path(*parts: str) -> Path:
-    """The path of a reference file; skips the test when the set is not on this machine."""
+    """Return the path of a reference file; skip the test if the set is not on this machine."""
     path = golden_root().joinpath(*parts)
     if not path.exists():
         pytest.skip(f"no reference data at {path} (set TANDEM_GOLDEN to its folder)")
@@ -65,20 +65,21 @@ def golden_path(*parts: str) -> Path:
 
 
 def golden_models() -> dict[str, str]:
-    """Names and architectures of all models with logits; none without the set on this machine."""
+    """Return the architecture of each model with logits, by name; none without the set."""
     return {Path(entry["file"]).stem: entry["arch"] for entry in _entries()}
 
 
 def routed_models() -> set[str]:
-    """The names of those that have experts."""
+    """Return the names of the models with logits that have experts."""
     return {Path(entry["file"]).stem for entry in _entries() if entry["experts"]}
 
 
 LEAST_BAR = 1e-3
+"""Smallest NMSE to allow for rounded activations."""
 
 
 def kernel_bars() -> dict[str, float]:
-    """The error that llama.cpp makes by rounding activations, by model; at least `LEAST_BAR`."""
+    """Return the NMSE of llama.cpp's rounded activations, by model; at least `LEAST_BAR`."""
     key = "libllama_quantised_activations_nmse"
     return {Path(entry["file"]).stem: max(LEAST_BAR, entry[key]) for entry in _entries()}
 
@@ -92,22 +93,22 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def nmse(a: Any, b: Any) -> float:
-    """Mean squared error of `a` over the mean square of the reference `b`."""
+    """Return the mean squared error of `a` over the mean square of the reference `b`."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     return float(((a - b) ** 2).mean() / (b**2).mean())
 
 
 def golden_logits(name: str) -> tuple[list[int], Any]:
-    """Token ids, and the logits after each that the model in the file `name` must have."""
+    """Return token ids, and the logits after each that the model in the file `name` must have."""
     with np.load(golden_path(f"{name}.npz")) as data:
         return data["tokens"].tolist(), data["logits"]
 
 
 def golden_error(name: str, case: Case, path: Path | None = None, **options: Any) -> float:
-    """The NMSE of the logits of all tokens of one model, run in one way.
+    """Return the NMSE of the logits of all tokens of one model, run in one way.
 
     Args:
-        path: another file, which should say the same as the one called `name`.
+        path: path of another file with the same model; None for the file called `name`.
     """
     tokens, expected = golden_logits(name)
     path, devices = path or golden_path(f"{name}.gguf"), ["cpu"] * len(case.split)
@@ -117,7 +118,7 @@ def golden_error(name: str, case: Case, path: Path | None = None, **options: Any
 
 
 def logits_in_steps(model: Any, ids: list[int], case: Case) -> Any:
-    """Logits of all tokens (T, n_vocab), computed after one another as the case says."""
+    """Return the logits of all tokens (T, n_vocab), computed in the batches of a case."""
     n_prompt, rows, start = len(ids) - case.n_decode, [], 0
     chunk = case.chunk or n_prompt
     sizes = chain(repeat(chunk, n_prompt // chunk), [n_prompt % chunk], repeat(1, case.n_decode))

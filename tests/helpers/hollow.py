@@ -1,4 +1,4 @@
-"""Large models of which there is only the header: for what plans and draws, and never computes."""
+"""Header-only files of large models, for tests that plan and paint but never compute."""
 
 import os
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def hollow_moe(
     n_ff_exp: int = 1536,
     n_vocab: int = 151936,
 ) -> Path:
-    """A Qwen 3 MoE in Q4_K and Q6_K, mixed as in Q4_K_M; the weights are a hole in the file.
+    """Write a Qwen 3 MoE in Q4_K and Q6_K, mixed as in Q4_K_M, with a hole for the weights.
 
     It takes no room on disks whose files may have holes.
     """
@@ -59,7 +59,7 @@ def hollow_llama(
     path: Path, *, n_layer: int = 32, n_embd: int = 4096, n_head: int = 32, n_head_kv: int = 8,
     n_ff: int = 14336, n_vocab: int = 128256,
 ) -> Path:  # fmt: skip
-    """A Llama in Q4_K and Q6_K, of the size of Llama 3 8B unless said otherwise."""
+    """Write a Llama in Q4_K and Q6_K, of the size of Llama 3 8B unless said otherwise."""
     meta = {
         "general.architecture": "llama",
         "general.name": "hollow",

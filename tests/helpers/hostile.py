@@ -1,4 +1,4 @@
-"""What can be wrong with a model file, and what must come of it: a sentence, or numbers."""
+"""Mistakes that a model file can have, and checks of the outcome: a sentence, or numbers."""
 
 import math
 import time
@@ -16,20 +16,20 @@ from tests.helpers.model_draft import DraftTensor, ModelDraft
 NAN, INF = float("nan"), float("inf")
 IDS = [5, 6, 7, 9]
 SECONDS = 5
-"""Of computing; the machine may have other things to do."""
+"""Largest processor time of a test."""
 
 BYTES = 256 << 20
-"""More than any of these models takes, and far less than a mistake would."""
+"""Memory limit of a model in bytes: more than any of these models takes, less than a mistake."""
 
 TOLERANCE = 1e-3
-"""NMSE between ranks: what is broken may be ill-conditioned, but not another model."""
+"""Largest NMSE between splits: a broken model may be ill-conditioned, but must stay the same."""
 
 NUMBERS = [0, 1, 3, 16, -1, 2**31 - 1, 2**40, 0.5, 1e38, NAN, -INF]
 OTHERS = ["x", True, []]
 
 
 def values_for(value: Any, n_layer: int) -> list[Any]:
-    """Other values for a key that has `value`; None drops it."""
+    """Return other values for a key that has `value`; None drops the key."""
     lists = [[1] * (n_layer - 1), [2] * (n_layer + 1), [0] * n_layer, [-1] * n_layer]
     near: list[Any] = []
     if isinstance(value, list):
@@ -40,7 +40,7 @@ def values_for(value: Any, n_layer: int) -> list[Any]:
 
 
 def shapes_for(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Other shapes that differ in more than axes of one element."""
+    """Return other shapes that differ in more than axes of one element."""
     n, *rest = shape
     shapes: list[tuple[int, ...]] = [(n + 1, *rest), (n - 1, *rest), (2 * n, *rest)]
     if rest:
@@ -59,7 +59,7 @@ def random_tensor(shape: tuple[int, ...]) -> DraftTensor:
 
 
 def random_blocks(shape: tuple[int, ...], type_number: int) -> DraftTensor:
-    """Of any type; small bytes make small floats, so that there are numbers to compare."""
+    """Return a tensor of random blocks of a type; small bytes make small, comparable floats."""
     n_bytes = math.prod(shape[:-1]) * row_bytes(TYPES[type_number], shape[-1])
     data = np.random.default_rng(0).integers(0, 60, n_bytes, np.uint8)
     return DraftTensor(shape, type_number, data.tobytes())
@@ -78,7 +78,7 @@ def with_tensor(draft: ModelDraft, name: str, tensor: DraftTensor) -> ModelDraft
 
 
 def numeric_keys(draft: ModelDraft) -> Iterator[str]:
-    """The keys of the architecture that have numbers or lists of them."""
+    """Yield the keys of the architecture that have numbers or lists of numbers."""
     arch = draft.meta["general.architecture"]
     for key, value in draft.meta.items():
         item = value[0] if isinstance(value, list) and value else value
@@ -87,7 +87,7 @@ def numeric_keys(draft: ModelDraft) -> Iterator[str]:
 
 
 def problem_of(draft: ModelDraft, path: Path) -> str:
-    """What a look at the header finds: nothing, or one sentence that names the file."""
+    """Return the problem that is found in the header: "" or one sentence that names the file."""
     draft.write(path, hollow=True)
     start = time.process_time()
     problem = inspect_model(path).problem
@@ -97,10 +97,10 @@ def problem_of(draft: ModelDraft, path: Path) -> str:
 
 
 def run(draft: ModelDraft, path: Path) -> str:
-    """Compute a few tokens on three ranks, and the same on one.
+    """Compute a few tokens on three ranks and on one, and compare the logits.
 
     Returns:
-        The sentence that it ends in instead; empty where there are logits.
+        The sentence of the error; "" where there are logits.
     """
     draft.write(path)
     start = time.process_time()

@@ -1,4 +1,4 @@
-"""Every kernel as a module that can be compiled for any processor, and what it then calls."""
+"""All CPU kernels as modules that can be compiled for any processor, and the symbols they need."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -33,14 +33,14 @@ from engine.quants.layout import LAYOUTS
 Build = Callable[[ir.Module], None]
 
 TYPICAL = (Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4)
-"""One type for each way in which types are computed."""
-
+"""One type for each way in which kernels read codes and scales."""
 
 Writer = Callable[[Isa], Build]
+"""A function that returns what writes a module for a kind of processor."""
 
 
 def _for_types(kernel: str, build: Callable[[ir.Module, Isa, Kind], None]) -> dict[str, Writer]:
-    """A module for each type."""
+    """Return a writer of a kernel for each type of `TYPICAL`, by the module's name."""
 
     def writer(kind: Kind) -> Writer:
         return lambda isa: lambda module: build(module, isa, kind)
@@ -51,7 +51,7 @@ def _for_types(kernel: str, build: Callable[[ir.Module, Isa, Kind], None]) -> di
 def _for_kinds(
     kernel: str, build: Callable[[ir.Module, Isa, str], None], *kinds: str
 ) -> dict[str, Writer]:
-    """A module for each kind of numbers."""
+    """Return a writer of a kernel for each kind of numbers, by the module's name."""
 
     def writer(kind: str) -> Writer:
         return lambda isa: lambda module: build(module, isa, kind)
@@ -85,24 +85,24 @@ MODULES: Mapping[str, Writer] = {
     "rope": lambda isa: rope.build,
     "routing": lambda isa: routing.build,
 }
-"""By name: what writes it for a kind of processor."""
+"""Writers of all modules, by the module's name."""
 
 _TYPED = {name for name in MODULES if name.rpartition("-")[2] in {kind.name for kind in TYPICAL}}
 LIKE_OTHERS = _TYPED - {"product-Q4_K", "product-IQ4_NL", "pack-Q6_K", "rows-Q6_K"}
-"""What is written by the same functions as another module."""
+"""Names of the modules that are written by the same functions as another module."""
 
 HARMLESS = {"memset", "memcpy", "memmove", "_GLOBAL_OFFSET_TABLE_"}
-"""What every C library has, and what no library has to have."""
+"""Symbols that every C library has, and one that no library has to have."""
 
 
 def unresolved(code: bytes) -> set[str]:
-    """What an object file needs from elsewhere: ELF or Mach-O, 64 bits, little-endian."""
+    """Return the symbols that an object file needs: ELF or Mach-O, 64 bits, little-endian."""
     names = _of_mach_o(code) if code[:4] == b"\xcf\xfa\xed\xfe" else _of_elf(code)
     return set(names) - HARMLESS
 
 
 def _of_elf(code: bytes) -> Iterator[str]:
-    """Symbols without a section; the tables are those of the System V ABI."""
+    """Yield the symbols without a section; the tables are those of the System V ABI."""
     assert code[:6] == b"\x7fELF\x02\x01"
     (table,) = struct.unpack_from("<Q", code, 40)
     size, count = struct.unpack_from("<2H", code, 58)
@@ -116,7 +116,7 @@ def _of_elf(code: bytes) -> Iterator[str]:
 
 
 def _of_mach_o(code: bytes) -> Iterator[str]:
-    """Undefined symbols of LC_SYMTAB (`mach-o/loader.h`, `mach-o/nlist.h`), without their "_"."""
+    """Yield the undefined symbols of LC_SYMTAB without "_" (`mach-o/loader.h`, `nlist.h`)."""
     (n_commands,), at = struct.unpack_from("<I", code, 16), 32
     for _ in range(n_commands):
         command, size = struct.unpack_from("<2I", code, at)

@@ -1,4 +1,4 @@
-"""Kernels called for one kind of processor, on numpy arrays."""
+"""Calls of CPU kernels for one kind of processor, on numpy arrays."""
 
 import ctypes
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from engine.quants.layout import LAYOUTS
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-HALVES = {
+F16_OFFSETS = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
     "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
     "MXFP4": (),
 }  # fmt: skip
-"""Where blocks have their F16 numbers."""
+"""Offsets of the F16 numbers in a block, by type."""
 
 
 def isa_named(name: str) -> Isa:
@@ -30,18 +30,18 @@ def isa_named(name: str) -> Isa:
 
 
 def aligned(n_bytes: int) -> Bytes:
-    """Zeros at a multiple of 64."""
+    """Return zeros at an address that is a multiple of 64."""
     memory = np.zeros(n_bytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + n_bytes]
 
 
 def random_rows(kind: Kind, n_rows: int, n_columns: int, *, seed: int = 0) -> Bytes:
-    """Rows of a file: any codes and scales under factors of the size that weights have."""
+    """Return rows of a file with random codes and scales, and factors as large as weights."""
     rng = np.random.default_rng(seed)
     block, size = GGML_QUANT_SIZES[kind]
     raw = rng.integers(0, 256, (n_rows, n_columns // block, size), np.uint8)
-    for offset in HALVES[kind.name]:
+    for offset in F16_OFFSETS[kind.name]:
         factors = rng.normal(0, 0.01, (*raw.shape[:2], 1)).astype("<f2")
         raw[..., offset : offset + 2] = factors.view(np.uint8)
     if kind == Kind.MXFP4:
@@ -84,7 +84,7 @@ def pack_into(
     planes: Bytes, raw: Bytes, kind: Kind, isa: Isa, team: Team, *,
     first: int, n_blocks: int, goal_row: int = 0,
 ) -> None:  # fmt: skip
-    """Blocks of 32 columns of rows of a file, from block `first` on, become rows of planes."""
+    """Pack blocks of 32 columns of a file's rows, from block `first` on, into rows of planes."""
     tile_bytes = LAYOUTS[kind].tile_bytes(n_blocks, first % 8)
     team.wake()
     _pack(kind, isa.name)(
@@ -96,7 +96,7 @@ def pack_into(
 def packed(
     raw: Bytes, kind: Kind, isa: Isa, team: Team, *, first: int = 0, n_blocks: int | None = None
 ) -> Bytes:
-    """The planes of all rows."""
+    """Return the planes of all rows."""
     if n_blocks is None:
         block, size = GGML_QUANT_SIZES[kind]
         n_blocks = raw.shape[1] // size * block // 32 - first
@@ -107,7 +107,7 @@ def packed(
 
 
 def quantised(x: Floats, isa: Isa, team: Team, x_bytes: int = 1) -> Bytes:
-    """The panels of activations (tokens, columns)."""
+    """Return the panels of activations (tokens, columns)."""
     goal = aligned(panels.quantised_bytes(len(x), x.shape[1] // 32, x_bytes))
     team.wake()
     _quantise(isa.name, x_bytes)(
@@ -120,7 +120,7 @@ def multiplied(
     planes: Bytes, n_rows: int, x: Floats, kind: Kind, isa: Isa, team: Team, *,
     skip: int = 0, tiles_per_piece: int = 2, tokens_per_pass: int = 16, x_bytes: int = 1,
 ) -> Floats:  # fmt: skip
-    """Products (tokens, rows); what lies around them must stay as it is."""
+    """Return products (tokens, rows); check that the memory around them stays as it was."""
     n_blocks = x.shape[1] // 32
     panel = quantised(x, isa, team, x_bytes)
     out = np.full((len(x) + 1, n_rows + 3), 7.5, np.float32)
@@ -138,7 +138,7 @@ def multiplied(
 def activations(
     panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa, x_bytes: int = 1
 ) -> NDArray[np.float64]:
-    """What the bytes of panels stand for, (tokens, columns), as `cpu.kernels.panels` has it."""
+    """Return the values of panels, (tokens, columns); see `engine.cpu.kernels.panels`."""
     x = np.empty((n_tokens, n_blocks, 32))
     token, size, per_token = 0, isa.tile_tokens, 32 * x_bytes + 20
     while token < n_tokens:

@@ -1,4 +1,4 @@
-"""One side of a link: one of two processes whose kernels wait for each other in a mapped file.
+"""One of two processes whose kernels wait for each other in a mapped file: one side of a link.
 
     python -m tests.helpers.link_side FILE N_ROUNDS
 

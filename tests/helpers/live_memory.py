@@ -1,4 +1,4 @@
-"""Memory of tensors at work, counted without any: on torch's device "meta"."""
+"""Count of the memory of live tensors, which works on torch's device "meta", too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made meanwhile.
+    """Count of the bytes of all tensors that are made while it is active.
 
     Attributes:
-        n_bytes: of those that there are now.
-        peak: the most that there ever were.
+        n_bytes: bytes of all tensors that exist now.
+        peak: largest value of `n_bytes` so far.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a model takes in a process of its own, at the end of its context, beside what was predicted.
+"""Measured and predicted memory of a model in a process of its own, at the end of its context.
 
 `python -m tests.helpers.measured_memory MODEL RANKS N_CTX N_BATCH` prints one JSON document.
 """
@@ -17,7 +17,7 @@ from engine.runtime.thread_runtime import ThreadRuntime
 
 
 def measured(path: Path, n_ranks: int, n_ctx: int, n_batch: int) -> dict[str, dict[str, int]]:
-    """Bytes of all ranks together, predicted and measured, by purpose."""
+    """Return the predicted and the measured bytes of all ranks, by purpose."""
     arguments = [str(path), str(n_ranks), str(n_ctx), str(n_batch)]
     run = subprocess.run(
         [sys.executable, "-m", __name__, *arguments], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""A model file taken apart, to be put together again with something wrong in it."""
+"""A model file taken apart, which can be changed and written again with something wrong in it."""
 
 import os
 import struct
@@ -18,7 +18,7 @@ TYPE_OF_DTYPE = {"float32": 0, "float16": 1, "int32": 26}
 
 @dataclass
 class DraftTensor:
-    """A tensor's entry; `shape` has the slowest dimension first."""
+    """A tensor of a file; `shape` has the slowest dimension first."""
 
     shape: tuple[int, ...]
     type_number: int
@@ -31,7 +31,7 @@ class DraftTensor:
 
 @dataclass
 class ModelDraft:
-    """What a file is made of; change the two dictionaries as you like, then `write`."""
+    """Contents of a file: change the two dictionaries as you like, then `write` it."""
 
     meta: dict[str, Any]
     tensors: dict[str, DraftTensor]
@@ -52,7 +52,7 @@ class ModelDraft:
         return ModelDraft(dict(self.meta), dict(self.tensors))
 
     def changed(self, meta: Mapping[str, Any], prefix: str = "") -> "ModelDraft":
-        """A copy with other metadata; None drops a key."""
+        """Return a copy with other metadata; None drops a key."""
         merged = self.meta | {prefix + key: value for key, value in meta.items()}
         kept = {key: value for key, value in merged.items() if value is not None}
         return ModelDraft(kept, dict(self.tensors))
@@ -61,7 +61,7 @@ class ModelDraft:
         """Write the file.
 
         Args:
-            hollow: with a hole in place of the weights, which is faster.
+            hollow: whether to write a hole in place of the weights, which is faster.
         """
         data, entries, n_bytes = [], [], 0
         for name, tensor in self.tensors.items():
@@ -78,7 +78,7 @@ class ModelDraft:
 
 
 def encoded(key: str, value: Any) -> bytes:
-    """An entry of the narrowest type that GGUF writers use for such a value."""
+    """Return a metadata entry of the narrowest type that GGUF writers use for such a value."""
     if isinstance(value, list):
         kind = max((_kind(item) for item in value), default=raw_gguf.I32)
         payload = b"".join(_payload(kind, item) for item in value)

@@ -1,4 +1,4 @@
-"""The llama family written down plainly in numpy and float64: an oracle that shares no code.
+"""The Llama family written plainly in numpy and float64: a reference that shares no code.
 
 Reads tensors with the reference reader and dequantises with the reference code, so that it checks
 parsing, dequantisation, placement and arithmetic at once.
@@ -16,10 +16,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class PlainLlama:
-    """One file; `logits(ids)` runs a whole sequence from scratch.
+    """A model of one file; `logits(ids)` runs a whole sequence from scratch.
 
     Args:
-        directions: what is added to the residual stream after a layer, by its number.
+        directions: vectors to add to the residual stream after a layer, by the layer's number.
     """
 
     def __init__(self, path: Path, directions: Mapping[int, Any] | None = None) -> None:
@@ -77,7 +77,7 @@ class PlainLlama:
         return out.reshape(n, -1)
 
     def mask(self, n: int, head: int) -> Array:
-        """What is added to the scores (n queries, n keys) of a head: no query sees the future."""
+        """Return the mask to add to a head's scores (n queries, n keys), which hides the future."""
         return np.triu(np.full((n, n), -np.inf), 1)
 
     def rope(self, x: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Planes of quantised matrices read in numpy, as `engine.quants.layout` describes them.
+"""Reader of planes of quantised matrices in numpy, as `engine.quants.layout` describes them.
 
-What is read can be put together as the very blocks of a file. Codes are (rows, blocks of 32, 32),
-scales (rows, sub-blocks), with the bits that planes hold.
+From the parts that it reads, the blocks of the file can be written again. Codes are (rows, blocks
+of 32, 32), scales (rows, sub-blocks), with the bits that planes hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +25,18 @@ SCALE_TYPES = {
     "f16": ("<u2", 1), "f16_min": ("<u2", 2), "e8m0": ("u1", 1), "super": ("u1", 1),
     "super_min": ("u1", 2), "super_nibbles": ("u1", 1),
 }  # fmt: skip
-"""How wide a number is, and how many kinds each sub-block has."""
+"""Type of a scale's number and number of kinds (scale, minimum) per sub-block, by layout."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the planes of some rows hold.
+    """The parts of some rows that planes hold.
 
     Attributes:
-        codes: uint8 (rows, n_blocks, 32); signed bytes where the layout has eight bits.
-        scales: for each kind (scale, then minimum) the bits, (rows, n_sub_blocks).
-        supers: for each kind the bits of F16, (rows, n_supers); empty without such.
+        codes: codes, uint8 (rows, n_blocks, 32); signed bytes where the layout has eight bits.
+        scales: bits of scales, then of minima if there are any, (rows, n_sub_blocks) each.
+        supers: bits of the F16 factors of scales, then of minima, (rows, n_supers) each; empty
+            without such.
     """
 
     codes: Bytes
@@ -44,7 +45,7 @@ class Parts:
 
 
 def read(planes: Bytes, layout: Layout, n_rows: int, n_blocks: int, skip: int) -> Parts:
-    """The rows of tiles that lie one behind the other."""
+    """Read the rows of tiles that lie one behind the other."""
     n_factor = {"super": 1, "super_min": 2, "super_nibbles": 2}.get(layout.scale, 0)
     n_super = -(-(n_blocks + skip) // 8)
     kind, n_kind = SCALE_TYPES[layout.scale]
@@ -72,7 +73,7 @@ def read(planes: Bytes, layout: Layout, n_rows: int, n_blocks: int, skip: int) -
 
 
 def to_file(parts: Parts, kind: Kind) -> Bytes:
-    """The rows as a file has them, (rows, bytes); whole blocks of the file only."""
+    """Return the rows as a file has them, (rows, bytes); whole blocks of the file only."""
     blocks = WRITERS[kind](parts)
     return blocks.reshape(len(parts.codes), -1)
 
@@ -82,12 +83,12 @@ def _typed(plane: Bytes, kind: str) -> NDArray[np.unsignedinteger]:
 
 
 def _by_row(numbers: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """(tiles, n, 16) as (rows, n)."""
+    """Return (tiles, n, 16) as (rows, n)."""
     return numbers.transpose(0, 2, 1).reshape(-1, numbers.shape[1])
 
 
 def _lines(plane: Bytes, n_blocks: int, n_bits: int) -> Bytes:
-    """(tiles, n_blocks, 8 lines, 16 rows, 4 columns)."""
+    """Return the codes of a plane, (tiles, n_blocks, 8 lines, 16 rows, 4 columns)."""
     stored = plane.reshape(len(plane), n_blocks, n_bits, 16, 4)
     result = np.empty((len(plane), n_blocks, 8, 16, 4), np.uint8)
     for line in range(8):
@@ -101,7 +102,7 @@ def _lines(plane: Bytes, n_blocks: int, n_bits: int) -> Bytes:
 
 
 def _halves(numbers: NDArray[np.unsignedinteger]) -> Bytes:
-    """Two bytes each, in a new last axis."""
+    """Return the two bytes of each number in a new last axis."""
     return np.ascontiguousarray(numbers.astype("<u2")[..., None]).view(np.uint8)
 
 
@@ -110,12 +111,12 @@ def _nibbles(first: Bytes, second: Bytes) -> Bytes:
 
 
 def _high_word(codes: Bytes) -> Bytes:
-    """Bit 4 of 32 codes as bits of four bytes."""
+    """Return bit 4 of each of 32 codes as the bits of four bytes."""
     return np.packbits(codes >> 4 & 1, axis=-1, bitorder="little")
 
 
 def _by_32(parts: Parts, *middle: Bytes) -> Bytes:
-    """Blocks of 32: scales, then what is between, then codes of four bits."""
+    """Return blocks of 32: scales, then `middle`, then codes of four bits."""
     codes = parts.codes
     scales = [_halves(numbers) for numbers in parts.scales]
     return np.concatenate([*scales, *middle, _nibbles(codes[..., :16], codes[..., 16:])], -1)
@@ -131,17 +132,17 @@ def _mxfp4(parts: Parts) -> Bytes:
 
 
 def _grouped(numbers: NDArray[np.unsignedinteger], n: int) -> Bytes:
-    """(rows, supers, n) of (rows, supers × n)."""
+    """Return (rows, supers × n) as (rows, supers, n)."""
     return numbers.reshape(len(numbers), -1, n).astype(np.uint8)
 
 
 def _codes_k(parts: Parts) -> Bytes:
-    """(rows, supers, 8, 32)."""
+    """Return the codes of super-blocks, (rows, supers, 8, 32)."""
     return parts.codes.reshape(len(parts.codes), -1, 8, 32)
 
 
 def _merged(codes: Bytes, n_bits: int) -> Bytes:
-    """Codes of n_bits from 8 / n_bits blocks in the bytes of one: (rows, supers, bytes)."""
+    """Merge codes of n_bits from 8 / n_bits blocks in the bytes of one: (rows, supers, bytes)."""
     per_byte = 8 // n_bits
     parted = codes.reshape(*codes.shape[:2], -1, per_byte, codes.shape[-1])
     merged = sum((parted[..., n, :] & ((1 << n_bits) - 1)) << (n * n_bits) for n in range(per_byte))
@@ -166,7 +167,7 @@ def _q3_k(parts: Parts) -> Bytes:
 
 
 def _scales_k(parts: Parts) -> Bytes:
-    """Eight scales and eight minima of six bits in 12 bytes."""
+    """Return eight scales and eight minima of six bits in 12 bytes."""
     scales, minima = (_grouped(numbers, 8) for numbers in parts.scales)
     return np.concatenate([
         scales[..., :4] | scales[..., 4:] >> 4 << 6,

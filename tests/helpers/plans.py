@@ -1,4 +1,4 @@
-"""Any way to load a model, and what the planner must say about it."""
+"""Random settings of loading a model, and the plan that the planner must make of them."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ Question = tuple[LoadParams, dict[str, int] | None]
 
 @st.composite
 def questions(draw: st.DrawFn, path: str) -> Question:
-    """What to load, and free memory by device."""
+    """Generate settings of loading, and the free memory by device."""
     n = draw(st.integers(1, 4))
     share = st.one_of(st.integers(0, 6), st.floats(0, 1))
     split = draw(st.lists(share, min_size=n, max_size=n).filter(any) | st.none())
@@ -49,7 +49,7 @@ def questions(draw: st.DrawFn, path: str) -> Question:
 
 
 def assert_as_declared(file: GGUFFile, evaluator: Evaluator, question: Question) -> None:
-    """The evaluator says what declaring the whole model anew says, or refuses alike."""
+    """Check that the evaluator makes the plan of a model declared anew, or the same error."""
     params, free = question
 
     expected, problem = _outcome(lambda: make_plan(declare(file, params), params, free))

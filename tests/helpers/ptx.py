@@ -1,4 +1,4 @@
-"""NVIDIA's instructions that kernels have, computed by numpy for Triton's interpreter."""
+"""NVIDIA's instructions in kernels, emulated in numpy for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LANES = np.arange(4)
 
 
 class Results:
-    """What an instruction leaves, in the order of its outputs."""
+    """Results of an instruction, in the order of its outputs."""
 
     def __init__(self, words: list[Words]) -> None:
         self._words = words
@@ -29,7 +29,7 @@ class Results:
 
 
 def loaded(addresses: Addresses, n: int) -> list[Words]:
-    """`ld`, `ld.v2` and `ld.v4`, which want addresses that are multiples of their size."""
+    """Emulate `ld`, `ld.v2` and `ld.v4`, whose addresses must be multiples of their size."""
     assert not (addresses % (4 * n)).any()
     there = np.ones(addresses.shape, bool)
     other = np.zeros(addresses.shape, np.int32)
@@ -42,12 +42,12 @@ def bytes_of(words: Words, kind: type[np.int8] | type[np.uint8]) -> NDArray[np.i
 
 
 def dot(kind: type[np.int8] | type[np.uint8], a: Words, b: Words, c: Words) -> Words:
-    """`dp4a`, whose first factors are of this kind."""
+    """Emulate `dp4a`, whose first factors are of this kind."""
     return np.asarray(c + (bytes_of(a, kind) * bytes_of(b, np.int8)).sum(-1), np.int32)
 
 
 def permuted(a: Words, b: Words, selector: Words) -> Words:
-    """`prmt` without a mode."""
+    """Emulate `prmt` without a mode."""
     nibbles = selector[..., None].astype(np.uint32) >> (4 * LANES).astype(np.uint32) & 15
     sources = np.concatenate([bytes_of(a, np.uint8), bytes_of(b, np.uint8)], -1).astype(np.uint8)
     found = np.take_along_axis(sources, (nibbles & 7).astype(np.int64), -1)
@@ -60,7 +60,7 @@ def create_inline_asm(
     _: InterpreterBuilder, text: str, constraints: str, handles: list[TensorHandle],
     types: list[object], is_pure: bool, pack: int,
 ) -> Results:  # fmt: skip
-    """What `InterpreterBuilder` lacks."""
+    """Emulate inline assembly; `InterpreterBuilder` lacks this method."""
     n_output = constraints.count("=")
     assert (len(types), len(handles)) == (n_output, constraints.count(",") + 1 - n_output)
     assert pack == 1
@@ -79,6 +79,6 @@ def create_inline_asm(
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Kernels may have the instructions above."""
+    """Let kernels use the instructions above meanwhile."""
     with mock.patch.object(InterpreterBuilder, "create_inline_asm", create_inline_asm, create=True):
         yield

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 each expression stands in one piece, as its model's tokenizer.json has it
-"""The regular expressions that models were published with, one representative of each kind.
+"""Regular expressions with which models cut text, as published, one of each kind.
 
-Unfactored and in the syntax of the `regex` package, so that they share nothing with the table they
-check. `default` and `falcon` stand in llama.cpp only.
+They are unfactored and in the syntax of the `regex` package, so that they share nothing with the
+table that they check. `default` and `falcon` are in llama.cpp only.
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
 
 
 def published_cut(text: str, name: str) -> list[str]:
-    """`text` in the words that the published expressions of `name` make of it."""
+    """Return the words into which the published expressions of `name` cut a text."""
     pieces = [text]
     for pattern in PUBLISHED[name]:
         expression = regex.compile(pattern, regex.VERSION1)
@@ -78,7 +78,7 @@ def published_cut(text: str, name: str) -> list[str]:
 
 
 def _isolate(expression: regex.Pattern[str], text: str) -> Iterator[str]:
-    """The matches and what lies between them; nothing empty."""
+    """Return the matches and the texts between them, without empty ones."""
     end = 0
     for match in expression.finditer(text):
         yield from filter(None, (text[end : match.start()], match[0]))

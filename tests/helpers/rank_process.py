@@ -1,6 +1,6 @@
-"""A process that is one rank: computes what a test asks for, and keeps what it has found.
+"""A process that is one rank: it computes what a test asks for, and writes the results to files.
 
-The test starts it with a folder, in which `job.json` tells what to do.
+The test starts it with a folder, in which `job.json` says what to do.
 """
 
 import json
@@ -27,24 +27,24 @@ def generated(model: RankModel, prompt: list[int], sampling: dict[str, Any]) -> 
 
 
 def params(task: dict[str, Any]) -> LoadParams:
-    """How a model is loaded; JSON knows no tuples."""
+    """Return the settings of loading; JSON knows no tuples."""
     given = task["params"].items()
     return LoadParams(**{k: tuple(v) if isinstance(v, list) else v for k, v in given})
 
 
 def work(task: dict[str, Any], wire: GlooWire, folder: Path) -> None:
-    """Load a model and keep its logits and what it draws."""
+    """Load a model, and write its logits and the tokens that it samples."""
     model = RankModel(params(task), wire)
     logits = model.logits(task["ids"])
     if logits is not None:
         np.save(folder / f"{task['name']}.npy", logits)
-    drawn = [generated(model, task["prompt"], sampling) for sampling in task["sampling"]]
-    (folder / f"{task['name']}.{wire.rank}.json").write_text(json.dumps(drawn))
+    answers = [generated(model, task["prompt"], sampling) for sampling in task["sampling"]]
+    (folder / f"{task['name']}.{wire.rank}.json").write_text(json.dumps(answers))
     model.close()
 
 
 def end(how: str, task: dict[str, Any], wire: GlooWire) -> None:
-    """Have one rank go away in the middle of an answer."""
+    """Make one rank go away in the middle of an answer."""
     model = RankModel(params(task), wire)
     wire._limit_s = 1.5
     for n, _ in enumerate(model.generate(task["prompt"], SamplingParams(max_tokens=50))):

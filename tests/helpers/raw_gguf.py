@@ -1,4 +1,4 @@
-"""GGUF files put together byte by byte, for what no honest writer writes."""
+"""GGUF files put together byte by byte, for contents that no honest writer writes."""
 
 import struct
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def strings(key: str, texts: Sequence[str | bytes]) -> bytes:
 
 
 def tensor(name: str | bytes, sizes: Sequence[int], kind: int = GGML_F32, offset: int = 0) -> bytes:
-    """A tensor's entry; `sizes` in the file's order, fastest first."""
+    """Return a tensor's entry; `sizes` are in the file's order, fastest first."""
     return string(name) + u32(len(sizes)) + b"".join(map(u64, sizes)) + u32(kind) + u64(offset)
 
 
@@ -48,7 +48,7 @@ def gguf(
     n_tensors: int | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """A whole file; the counts are those of the lists unless something else is claimed."""
+    """Return a whole file; the counts are those of the lists unless others are given."""
     head = (
         b"GGUF"
         + u32(version)

@@ -1,4 +1,4 @@
-"""What a person sees of a file: a refusal in one sentence, or an answer."""
+"""Outcomes of loading a file as a person sees them: a refusal in one sentence, or an answer."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ PROMPT = [5, 6, 7]
 
 
 def refusal(draft: ModelDraft, path: Path, **options: Any) -> str:
-    """What a person is told when this is loaded; it is told fast, and of one kind of file."""
+    """Return the sentence with which loading is refused; check that it comes fast."""
     draft.write(path)
     inspect_model(path)  # a file that cannot be run can still be looked at
     start = time.monotonic()
@@ -29,7 +29,7 @@ def refusal(draft: ModelDraft, path: Path, **options: Any) -> str:
 
 
 def answers(draft: ModelDraft, path: Path) -> list[int]:
-    """Token ids that the model continues with."""
+    """Return the token ids with which the model continues."""
     draft.write(path)
     with load_model(path, ["cpu", "cpu"], [3, 1]) as model:
         return ids_of(model.generate(PROMPT, SamplingParams(max_tokens=3, temperature=0)))

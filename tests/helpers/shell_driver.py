@@ -44,6 +44,6 @@ def banner(shell: Shell) -> str:
 
 
 def prompts(shell: Shell) -> list[list[tuple[str, str]]]:
-    """Return the turns of every requested generation."""
+    """Return the messages of every requested generation."""
     commands = [c for c in host_of(shell).commands if isinstance(c, Generate)]
     return [[(m.role, m.content) for m in command.messages] for command in commands]

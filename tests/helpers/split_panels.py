@@ -1,4 +1,4 @@
-"""What tests do with a split panel, and what they read off it."""
+"""Actions of tests on a split panel, and readings from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.helpers.fake_planner import GIB, INFO, FakePlanner
 
 
 class WiredPanel(SplitPanel):
-    """A split panel with the session and the presenter that the program gives it.
+    """Split panel with the session and the presenter that the program gives it.
 
     It lives until it is closed: pytest-qt, which closes it, keeps only a weak reference.
     """
@@ -54,18 +54,18 @@ class WiredPanel(SplitPanel):
 
 
 def settle() -> None:
-    """Let the panel plan and show."""
+    """Process events until the panel has planned and shown the result."""
     for _ in range(3):
         QApplication.processEvents()
 
 
 def texts(panel: QWidget) -> str:
-    """All that labels say."""
+    """Return the texts of all labels."""
     return "\n".join(w.text() for w in panel.findChildren(QLabel) if w.isVisible())
 
 
 def loaded_as(params: LoadParams) -> ModelLoaded:
-    """Loaded with 1 % less than was predicted."""
+    """Return the event of a model that was loaded with 1 % less memory than predicted."""
     plan = FakePlanner(params.path).evaluate(params).plan
     memory = tuple(
         DeviceMemory(d.device, d.memory, MemoryUse(d.memory.total * 100 // 101))
@@ -75,13 +75,13 @@ def loaded_as(params: LoadParams) -> ModelLoaded:
 
 
 def answered(rate: float, n_prompt: int = 100, n_tokens: int = 50) -> Finished:
-    """The end of an answer at `rate` tokens per second."""
+    """Return the end of an answer at `rate` tokens per second."""
     timings = Timings(0.1, 1.0, 0.2, 200.0, rate)
     return Finished("stop", Usage(n_prompt, 0, n_tokens), timings)
 
 
 def used(device: str, gib: float, total: int = 24) -> DeviceSnapshot:
-    """So much of a device's memory is in use."""
+    """Return a snapshot of a device of which some memory is in use."""
     n_used = int(gib * GIB)
     return DeviceSnapshot(device, 0.0, n_used, total * GIB, total * GIB - n_used)
 
@@ -91,7 +91,7 @@ def press(handle: ShareHandle) -> None:
 
 
 def move(panel: SplitPanel, handle: ShareHandle, position: float) -> None:
-    """Move the mouse to where the bar's `position`, 0 to 1, is."""
+    """Move the mouse to a position of the bar, 0 to 1."""
     bar = panel.header.bar
     target = QPoint(round(bar.width() * position), handle.geometry().center().y())
     QTest.mouseMove(handle, handle.mapFromParent(target))
@@ -109,5 +109,5 @@ def drag(panel: SplitPanel, handle: ShareHandle, position: float) -> None:
 
 
 def drawn(panel: SplitPanel, handle: ShareHandle) -> float:
-    """Where a handle stands, 0 to 1."""
+    """Return the position at which a handle is painted, 0 to 1."""
     return handle.geometry().center().x() / panel.header.bar.width()

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Ranks:
-    """A pool and the communicators of its ranks."""
+    """Threads of some ranks, and the ranks' communicators."""
 
     def __init__(self, n: int, *, spins: bool = False) -> None:
         self.group = ThreadGroup(spins=spins)

@@ -44,11 +44,12 @@ def tiny_gguf(
 
     Args:
         path: the file to write; an existing one is replaced.
-        quant: any type that `gguf.quants.quantize` writes; matrices whose rows do not fill its
-            blocks are F32.
+        quant: type of matrices, any that `gguf.quants.quantize` writes; matrices whose rows do not
+            fill its blocks are F32.
         extra: metadata to add or replace; `None` drops the key or tensor, an array becomes a
             tensor.
-        tokenizer: add a vocabulary that can encode any text; `n_vocab` grows to hold it.
+        tokenizer: whether to add a vocabulary that can encode any text; `n_vocab` grows to hold
+            it.
     """
     tokens = _tokenizer(arch, n_vocab) if tokenizer else {}
     n_vocab = len(tokens.get("tokenizer.ggml.tokens", range(n_vocab)))
@@ -167,7 +168,7 @@ def _add_tensor(writer: GGUFWriter, name: str, values: np.ndarray, quant: str) -
 
 
 def value_type(value: Any) -> GGUFValueType:
-    """The type under which llama.cpp's converters write a metadata value."""
+    """Return the type under which llama.cpp's converters write a metadata value."""
     if isinstance(value, int) and not isinstance(value, bool):
         return GGUFValueType.INT32 if value < 0 else GGUFValueType.UINT32
     return GGUFValueType.get_type(value)
@@ -182,7 +183,7 @@ def finish(writer: GGUFWriter) -> None:
 
 
 def _tokenizer(arch: str, n_vocab: int) -> dict[str, Any]:
-    """Metadata of a vocabulary of at least `n_vocab` tokens that can encode any text."""
+    """Return metadata of a vocabulary of at least `n_vocab` tokens that can encode any text."""
     meta = _bpe() if arch in BPE_ARCHITECTURES else _spm()
     tokens, types = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
     n_padding = max(0, n_vocab - len(tokens))
@@ -194,7 +195,7 @@ def _tokenizer(arch: str, n_vocab: int) -> dict[str, Any]:
 
 
 def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Pairs that build each word from its left end, in rank order and without repeats."""
+    """Return the pairs that build each word from its left end, in rank order, each once."""
     pairs = ((word[:i], word[i]) for word in words for i in range(1, len(word)))
     return list(dict.fromkeys(pairs))
 
@@ -241,7 +242,7 @@ def _bpe() -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable stand-in of each byte: itself where it prints, else from U+0100 upwards."""
+    """Return the printable stand-in of each byte: itself if it prints, else from U+0100 upwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return [chr(b) if b in printable else chr(next(stand_ins)) for b in range(256)]

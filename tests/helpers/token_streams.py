@@ -110,7 +110,7 @@ def ids_of(events: Sequence[Event]) -> list[int]:
 
 
 def told(events: Sequence[Event], *, is_first: bool = True) -> list[object]:
-    """Return the part of an answer that must be the same whether host or device samples.
+    """Return the part of an answer that must not depend on whether host or device samples.
 
     Args:
         is_first: whether nothing was cached; otherwise states may have been rewound further.

@@ -1,4 +1,4 @@
-"""A model of a few operations of torch, as a runtime that computes one token after the other."""
+"""A runtime for tests: a model of a few torch operations that computes one token at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from engine.sampling.token_source import TokenSource
 
 
 class ToyRuntime:
-    """What a `Session` uses of a runtime; all that differs from token to token lies in tensors.
+    """Runtime of a toy model; all that differs from token to token lies in tensors.
 
     Args:
-        is_recurrent: it remembers one state, which cannot go back, and no cache.
-        sharpness: of its logits.
+        is_recurrent: whether it has one recurrent state, which cannot go back, and no cache.
+        sharpness: factor on its logits.
 
     Attributes:
-        token, position: (1,), what `compute` computes, and where.
-        n_computed: tokens, (1,); what is computed again counts again.
-        spoilt: is added to all logits.
+        token: token that `compute` runs, (1,).
+        position: position of that token, (1,).
+        n_computed: number of tokens computed, (1,); a token that is computed again counts again.
+        spoilt: values to add to all logits, (n_vocab,).
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ToyRuntime:
         self.token_source: TokenSource | None = None
 
     def reset(self) -> None:
-        """Hold nothing that anyone could use."""
+        """Fill cache and state with NaN, so that nobody can use them."""
         self._cache.fill_(torch.nan)
         self._state.fill_(torch.nan)
         self.n_computed.zero_()
@@ -66,7 +67,7 @@ class ToyRuntime:
         self._state.copy_(self._saved)
 
     def begin(self, token: int, n_past: int) -> None:
-        """Say what is computed next."""
+        """Set the token that `compute` runs next, and its position."""
         self.token.fill_(token)
         self.position.fill_(n_past)
         if n_past == 0:
@@ -74,7 +75,7 @@ class ToyRuntime:
             self._cache.zero_()
 
     def compute(self) -> Tensor:
-        """The logits of the next token, (n_vocab,)."""
+        """Return the logits after the token, (n_vocab,)."""
         self.n_computed.add_(1)
         row = self._rows.index_select(0, self.token)
         self._state.mul_(0.6).add_(row[0])
@@ -87,7 +88,7 @@ class ToyRuntime:
 
 
 class Letters:
-    """A tokenizer whose tokens are letters."""
+    """Tokenizer whose tokens are letters."""
 
     never_ids = (2, 5)
 
@@ -105,14 +106,14 @@ class Letters:
 
 
 class SplitToy:
-    """The same on several ranks, each of which has the logits of a slice of the vocabulary.
+    """Runtime of a toy model on several ranks, each with the logits of a slice of the vocabulary.
 
     Args:
-        n_ranks: of which the first but one has no logits, if there are more than two.
+        n_ranks: number of ranks; rank 1 has no logits if there are more than two.
 
     Attributes:
-        toys: what each rank computes with; all of them compute everything.
-        own: the ids of each rank's logits.
+        toys: runtime of each rank; all of them compute everything.
+        own: token ids of each rank's logits.
     """
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
@@ -129,7 +130,7 @@ class SplitToy:
         self.own = [range(*span) for span in zip([0, *stops[:-1]], stops, strict=True)]
 
     def reset(self) -> None:
-        """Hold nothing that anyone could use."""
+        """Fill the caches and states of all ranks with NaN, so that nobody can use them."""
         for toy in self.toys:
             toy.reset()
 
@@ -146,6 +147,6 @@ class SplitToy:
             toy.restore_recurrent()
 
     def sliced(self, rank: int) -> Tensor | None:
-        """A rank's logits of the next token."""
+        """Compute the token; return a rank's slice of the logits after it, None without one."""
         own, logits = self.own[rank], self.toys[rank].compute()
         return logits[own.start : own.stop] if len(own) else None

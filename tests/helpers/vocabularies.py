@@ -16,7 +16,7 @@ KEY = "tokenizer.ggml."
 
 
 def gguf_bytes(values: Mapping[str, Any]) -> bytes:
-    """A GGUF without tensors; keys without a dot get the tokenizer's prefix."""
+    """Return a GGUF without tensors; keys without a dot get the tokenizer's prefix."""
     return raw_gguf.gguf(
         [_entry(key if "." in key else KEY + key, value) for key, value in values.items()]
     )
@@ -37,7 +37,7 @@ def tokenizer(values: Mapping[str, Any]) -> Tokenizer:
 def spm(
     scored: Mapping[str, float], special: Mapping[str, int] | None = None, byte_tokens: bool = True
 ) -> dict[str, Any]:
-    """An SPM vocabulary: <unk> <s> </s>, the bytes, then what is given."""
+    """Return an SPM vocabulary: <unk> <s> </s>, the bytes, then the given pieces."""
     special = special or {}
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)] if byte_tokens else []
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *scored, *special]
@@ -53,7 +53,7 @@ def spm(
 
 
 def byte_characters() -> list[str]:
-    """How byte-level BPE spells each byte."""
+    """Return the character by which byte-level BPE spells each byte."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -62,7 +62,7 @@ def byte_characters() -> list[str]:
 def bpe(
     merges: Sequence[str], special: Mapping[str, int] | None = None, pre: str = "qwen2"
 ) -> dict[str, Any]:
-    """A byte-level BPE vocabulary: the bytes, what the merges make, then the special tokens."""
+    """Return a byte-level BPE vocabulary: bytes, results of merges, then special tokens."""
     special = special or {}
     made = list(dict.fromkeys(merge.replace(" ", "") for merge in merges))
     return {

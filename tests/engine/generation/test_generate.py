@@ -1,4 +1,4 @@
-"""Prompts to answers: stop rules, prefix reuse, a full context, cancelling."""
+"""Generation of answers: stop rules, prefix reuse, a full context, cancelling."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from engine import (
 )
 from engine.generation.generate import StopMatcher
 from engine.runtime.timeline import TokenTimes
-from tests.helpers.ahead import AheadStream
+from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -39,10 +39,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["host", "ahead"])
 def model(path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
-    """One whose tokens the host draws, and one that draws them, two more than were asked for."""
+    """Yield a model whose tokens the host samples, and one that samples two tokens ahead."""
     with load_model(path, n_ctx=64, n_batch=8, kv_type="f32") as loaded:
         if request.param == "ahead":
-            loaded.runtime.token_source = AheadStream(loaded.runtime, 2)
+            loaded.runtime.token_source = AheadSource(loaded.runtime, 2)
         yield loaded
 
 
@@ -63,9 +63,9 @@ def finish(events: Sequence[Event]) -> Finished:
 
 def test_decode_continues_what_a_whole_pass_would_say(model: Model) -> None:
     prompt = list(range(5, 25))
-    drawn = ids_of(list(model.generate(prompt, GREEDY)))
-    logits = model.logits(prompt + drawn)
-    assert drawn == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    sampled = ids_of(list(model.generate(prompt, GREEDY)))
+    logits = model.logits(prompt + sampled)
+    assert sampled == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def test_a_seed_repeats_an_answer_and_another_changes_it(model: Model) -> None:
@@ -108,17 +108,17 @@ def test_usage_and_timings_add_up(model: Model) -> None:
     assert timings.prompt_per_s == pytest.approx(3 / timings.prompt_s)
 
 
-def test_no_tokens_are_drawn_when_none_are_wanted(model: Model) -> None:
+def test_no_tokens_are_sampled_when_none_are_wanted(model: Model) -> None:
     events = list(model.generate([5, 6], SamplingParams(max_tokens=0)))
     assert ids_of(events) == []
     assert finish(events).reason == "length"
 
 
 def test_the_end_token_ends_and_is_not_shown(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = ids_of(list(model.generate([5, 6], GREEDY)))
-    monkeypatch.setattr(model.tokenizer, "eog_ids", frozenset({drawn[3]}))
+    sampled = ids_of(list(model.generate([5, 6], GREEDY)))
+    monkeypatch.setattr(model.tokenizer, "eog_ids", frozenset({sampled[3]}))
     stopped = list(model.generate([5, 6], SamplingParams(temperature=0, max_tokens=12)))
-    assert ids_of(stopped) == drawn[: drawn.index(drawn[3])]
+    assert ids_of(stopped) == sampled[: sampled.index(sampled[3])]
     assert finish(stopped).reason == "stop"
 
 
@@ -173,9 +173,9 @@ def test_a_full_context_can_shift_and_keeps_the_start(model: Model) -> None:
 
 def test_after_a_shift_the_model_goes_on_from_exactly_what_was_kept(model: Model) -> None:
     params = SamplingParams(temperature=0, max_tokens=27, ignore_eos=True, on_overflow="shift")
-    drawn = ids_of(list(model.generate(list(range(5, 45)), params)))
+    sampled = ids_of(list(model.generate(list(range(5, 45)), params)))
     kept = list(model._session.ids)
-    assert model.logits(kept)[-1].argmax() == drawn[-1]
+    assert model.logits(kept)[-1].argmax() == sampled[-1]
 
 
 def test_a_shifted_chat_drops_old_turns_but_not_the_system_prompt(model: Model) -> None:
@@ -209,7 +209,7 @@ def test_a_prompt_longer_than_the_context_is_refused(model: Model) -> None:
         list(model.generate([5] * 65, GREEDY))
 
 
-def test_a_model_without_vocabulary_draws_ids_without_text(tmp_path: Path) -> None:
+def test_a_model_without_vocabulary_generates_ids_without_text(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", tokenizer=False, extra={"tokenizer.ggml.model": "none"})
     with load_model(path) as model:
         events = list(model.generate([1, 2, 3], GREEDY))
@@ -220,29 +220,29 @@ def test_a_model_without_vocabulary_draws_ids_without_text(tmp_path: Path) -> No
 
 
 def follow(path: Path, stream: bool, is_able: Callable[[], bool], **changes: Any) -> list[Event]:
-    """An answer; with a stream, that has drawn what it could."""
+    """Return the events of an answer; a token source, if any, samples what it can."""
     params = SamplingParams(max_tokens=20, seed=3, temperature=1, ignore_eos=True, **changes)
     with load_model(path, n_ctx=64, kv_type="f32") as model:
         if stream:
-            model.runtime.token_source = source = AheadStream(model.runtime, 1, is_able)
+            model.runtime.token_source = source = AheadSource(model.runtime, 1, is_able)
         events = list(model.generate([5, 6, 7], params))
         assert not stream or 0 < source.n_delivered < 20
     return events
 
 
-def test_the_host_draws_where_the_runtime_cannot(path: Path) -> None:
+def test_the_host_samples_where_the_runtime_cannot(path: Path) -> None:
     """And all random numbers are used once, by one or the other."""
     turns = iter([True, False, True, True, True, False, False] * 20)
     changes = {"repeat_penalty": 1.2}
-    drawn = follow(path, True, lambda: next(turns), **changes)
-    assert ids_of(drawn) == ids_of(follow(path, False, lambda: True, **changes))
+    sampled = follow(path, True, lambda: next(turns), **changes)
+    assert ids_of(sampled) == ids_of(follow(path, False, lambda: True, **changes))
 
 
-def test_what_the_runtime_does_not_serve_is_drawn_by_the_host(path: Path) -> None:
+def test_what_the_runtime_does_not_serve_is_sampled_by_the_host(path: Path) -> None:
     params = SamplingParams(max_tokens=5, seed=3, typical_p=0.9, ignore_eos=True)
     with load_model(path, n_ctx=64, kv_type="f32") as model:
         wanted = ids_of(list(model.generate([5, 6, 7], params)))
-        model.runtime.token_source = source = AheadStream(model.runtime, 1)
+        model.runtime.token_source = source = AheadSource(model.runtime, 1)
         assert ids_of(list(model.generate([5, 6, 7], params))) == wanted
         assert source.n_delivered == 0
 
@@ -256,7 +256,7 @@ def test_timed_tokens_take_the_time_since_the_one_before(model: Model) -> None:
 
 
 def test_an_answer_goes_on_with_another_runtime(model: Model) -> None:
-    """Whether it draws ahead or not, what nobody has read is not part of the conversation."""
+    """Tokens that were sampled ahead and that nobody has read are not part of the conversation."""
     wanted = ids_of(list(model.generate([5, 6], GREEDY)))
     events = model.generate([5, 6], GREEDY)
     begun = ids_of([next(events) for _ in range(4)])

@@ -1,4 +1,4 @@
-"""A conversation's cache goes to a file and comes back on any split; bad files change nothing."""
+"""State files: saved and loaded on any split; bad files change nothing."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(path: Path) -> Iterator[Model]:
-    """On three ranks; each test fills its cache anew."""
+    """Yield a model on three ranks; each test fills its cache anew."""
     with load_model(path, ["cpu"] * 3, [3, 1, 2], n_ctx=64) as loaded:
         yield loaded
 
@@ -56,7 +56,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(model: Model, tmp_path: Path) -> Path:
-    """The state after an answer; the model has gone on to something else."""
+    """Return a saved state of an answer, from a model whose cache holds something else by now."""
     model.logits([1])
     ask(model, PROMPT, 5)
     model.save_state(tmp_path / "chat.state")
@@ -65,7 +65,7 @@ def saved(model: Model, tmp_path: Path) -> Path:
 
 
 def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The JSON of a file, and the bytes behind it."""
+    """Return the JSON of a file, and the bytes behind it."""
     data = path.read_bytes()
     n = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + n]), data[8 + n :]
@@ -92,7 +92,7 @@ def test_what_three_ranks_saved_continues_on_one_and_on_two(
         expected, n_kept = ask(model, turn, 8)
         logits = model.logits(turn)[-1]
     assert told.path == str(file)
-    assert told.n_tokens == n_kept == len(PROMPT) + 4, "the last token drawn was not computed"
+    assert told.n_tokens == n_kept == len(PROMPT) + 4, "the last sampled token was not computed"
     assert told.n_bytes == file.stat().st_size
     for split in ([1], [1, 1], [0, 5, 1]):
         with load_model(path, ["cpu"] * len(split), split, kv_type=kv_type, n_ctx=64) as model:
@@ -205,7 +205,7 @@ def test_recurrent_states_go_whole_or_not_at_all(recurrent: Path, tmp_path: Path
 
 
 def check_refused(model: Model, file: Path, sentence: str) -> StateFileError:
-    """A file is refused, and the model has what it had."""
+    """Check that a file is refused and that the model's cache stays as it was."""
     model.logits([9, 8, 7])
     before = list(model._session.ids)
     with pytest.raises(StateFileError, match=sentence) as refused:
@@ -326,7 +326,7 @@ def test_a_folder_or_nothing_is_refused(model: Model, tmp_path: Path) -> None:
 )
 @given(at=st.integers(0, 1200), data=st.binary(min_size=1, max_size=6))
 def test_no_bytes_in_a_header_can_do_harm(model: Model, saved: Path, at: int, data: bytes) -> None:
-    """It is either found to be wrong, or means the same as before."""
+    """A changed header is either refused, or means the same as before."""
     model.logits([9, 8, 7])
     whole = saved.read_bytes()
     n_header = 8 + int.from_bytes(whole[:8], "little")  # tokens and numbers follow, as they are

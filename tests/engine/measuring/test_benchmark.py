@@ -1,4 +1,4 @@
-"""What `Model.bench` measures, by a clock that only forward passes move."""
+"""Results of `Model.bench` with a clock that only forward passes move."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +18,17 @@ OUTSIDE_S = 0.25
 
 
 class Trace:
-    """ModelRunner (n_past, n_tokens) of a model; each takes a second a token and `OUTSIDE_S` more.
+    """Record of a model's forward passes, on a fake clock that only these move.
 
-    The last rank spends those seconds in kernels, the others none.
+    Each pass takes a second per token and `OUTSIDE_S` more. The last rank spends those seconds in
+    kernels, the others none.
+
+    Attributes:
+        passes: passes so far, (n_past, n_tokens) each.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.runner: list[tuple[int, int]] = []
+        self.passes: list[tuple[int, int]] = []
         self.ids: list[int] = []
         self.logits: list[np.ndarray] = []
         self.now = self.kernel_s = 0.0
@@ -34,7 +38,7 @@ class Trace:
             runtime: ThreadRuntime, ids: Sequence[int], n_past: int, first_logit: int
         ) -> Any:
             logits = original(runtime, ids, n_past, first_logit)
-            self.runner.append((n_past, len(ids)))
+            self.passes.append((n_past, len(ids)))
             self.ids += ids
             self.logits.append(logits)
             self.kernel_s += len(ids)
@@ -68,7 +72,7 @@ def load(path: Path, n_ranks: int = 1) -> Model:
 def test_a_prompt_is_computed_in_batches(path: Path, trace: Trace) -> None:
     with load(path) as model:
         result = model.bench(BenchTest(20), 2, warm_up=False)
-    assert trace.runner == [(0, 8), (8, 8), (16, 4)] * 2
+    assert trace.passes == [(0, 8), (8, 8), (16, 4)] * 2
     assert result.samples_s == (20 + 3 * OUTSIDE_S,) * 2
     assert result.samples_ts == (20 / 20.75,) * 2
     assert trace.ids[:20] == trace.ids[20:]
@@ -83,7 +87,7 @@ def test_tokens_are_computed_one_by_one_from_the_logits_before(
     with load(path, n_ranks) as model:
         result = model.bench(BenchTest(0, 6), 1, warm_up=False)
         n_vocab = model.info.n_vocab
-    assert trace.runner == [(n, 1) for n in range(6)]
+    assert trace.passes == [(n, 1) for n in range(6)]
     assert result.samples_s == (6 * (1 + OUTSIDE_S),)
     assert result.overhead_s == OUTSIDE_S
     assert result.overhead == OUTSIDE_S / (1 + OUTSIDE_S)
@@ -96,14 +100,14 @@ def test_what_is_cached_before_is_not_measured_and_kept(path: Path, trace: Trace
     with load(path) as model:
         result = model.bench(BenchTest(4, 3, 10), 3, warm_up=False)
     fill, measured = [(0, 8), (8, 2)], [(10, 4), (14, 1), (15, 1), (16, 1)]
-    assert trace.runner == fill + 3 * measured
+    assert trace.passes == fill + 3 * measured
     assert result.samples_s == (7 + 4 * OUTSIDE_S,) * 3
 
 
 def test_a_warm_up_generates_little_and_does_not_count(path: Path, trace: Trace) -> None:
     with load(path) as model:
         result = model.bench(BenchTest(0, 30), 1)
-    assert len(trace.runner) == 4 + 30
+    assert len(trace.passes) == 4 + 30
     assert len(result.samples_s) == 1
 
 
@@ -114,7 +118,7 @@ def test_a_state_that_cannot_be_cut_is_brought_back_before_the_clock_starts(
     next(family for family in FAMILIES if family.name == "mamba").build(path)
     with load(path) as model:
         tokens = model.bench(BenchTest(0, 3, 10), 2, warm_up=False)
-        assert trace.runner == [(0, 8), (8, 1), (9, 1), *[(n, 1) for n in (10, 11, 12)],
+        assert trace.passes == [(0, 8), (8, 1), (9, 1), *[(n, 1) for n in (10, 11, 12)],
                                 (9, 1), *[(n, 1) for n in (10, 11, 12)]]  # fmt: skip
         prompts = model.bench(BenchTest(5, 0, 10), 2, warm_up=False)
     assert tokens.samples_s == (3 * (1 + OUTSIDE_S),) * 2
@@ -167,8 +171,8 @@ def test_what_ranks_spend_is_a_part_of_the_time(path: Path, devices: list[str]) 
 def test_it_can_be_cancelled_between_passes(path: Path, trace: Trace, test: BenchTest) -> None:
     with load_model(path, n_batch=1) as model:
         with pytest.raises(Cancelled):
-            model.bench(test, is_cancelled=lambda: len(trace.runner) == 9)
-        assert len(trace.runner) == 9
+            model.bench(test, is_cancelled=lambda: len(trace.passes) == 9)
+        assert len(trace.passes) == 9
         assert model.bench(BenchTest(n_gen=2), 1).avg_ts > 0, "and used again"
 
 

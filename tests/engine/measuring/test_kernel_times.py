@@ -1,4 +1,4 @@
-"""Where GPUs spend a token: what is made of a profiler's records, and of a host's time."""
+"""Times of kernels per token, from a profiler's records, and the host's time."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +74,7 @@ def test_only_what_ran_on_devices_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class FakeRuntime:
-    """Ranks on GPUs, whose tokens are replayed."""
+    """Runtime of ranks on GPUs whose tokens are replayed."""
 
     def __init__(self, *, is_whole: bool = True, has_gpus: bool = True) -> None:
         self.starts: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ class FakeRuntime:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at it is a second later; there is nothing to wait for."""
+    """Replace the clock by one that is a second later each time it is read."""
     now = iter(range(1000))
     monkeypatch.setattr(kernel_times, "perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
@@ -142,8 +142,8 @@ def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPa
     assert bench.run(BenchTest(0, 3), 1, warm_up=False).gpu is None
 
 
-def test_where_a_device_draws_it_draws_for_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an answer; what the host does not wait, it works."""
+def test_a_device_that_samples_does_so_for_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are sampled as for an answer; the host works all the time that it does not wait."""
     now = 0.0
     asked: list[tuple[int, int]] = []
 
@@ -168,6 +168,6 @@ def test_where_a_device_draws_it_draws_for_the_benchmark(monkeypatch: pytest.Mon
     ))  # fmt: skip
     result = Benchmark(session, runtime).run(BenchTest(0, 4), 1, warm_up=False)
     assert [n_left for _, n_left in asked] == [4, 3, 2, 1]
-    assert [token for token, _ in asked][1:] == [24, 23, 9], "the host draws where it has to"
+    assert [token for token, _ in asked][1:] == [24, 23, 9], "the host samples where it has to"
     assert result.samples_s == (4.0,)
     assert result.host_s == 0.25

@@ -1,4 +1,4 @@
-"""Measured links: plausible, and without a trace afterwards."""
+"""Measured links: plausible speeds, and no changed settings afterwards."""
 
 import threading
 
@@ -19,7 +19,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", ["", "reference"])
 def test_ranks_on_the_cpu_are_measured(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of waiting for each other: awake by kernels, and asleep."""
+    """Ranks wait for each other in both ways: spinning in kernels, and asleep."""
     monkeypatch.setenv("TANDEM_BACKEND", backend)
     before, threads = threading.active_count(), torch.get_num_threads()
     found = measure_link("cpu", "cpu")

@@ -1,4 +1,4 @@
-"""The device's own speed: plausible, and without a trace afterwards."""
+"""Measured speeds of a device: plausible, and no changed settings afterwards."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from engine.planning.speed.machine_file import MachineFile
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short, even where torch multiplies BF16 one number at a time."""
+    """Make measurements short, even where torch multiplies BF16 one number at a time."""
     monkeypatch.setattr("engine.measuring.machine_speed.READ_BYTES", 32 << 20)
     monkeypatch.setattr("engine.measuring.machine_speed.MATMUL_SIZES", {"cpu": (64, 256, 256)})
     monkeypatch.setattr("engine.measuring.machine_speed.MIN_SECONDS", 0.01)

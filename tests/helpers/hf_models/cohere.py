@@ -88,7 +88,7 @@ def stablelm(c: Config) -> dict[str, Any]:
 
 
 class HeadNormFamily(Family):
-    """Has one module per head for norms that files store together."""
+    """Family whose model has a module per head for norms that files store together."""
 
     def convert(self, config: Config, state: Mapping[str, Array]) -> dict[str, Array]:
         heads: dict[str, list[Array]] = {}

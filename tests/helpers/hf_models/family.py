@@ -1,4 +1,4 @@
-"""What a family of models is here: a tiny `transformers` model, and its GGUF names and keys."""
+"""A family of models: a tiny `transformers` model, and its GGUF names and keys."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,16 +23,17 @@ N_TOKENS = 40
 
 @dataclass(frozen=True)
 class Family:
-    """One family.
+    """A family of models with one tiny model, which can be written as a GGUF file.
 
     Attributes:
-        arch: its `general.architecture`.
-        like: the reference file that has the same tensors and keys; None where there is none.
-        config: makes the configuration of the model.
-        metadata: the file's keys, without the architecture in front, from the configuration.
-        names: GGUF name of each parameter, both without their layer, or what makes several tensors
-            of it, or one with other values.
-        extras: tensors of the file that are no parameters.
+        arch: value of `general.architecture`.
+        like: name of a reference file with the same tensors and keys; None where there is none.
+        config: returns the configuration of the model.
+        metadata: returns the file's keys, without the architecture in front, from the
+            configuration.
+        names: GGUF name of each parameter, both without their layer, or a function that makes
+            several tensors of it, or one with other values.
+        extras: returns tensors of the file that are no parameters, from the configuration.
     """
 
     name: str
@@ -72,7 +73,11 @@ class Family:
         finish(writer)
 
     def convert(self, config: Config, state: Mapping[str, Array]) -> dict[str, Array]:
-        """All parameters under their GGUF names; one without a name here is a KeyError."""
+        """Return all parameters under their GGUF names.
+
+        Raises:
+            KeyError: a parameter has no name here.
+        """
         tensors: dict[str, Array] = {}
         for name, values in state.items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -88,7 +93,7 @@ class Family:
 def randomise(model: torch.nn.Module, rng: np.random.Generator) -> None:
     """Fill a model such that every weight matters and its values stay of order one.
 
-    Matrices are N(0, 1/sqrt(columns)); vectors get noise on what they are by default, so that norms
+    Matrices are N(0, 1/sqrt(columns)); vectors get noise on their default values, so that norms
     end up near one, or near zero where one is added to them.
     """
     for name, parameter in model.state_dict().items():

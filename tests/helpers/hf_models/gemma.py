@@ -90,7 +90,7 @@ def gemma3(c: Config) -> dict[str, Any]:
 
 
 def rnj(c: Config) -> dict[str, Any]:
-    """Rnj-1 is a Gemma 3 without windows, stretched by YaRN."""
+    """Return the keys of Rnj-1, a Gemma 3 without windows, stretched by YaRN."""
     return {
         **gemma(c),
         **full_yarn(c),
@@ -99,7 +99,7 @@ def rnj(c: Config) -> dict[str, Any]:
 
 
 def gemma4_config(layer_types: str, **changes: Any) -> Config:
-    """Layers are s (sliding window) or f (full attention)."""
+    """Return a configuration with a layer per letter: s (sliding window) or f (full attention)."""
     kinds = {"s": WINDOW, "f": FULL}
     values: dict[str, Any] = {
         "num_hidden_layers": len(layer_types),
@@ -156,7 +156,7 @@ def gemma4_small(c: Config) -> dict[str, Any]:
 
 
 def quarter_of_pairs(c: Config) -> dict[str, Array]:
-    """Divisors of the frequencies in full layers, huge for the pairs that are not rotated."""
+    """Return divisors of the frequencies in full layers, huge for pairs that are not rotated."""
     n_pairs = c.per_layer_config[c.num_hidden_layers - 1].head_dim // 2
     part = c.rope_parameters[FULL]["partial_rotary_factor"]
     return {"rope_freqs.weight": np.where(np.arange(n_pairs) < part * n_pairs, 1, 1e30)}

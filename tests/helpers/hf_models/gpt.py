@@ -1,4 +1,4 @@
-"""What came between GPT-2 and Llama: LayerNorms, fused heads, parallel blocks, ALiBi."""
+"""Models between GPT-2 and Llama: LayerNorms, fused heads, parallel blocks, ALiBi."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def phi(c: Config) -> dict[str, Any]:
 
 
 def joined(kind: str) -> Change:
-    """Rows q, k and v of each group of heads in turn, sorted to all q, then all k, then all v."""
+    """Return a change that sorts rows q, k and v of each group of heads to all q, all k, all v."""
 
     def change(values: Array, c: Config) -> dict[str, Array]:
         n_kv = falcon_kv_heads(c) if c.model_type == "falcon" else c.num_attention_heads

@@ -98,7 +98,7 @@ def expert_sizes(c: Config) -> dict[str, Any]:
 
 
 def queries_to_gates(values: Array, c: Config) -> dict[str, Array]:
-    """Rows lie per key head as q, k, v and the gate z; files hold all q, all k, …"""
+    """Sort rows that lie per key head as q, k, v and gate z into all q, all k, all v, and all z."""
     n_v = c.linear_num_value_heads // c.linear_num_key_heads * c.linear_value_head_dim
     ends = np.cumsum([c.linear_key_head_dim, c.linear_key_head_dim, n_v])
     heads = values.reshape(c.linear_num_key_heads, -1, c.hidden_size)
@@ -119,18 +119,18 @@ QWEN3_NEXT: dict[str, str | Change] = {
 
 
 def tiled(values: Array, c: Config, head_dim: int) -> Array:
-    """Value heads (their rows), from those of one key head together to one of each in turn."""
+    """Reorder the rows of value heads: from all of one key head together to one of each in turn."""
     heads = values.reshape(c.linear_num_key_heads, -1, head_dim, *values.shape[1:])
     return heads.swapaxes(0, 1).reshape(values.shape)
 
 
 def tiled_heads(name: str, change: Any = np.asarray) -> Change:
-    """One row per value head."""
+    """Return a change that reorders value heads of one row each."""
     return lambda values, c: {name: tiled(change(values), c, 1)}
 
 
 def tiled_tail(name: str) -> Change:
-    """Rows (or convolved channels) of queries, keys and values."""
+    """Return a change that reorders the value heads behind the rows of queries and keys."""
 
     def change(values: Array, c: Config) -> dict[str, Array]:
         n_qk = 2 * c.linear_num_key_heads * c.linear_key_head_dim
@@ -182,7 +182,7 @@ def kimi(c: Config) -> dict[str, Any]:
 
 
 def three_convolutions(values: Array, _: Config) -> dict[str, Array]:
-    """One kernel for queries, keys and values, (3 channels, 1, K), as three with four axes."""
+    """Split the kernel of queries, keys and values, (3 channels, 1, K), in three with four axes."""
     return {
         f"ssm_conv1d_{letter}.weight": part[None]
         for letter, part in zip("qkv", np.split(values, 3), strict=True)

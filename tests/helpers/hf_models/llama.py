@@ -46,7 +46,7 @@ LLAMA3 = {
 
 
 def llama3_divisors(c: Config) -> dict[str, Array]:
-    """Divisors of the frequencies: the factor for long waves, one for short ones, a blend between.
+    """Return divisors of the frequencies: the factor for long waves, 1 for short, or a blend.
 
     Source: Llama 3.1's `rope_type: llama3`.
     """

@@ -19,7 +19,7 @@ from tests.helpers.hf_models.parts import (
 
 
 def mixer(prefix: str) -> dict[str, str | Change]:
-    """Parameters of a Mamba 1 layer."""
+    """Return the names of the parameters of a Mamba 1 layer."""
     changes: dict[str, str | Change] = {
         "A_log": renamed("ssm_a", lambda v: -np.exp(v)),
         "D": "ssm_d",
@@ -101,7 +101,7 @@ JAMBA: dict[str, str | Change] = {
 
 
 def jamba_config(**others: Any) -> JambaConfig:
-    """Attention in the third of three layers, experts (if there are several) in the second."""
+    """Return a configuration with experts (if any) in the second layer, attention in the third."""
     return JambaConfig(
         **SIZES,
         num_hidden_layers=3,

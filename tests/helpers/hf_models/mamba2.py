@@ -34,7 +34,7 @@ DENSE_COLUMNS = 80
 
 
 def mixer(prefix: str) -> dict[str, str | Change]:
-    """Parameters of a Mamba 2 layer with `N_GROUPS` groups."""
+    """Return the names of the parameters of a Mamba 2 layer with `N_GROUPS` groups."""
     changes: dict[str, str | Change] = {
         "A_log": renamed("ssm_a", lambda v: -np.exp(v)[:, None]),
         "D": renamed("ssm_d", lambda v: v[:, None]),
@@ -79,12 +79,12 @@ def falcon_h1(c: Config) -> dict[str, Any]:
 
 
 def scaled(name: str, *multipliers: str) -> Change:
-    """Times the product of these entries of the configuration."""
+    """Return a change that multiplies by the product of some entries of the configuration."""
     return lambda v, c: {name: v * np.prod([getattr(c, entry) for entry in multipliers])}
 
 
 def scaled_input(values: Array, c: Config) -> dict[str, Array]:
-    """The rows for z, x, B, C and dt have a multiplier each."""
+    """Multiply the rows for z, x, B, C and dt by a multiplier each."""
     n_state = c.mamba_n_groups * c.mamba_d_state
     n_rows = [c.mamba_d_ssm, c.mamba_d_ssm, n_state, n_state, c.mamba_n_heads]
     rows = np.repeat(c.ssm_multipliers, n_rows)[:, None] * c.ssm_in_multiplier
@@ -193,7 +193,7 @@ NEMOTRON_H_MOE: dict[str, str | Change] = {
 
 
 def nemotron_h_config(kind: str, **others: Any) -> NemotronHConfig:
-    """Four layers, two of them `kind`."""
+    """Return a configuration of four layers, two of them of a given kind."""
     return NemotronHConfig(
         **SIZES,
         layers_block_type=["linear_attention", kind, FULL, kind],
@@ -240,7 +240,7 @@ def granite_hybrid(c: Config) -> dict[str, Any]:
 
 
 def shared_gate_and_up(suffix: str) -> Change:
-    """The expert that every token uses; without others it is an FFN."""
+    """Return a change that splits gate and up of the expert that every token uses, or of an FFN."""
 
     def split(values: Array, _: Config) -> dict[str, Array]:
         gate, up = np.split(values, 2)

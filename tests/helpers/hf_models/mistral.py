@@ -1,4 +1,4 @@
-"""Latent attention with other factors than DeepSeek's, and what Mistral does with YaRN."""
+"""Mistral's models: latent attention with other factors than DeepSeek's, and variants of YaRN."""
 
 from typing import Any
 

@@ -48,7 +48,7 @@ def gpt_oss(c: Config) -> dict[str, Any]:
 
 
 def alternating(values: Array, _: Config) -> dict[str, Array]:
-    """Gate and up columns lie alternately, and matrices (E, in, out) are the transposed ones."""
+    """Split alternating gate and up columns; matrices (E, in, out) are transposed."""
     kind = "weight" if values.ndim == 3 else "bias"
     outputs_first = values.swapaxes(1, 2) if kind == "weight" else values
     return {
@@ -71,7 +71,7 @@ def glm4_moe(c: Config) -> dict[str, Any]:
 
 
 def mla_sizes(c: Config) -> dict[str, Any]:
-    """Latent attention as one key-value head: the compressed keys and the rotated part."""
+    """Return the keys of latent attention: one key-value head of latent and rotated part."""
     return {
         "attention.head_count_kv": 1,
         "attention.kv_lora_rank": c.kv_lora_rank,
@@ -99,7 +99,7 @@ def deepseek(c: Config) -> dict[str, Any]:
 
 
 def absorbed(values: Array, c: Config) -> dict[str, Array]:
-    """From the latent to keys and values, per head; the keys' part is applied to queries."""
+    """Split the matrix from latent to keys (transposed, to apply to queries) and values."""
     heads = values.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
     return {
         "attn_k_b.weight": heads[:, : c.qk_nope_head_dim].swapaxes(1, 2),

@@ -1,4 +1,4 @@
-"""Layers that know no positions: Llama 4 and SmolLM 3."""
+"""Models with layers without RoPE: Llama 4 and SmolLM 3."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def llama4(c: Config) -> dict[str, Any]:
 
 
 def gate_and_up(values: Array, _: Config) -> dict[str, Array]:
-    """Matrices (E, in, gate then up) are the transposed ones."""
+    """Split matrices (E, in, gate then up) in two, transposed."""
     gate, up = np.split(values.swapaxes(1, 2), 2, axis=1)
     return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
 

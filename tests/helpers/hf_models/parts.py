@@ -21,10 +21,10 @@ SIZES: dict[str, Any] = {
 """Configuration of most families; neither the vocabulary nor the FFN divides evenly."""
 
 FULL, WINDOW = "full_attention", "sliding_attention"
-"""What configurations call layers that see all tokens, or only the latest."""
+"""Names in configurations of layers that see all tokens, or only the latest."""
 
 NO_CONTEXT_LIMIT = 1 << 20
-"""What converters write where a model has no position limit."""
+"""Context length that converters write for a model without a limit."""
 
 EMBEDDING = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -56,7 +56,7 @@ DENSE = {**EMBEDDING, **ATTENTION, **GATED_FFN, **PRE_NORMS}
 
 
 def sizes(c: Config, *, eps: str = "rms_norm_eps") -> dict[str, Any]:
-    """Keys of nearly every architecture."""
+    """Return the keys of nearly every architecture."""
     return {
         "block_count": c.num_hidden_layers,
         "context_length": c.max_position_embeddings,
@@ -78,13 +78,13 @@ def rope_base(c: Config) -> dict[str, Any]:
 
 
 def rope_size(c: Config, factor: float = 1.0) -> dict[str, Any]:
-    """The elements of a head that are rotated; `factor` is their part of it."""
+    """Return the key of the number of rotated elements of a head; `factor` is their share."""
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     return {"rope.dimension_count": int(head_dim * factor)}
 
 
 def stretched(rope: dict[str, Any]) -> dict[str, Any]:
-    """YaRN without its bounds, from rotation parameters."""
+    """Return the keys of YaRN without its bounds, from rotation parameters."""
     return {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": rope["factor"],
@@ -102,7 +102,7 @@ def yarn(c: Config) -> dict[str, Any]:
 
 
 def yarn_on_full_layers() -> dict[str, Any]:
-    """Rotation parameters of models whose windows need no stretching."""
+    """Return rotation parameters that stretch all layers but those with a window."""
     return {
         WINDOW: {"rope_type": "default", "rope_theta": 10000.0},
         FULL: {
@@ -115,7 +115,7 @@ def yarn_on_full_layers() -> dict[str, Any]:
 
 
 def full_yarn(c: Config) -> dict[str, Any]:
-    """Base and stretching of the layers without a window."""
+    """Return the keys of RoPE's base and stretching in layers without a window."""
     rope = c.rope_parameters[FULL]
     return {"rope.freq_base": rope["rope_theta"], **stretched(rope)}
 
@@ -133,7 +133,7 @@ def expert_width(c: Config) -> dict[str, Any]:
 
 
 def shared_experts(c: Config) -> dict[str, Any]:
-    """Keys of a sigmoid router with shared experts beside the routed ones."""
+    """Return the keys of a sigmoid router with shared experts beside the routed ones."""
     return {
         "expert_shared_count": c.n_shared_experts,
         "expert_gating_func": 2,
@@ -154,12 +154,12 @@ def granite_scales(c: Config) -> dict[str, Any]:
 
 
 def renamed(name: str, change: Any) -> Change:
-    """One tensor `name` with changed values."""
+    """Return a change to one tensor called `name` with changed values."""
     return lambda values, _: {name: change(values)}
 
 
 def with_biases(names: Mapping[str, str]) -> dict[str, str]:
-    """The same layers with a bias each."""
+    """Return the names of some weights and of their biases."""
     biases = {
         k.replace(".weight", ".bias"): v.replace(".weight", ".bias") for k, v in names.items()
     }
@@ -167,15 +167,15 @@ def with_biases(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def plus_one(names: Mapping[str, str]) -> dict[str, str | Change]:
-    """Norms of this class multiply by 1 + weight; files hold the sum."""
+    """Return changes of norms that multiply by 1 + weight; files hold the sum."""
     return {theirs: renamed(ours, lambda v: v + 1) for theirs, ours in names.items()}
 
 
 def neighbours(name: str, heads: str) -> Change:
-    """Rows of queries or keys, from halves that rotate together to neighbours that do.
+    """Return a change of queries' or keys' rows, so that neighbours rotate instead of halves.
 
     Args:
-        heads: the configuration's name for the number of heads.
+        heads: name of the number of heads in the configuration.
     """
 
     def permute(values: Array, c: Config) -> dict[str, Array]:
@@ -193,7 +193,7 @@ NEIGHBOURS: dict[str, str | Change] = {
 
 
 def gate_and_up(values: Array, _: Config) -> dict[str, Array]:
-    """Experts (E, 2 n_ff, n_embd) as two tensors."""
+    """Split experts (E, 2 n_ff, n_embd) in two tensors."""
     gate, up = np.split(values, 2, axis=1)
     return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
 

@@ -80,7 +80,7 @@ def dbrx(c: Config) -> dict[str, Any]:
 
 
 def stacked(name: str, *, transposed: bool = False) -> Change:
-    """Experts from one below the other to (E, out, in)."""
+    """Return a change of experts that lie one below the other to (E, out, in)."""
 
     def change(values: Array, c: Config) -> dict[str, Array]:
         experts = values.reshape(c.ffn_config.moe_num_experts, -1, values.shape[-1])

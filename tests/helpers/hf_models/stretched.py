@@ -43,7 +43,7 @@ def divisors(c: Config) -> dict[str, Array]:
 
 
 def longrope_family(name: str, n_ctx: int) -> Family:
-    """Phi 3 with an original context of `n_ctx` tokens and three quarters of a head rotated."""
+    """Return Phi 3 with an original context of `n_ctx` tokens, rotating 3/4 of each head."""
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,

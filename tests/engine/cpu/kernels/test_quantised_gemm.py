@@ -13,7 +13,7 @@ from engine.cpu.kernels.isa import Isa, supported
 from engine.cpu.kernels.team import Team
 from engine.quants.layout import LAYOUTS
 from tests.helpers.kernels import (
-    HALVES,
+    F16_OFFSETS,
     activations,
     multiplied,
     packed,
@@ -90,7 +90,7 @@ def scaled(kind: Kind, codes: int, *, factor: float = 0.01) -> NDArray[np.uint8]
     """Return rows whose bytes are all equal, codes and inner scales, under one factor."""
     block, size = GGML_QUANT_SIZES[kind]
     raw = np.full((N_ROWS, N_COLUMNS // block, size), codes, np.uint8)
-    for offset in HALVES[kind.name]:
+    for offset in F16_OFFSETS[kind.name]:
         raw[..., offset : offset + 2] = np.array([factor], "<f2").view(np.uint8)
     if kind == Kind.MXFP4:
         raw[..., 0] = 120
@@ -205,7 +205,7 @@ def test_zeros_give_zeros(kind: Kind, isa: Isa, team: Team) -> None:
     raw = random_rows(kind, N_ROWS, N_COLUMNS)
     nothing = np.zeros((3, 32 * N_BLOCKS), np.float32)
     assert (result(raw, nothing, kind, isa, team) == 0).all()
-    if HALVES[kind.name]:
+    if F16_OFFSETS[kind.name]:
         assert (result(scaled(kind, 0x9D, factor=0), random_x(3), kind, isa, team) == 0).all()
 
 
