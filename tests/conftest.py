@@ -1,4 +1,4 @@
-"""Settings of all tests: how many processes run them, and where compiled kernels are kept.
+"""Settings of all tests: their processes, Triton's interpreter, and where kernels are kept.
 
 A system without the libraries of Qt is told so before anything else.
 """
@@ -10,6 +10,8 @@ import tempfile
 import pytest
 
 from app.process.qt_libraries import missing_qt_library
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read where anything imports Triton, as torch may
 
 try:
     import PySide6.QtWidgets  # noqa: F401 only tried, before pytest-qt and other conftests do

@@ -8,7 +8,6 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*.py"]
 else:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # so that ranks may share a GPU
 
 
