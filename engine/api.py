@@ -125,7 +125,7 @@ class Model:
             self._prompts = Prompts(file, self.info.name)
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
-        self._session = Session(self.runtime)
+        self._session = Session(self.runtime.runner)
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +313,7 @@ class Model:
             n_past = len(self._session.ids)
             runtime = open_runtime(file, params, on_progress, is_cancelled, self.runtime, n_past)
         self.runtime, self.params = runtime, params
-        self._session.move(runtime)
+        self._session.move(runtime.runner)
 
     def _check_same(self, params: LoadParams) -> None:
         self._check_loaded()

@@ -69,6 +69,7 @@ class ProcessRuntime:
         check_types(str(file.path), declaration.slots)
         self.number = number = wire.rank
         self.hp, self._split = declaration.hp, declaration.split
+        self.n_vocab = self.hp.n_vocab
         names = declaration.devices
         self.devices = [torch.device(name) for name in names]
         self.device = torch_device(names[number])

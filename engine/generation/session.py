@@ -76,7 +76,7 @@ class Session:
         """
         if not ids:
             raise PromptError("The prompt is empty.", "Write something first.")
-        n_vocab = self._runtime.hp.n_vocab
+        n_vocab = self._runtime.n_vocab
         if not 0 <= min(ids) <= max(ids) < n_vocab:
             raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
         if len(ids) > self.n_ctx:
@@ -207,7 +207,7 @@ class Session:
         """
         at = len(self._ids)
         return timed(
-            self._runtime,
+            self._runtime.ranks,
             at,
             lambda: self.follow(token, sampler, never, n_left, turn),
             self._sampled_at,

@@ -231,7 +231,7 @@ class Benchmark:
         ranks: tuple[RankTimes, ...] = ()
         if n_gen:
             wanted = ids[n_prompt : n_prompt + n_gen]
-            _, times = timed(self._runtime, n_prompt, lambda: self._generate(wanted))
+            _, times = timed(self._runtime.ranks, n_prompt, lambda: self._generate(wanted))
             ranks = times.ranks
         seconds = time.perf_counter() - begun
         after = self._runtime.kernel_s()

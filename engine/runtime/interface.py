@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from engine.layers.hparams import HParams
     from engine.runtime.rank import Rank
     from engine.sampling.token_source import Logits, TokenSource
 
@@ -16,6 +15,9 @@ class Runtime(Protocol):
 
     It does not know which tokens the cache holds: `generation.session` keeps count of that.
 
+    `runtime.model_runner` is one whose ranks are threads of this process (its owner, a
+    `ThreadRuntime`, loads and re-splits them), `distributed.process_runtime` one of processes.
+
     Attributes:
         hp: hyperparameters of the model.
         n_ctx: size of the context in tokens.
@@ -23,7 +25,7 @@ class Runtime(Protocol):
         can_rewind: whether the cache can drop its last tokens; recurrent states cannot.
     """
 
-    hp: HParams
+    n_vocab: int
     n_ctx: int
     n_batch: int
     can_rewind: bool

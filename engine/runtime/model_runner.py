@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from engine.sampling.token_source import Logits, TokenSource
 
 log = logging.getLogger(__name__)
+
+
+Guard = Callable[[str, int], AbstractContextManager[None]]
+"""What explains the failures of a pass: told what it is for, and how many tokens it has."""
 
 
 class ModelRunner:
@@ -48,14 +53,17 @@ class ModelRunner:
     """
 
     def __init__(
-        self, executor: RankExecutor, n_vocab: int, n_ctx: int, *, can_rewind: bool
-    ) -> None:
+        self, executor: RankExecutor, n_vocab: int, n_ctx: int, n_batch: int, *, can_rewind: bool,
+        guard: Guard = lambda doing, n_tokens: nullcontext(),
+    ) -> None:  # fmt: skip
         self.ranks: list[Rank] = []
         self.token_source: TokenSource | None = None
         self.one_shots: OneShotControl | None = getattr(executor.group, "one_shots", None)
         self.n_single = 0
         self.executor = executor
-        self._n_vocab, self._n_ctx, self._can_rewind = n_vocab, n_ctx, can_rewind
+        self.n_vocab, self.n_ctx, self.n_batch = n_vocab, n_ctx, n_batch
+        self.can_rewind = can_rewind
+        self._guard = guard
         self._refusal = ""
         self._in_micro_batches = False
 
@@ -78,7 +86,7 @@ class ModelRunner:
         """
         return 1 if self._captures else 2
 
-    def warm_up(self, n_batch: int) -> None:
+    def warm_up(self) -> None:
         """Compile, record and measure now, so that the first prompt and token do not wait for it.
 
         If the ranks' kernels wait for each other in vain, one-shot all-reduces are retired.
@@ -89,22 +97,41 @@ class ModelRunner:
         if not self.has_kernels:
             return
         try:
-            self._warm_up(n_batch)
+            self._warm_up()
         except CommError as error:
             if self.executor.lost or not self._retire_one_shots(str(error)):
                 raise
-            self._warm_up(n_batch)
+            self._warm_up()
 
-    def _warm_up(self, n_batch: int) -> None:
+    def _warm_up(self) -> None:
         """Compute the passes of `warm_up` once."""
         for _ in range(self._recorded):
             self.compute([0], 0, 0)
         if any(rank.backend.compiles for rank in self.ranks):
-            for n in warm_rows(min(self._n_ctx, n_batch)):
+            for n in warm_rows(min(self.n_ctx, self.n_batch)):
                 self.compute([0] * n, 0, n - 1)
-            self._try_micro_batches(min(self._n_ctx, n_batch))
+            self._try_micro_batches(min(self.n_ctx, self.n_batch))
         for rank in self.ranks:
             rank.backend.prepare()
+
+    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
+        """Run tokens after `n_past` cached ones; see `Runtime.forward`."""
+        if not self.ranks:
+            raise EngineError("The model has been unloaded.", "Load it again.")
+        with self._guard("to compute the next tokens", len(ids)):
+            return self.compute(ids, n_past, first_logit)
+
+    def save_recurrent(self) -> None:
+        """Keep a copy of all recurrent states as they are now."""
+        ranks = self.ranks
+        with self._guard("to keep a state", 1):
+            self.executor.run(lambda rank: ranks[rank].context.cache.save())
+
+    def restore_recurrent(self) -> None:
+        """Go back to the copy of the recurrent states."""
+        ranks = self.ranks
+        with self._guard("to go back to a state", 1):
+            self.executor.run(lambda rank: ranks[rank].context.cache.restore())
 
     def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones and return their logits; see `Runtime.forward`.
@@ -245,12 +272,8 @@ class ModelRunner:
         is_sure = all(
             rank.backend.captures and rank.recording and not rank.refusal for rank in holders
         )
-        if (
-            self.token_source is not None
-            or n_past >= self._n_ctx
-            or not captures_tokens()
-            or not is_sure
-        ):
+        has_room = n_past < self.n_ctx
+        if self.token_source is not None or not has_room or not captures_tokens() or not is_sure:
             return
         from engine.gpu.decode.token_stream import TokenStream
         from engine.gpu.launch.graph import NotRepeatable
@@ -278,7 +301,7 @@ class ModelRunner:
         if len(one_shots) < len(holders) > 1:
             return []
         return [
-            rank.token_step(self._n_vocab, one_shots.get(rank.number), can_rewind=self._can_rewind)
+            rank.token_step(self.n_vocab, one_shots.get(rank.number), can_rewind=self.can_rewind)
             for rank in self.ranks
         ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,6 @@ from engine.runtime.loader import ByteProgress, check_types
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer
-from engine.sampling.token_source import Logits
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -127,7 +126,11 @@ class ThreadRuntime:
         self.group = make_group(self.plan, self.devices, params)
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
         executor = RankExecutor(self.devices, self.group, threads)
-        self.runner = ModelRunner(executor, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
+        me = weakref.ref(self)  # a cycle would keep weights alive
+        self.runner = ModelRunner(
+            executor, self.hp.n_vocab, self.n_ctx, self.n_batch, can_rewind=self.can_rewind,
+            guard=lambda doing, n_tokens: _guard(me(), doing, n_tokens),
+        )  # fmt: skip
         self._finalizer = weakref.finalize(self, executor.close)
 
     @property
@@ -169,7 +172,7 @@ class ThreadRuntime:
             self.runner.ranks = self.runner.executor.run(load)
         self._steer()
         with self._explaining("to compute the first tokens"):
-            self.runner.warm_up(self.n_batch)
+            self.runner.warm_up()
         self.runner.sample_on_device(0)
 
     def _steer(self) -> None:
@@ -231,49 +234,14 @@ class ThreadRuntime:
                     total[name] += n_bytes
         return total
 
-    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones and return their logits.
-
-        Args:
-            ids: ids of the tokens.
-            n_past: number of cached tokens.
-            first_logit: index into `ids` of the first token whose logits are wanted.
-
-        Returns:
-            (len(ids) - first_logit, n_vocab)
-
-        Raises:
-            EngineError: the model was closed, a device ran out of memory or a rank was lost; what
-                the cache holds from `n_past` on is then undefined.
-        """
-        if not self.ranks:
-            raise EngineError("The model has been unloaded.", "Load it again.")
-        with self._explaining("to compute the next tokens"):
-            logits = self.runner.compute(ids, n_past, first_logit)
-        if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
-            self._resident.note()
-        return logits
-
     def kernel_s(self) -> list[float] | None:
         """Return each rank's seconds in kernels so far; None unless all ranks measure them."""
         found = [rank.backend.kernel_s for rank in self.ranks]
         known = [seconds for seconds in found if seconds is not None]
         return known if len(known) == len(self.devices) else None
 
-    def save_recurrent(self) -> None:
-        """Save a copy of all recurrent states, in place of an earlier one."""
-        ranks = self.ranks
-        with self._explaining("to keep a state"):
-            self.runner.executor.run(lambda rank: ranks[rank].context.cache.save())
-
-    def restore_recurrent(self) -> None:
-        """Restore all recurrent states from the saved copy."""
-        ranks = self.ranks
-        with self._explaining("to go back to a state"):
-            self.runner.executor.run(lambda rank: ranks[rank].context.cache.restore())
-
     @contextmanager
-    def _explaining(self, doing: str) -> Iterator[None]:
+    def _explaining(self, doing: str, n_tokens: int = 1) -> Iterator[None]:
         """Turn running out of memory into `OutOfDeviceMemory`; drop recordings after any failure.
 
         The collectives in them cannot be replayed after a failure. If a rank is lost, the runtime
@@ -281,6 +249,7 @@ class ThreadRuntime:
 
         Args:
             doing: what the memory is needed for, such as "to load the model".
+            n_tokens: tokens of the pass, if it is one.
         """
         if torch.get_num_threads() != self.threads_per_rank:
             torch.set_num_threads(self.threads_per_rank)  # torch has one setting for all models
@@ -294,6 +263,8 @@ class ThreadRuntime:
             if self.runner.executor.lost:
                 self.close()
             raise
+        if n_tokens > 1 and self._resident:  # reading it costs as much as a small model's token
+            self._resident.note()
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
         """Return the error that a rank's device is full."""
@@ -371,6 +342,13 @@ def open_runtime(
         except KernelError as error:
             log.warning("%s", error)
             refuse_kernels(error.device, error.why)
+
+
+def _guard(
+    runtime: ThreadRuntime | None, doing: str, n_tokens: int
+) -> AbstractContextManager[None]:
+    """Return what explains the failures of a runtime's passes, as long as it lives."""
+    return nullcontext() if runtime is None else runtime._explaining(doing, n_tokens)
 
 
 def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:

@@ -6,12 +6,11 @@ They are read from clocks that run anyway, so a measurement costs some microseco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from engine.runtime.interface import Runtime
     from engine.runtime.rank import Rank
 
 T = TypeVar("T")
@@ -89,26 +88,26 @@ class _Clock(NamedTuple):
 
 
 def timed(
-    runtime: Runtime, position: int, compute: Callable[[], T], begun: float | None = None
+    ranks: Sequence[Rank], position: int, compute: Callable[[], T], begun: float | None = None
 ) -> tuple[T, TokenTimes]:
-    """Compute a token on a runtime; return the result and its times.
+    """Compute a token; return the result and the times of each rank.
 
     On ranks whose kernels are not timed (GPUs, the reference) all time but waiting counts as
     computing.
 
     Args:
-        runtime: the runtime.
+        ranks: ranks that compute it.
         position: position of the token in the context.
         compute: computes the token.
         begun: start of the token, in seconds of `time.perf_counter`; None for now.
     """
-    before = [_clock(rank) for rank in runtime.ranks]
+    before = [_clock(rank) for rank in ranks]
     start = time.perf_counter() if begun is None else begun
     result = compute()
     seconds = time.perf_counter() - start
-    after = [_clock(rank) for rank in runtime.ranks]
-    ranks = tuple(_times(a, b, seconds) for a, b in zip(before, after, strict=True))
-    return result, TokenTimes(position, seconds, ranks)
+    after = [_clock(rank) for rank in ranks]
+    times = tuple(_times(a, b, seconds) for a, b in zip(before, after, strict=True))
+    return result, TokenTimes(position, seconds, times)
 
 
 def _clock(rank: Rank) -> _Clock:

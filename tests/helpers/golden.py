@@ -123,7 +123,7 @@ def logits_in_steps(model: Any, ids: list[int], case: Case) -> Any:
     chunk = case.chunk or n_prompt
     sizes = chain(repeat(chunk, n_prompt // chunk), [n_prompt % chunk], repeat(1, case.n_decode))
     for size in filter(None, sizes):
-        rows.append(model.runtime.forward(ids[start : start + size], start, 0))
+        rows.append(model.runtime.runner.forward(ids[start : start + size], start, 0))
         start += size
     assert start == len(ids)
     return np.concatenate(rows)

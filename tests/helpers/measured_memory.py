@@ -50,9 +50,9 @@ def compute(runtime: ThreadRuntime, n_ctx: int, n_batch: int) -> None:
                 layer.v.zero_()
     ids = [i % 200 + 3 for i in range(n_batch)]
     for _ in range(2):
-        runtime.forward(ids, n_ctx - n_batch, n_batch - 1)
+        runtime.runner.forward(ids, n_ctx - n_batch, n_batch - 1)
     for back in (3, 2, 1):
-        runtime.forward([5], n_ctx - back, 0)
+        runtime.runner.forward([5], n_ctx - back, 0)
 
 
 if __name__ == "__main__":

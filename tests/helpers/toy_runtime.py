@@ -33,6 +33,7 @@ class ToyRuntime:
     ) -> None:  # fmt: skip
         made = torch.Generator().manual_seed(4)
         self.hp = SimpleNamespace(n_vocab=n_vocab)
+        self.n_vocab = n_vocab
         self.n_ctx, self.n_batch, self.can_rewind = n_ctx, 8, not is_recurrent
         self.ranks: list[object] = []
         self.device = torch.device(device)
@@ -120,6 +121,7 @@ class SplitToy:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]
         first = self.toys[0]
         self.hp, self.can_rewind, self.device = first.hp, first.can_rewind, first.device
+        self.n_vocab = first.n_vocab
         self.n_ctx, self.n_batch, self.ranks = first.n_ctx, first.n_batch, first.ranks
         self.n_computed, self.spoilt = first.n_computed, first.spoilt
         for toy in self.toys:

@@ -42,7 +42,7 @@ def model(path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
     """Yield a model whose tokens the host samples, and one that samples two tokens ahead."""
     with load_model(path, n_ctx=64, n_batch=8, kv_type="f32") as loaded:
         if request.param == "ahead":
-            loaded.runtime.token_source = AheadSource(loaded.runtime, 2)
+            loaded.runtime.token_source = AheadSource(loaded.runtime.runner, 2)
         yield loaded
 
 
@@ -224,7 +224,7 @@ def follow(path: Path, stream: bool, is_able: Callable[[], bool], **changes: Any
     params = SamplingParams(max_tokens=20, seed=3, temperature=1, ignore_eos=True, **changes)
     with load_model(path, n_ctx=64, kv_type="f32") as model:
         if stream:
-            model.runtime.token_source = source = AheadSource(model.runtime, 1, is_able)
+            model.runtime.token_source = source = AheadSource(model.runtime.runner, 1, is_able)
         events = list(model.generate([5, 6, 7], params))
         assert not stream or 0 < source.n_delivered < 20
     return events
@@ -242,7 +242,7 @@ def test_what_the_runtime_does_not_serve_is_sampled_by_the_host(path: Path) -> N
     params = SamplingParams(max_tokens=5, seed=3, typical_p=0.9, ignore_eos=True)
     with load_model(path, n_ctx=64, kv_type="f32") as model:
         wanted = ids_of(list(model.generate([5, 6, 7], params)))
-        model.runtime.token_source = source = AheadSource(model.runtime, 1)
+        model.runtime.token_source = source = AheadSource(model.runtime.runner, 1)
         assert ids_of(list(model.generate([5, 6, 7], params))) == wanted
         assert source.n_delivered == 0
 

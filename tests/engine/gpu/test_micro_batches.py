@@ -48,7 +48,9 @@ def in_micro_batches(model: Model, *, wanted: bool) -> None:
 
 def batches(model: Model) -> np.ndarray:
     """Return the logits of a first batch, and of one that attends to it."""
-    return np.stack([model.runtime.forward(IDS[:4], 0, 3), model.runtime.forward(IDS[4:], 4, 2)])
+    return np.stack(
+        [model.runtime.runner.forward(IDS[:4], 0, 3), model.runtime.runner.forward(IDS[4:], 4, 2)]
+    )
 
 
 @pytest.mark.parametrize(("split_mode", "n_layer"), [("tensor", 1), ("layer", 2)])
@@ -74,18 +76,18 @@ def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) 
     family = next(family for family in FAMILIES if family.name == name)
     ids, _ = family.build(tmp_path / "m.gguf")
     with load_model(tmp_path / "m.gguf", ["cpu"] * 2, n_ctx=16) as model:
-        expected = model.runtime.forward(ids[:5], 0, 4)
+        expected = model.runtime.runner.forward(ids[:5], 0, 4)
         in_micro_batches(model, wanted=True)
-        assert nmse(model.runtime.forward(ids[:5], 0, 4), expected) < 1e-6
+        assert nmse(model.runtime.runner.forward(ids[:5], 0, 4), expected) < 1e-6
 
 
 def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list[Turns]) -> None:
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         in_micro_batches(model, wanted=True)
-        assert model.runtime.forward(IDS, 0, 0).shape[0] == len(IDS)
+        assert model.runtime.runner.forward(IDS, 0, 0).shape[0] == len(IDS)
         assert not turns
-        assert model.runtime.forward(IDS, 0, 3).shape[0] == 4
+        assert model.runtime.runner.forward(IDS, 0, 3).shape[0] == 4
         assert turns
 
 

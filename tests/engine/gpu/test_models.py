@@ -36,7 +36,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def singly(model: Model, ids: list[int]) -> np.ndarray:
-    return np.stack([model.runtime.forward([t], n, 0)[0] for n, t in enumerate(ids)])
+    return np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(ids)])
 
 
 def never_repeated(model: Model) -> None:
@@ -145,7 +145,7 @@ def test_what_is_another_token_when_repeated_is_computed(
         (rank,) = model.runtime.ranks
         assert "something else" in rank.refusal
         assert model.runtime.token_source is None
-        found = model.runtime.forward(IDS[:1], 0, 0)
+        found = model.runtime.runner.forward(IDS[:1], 0, 0)
         assert rank.recording is None
         assert np.array_equal(found, model.logits(IDS[:1]))
 
@@ -200,7 +200,10 @@ def test_a_rank_that_is_late_once_is_an_error_and_then_forgotten(
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         expected = answer(model, temperature=0)
         repeated = singly(model, IDS[:2])
-        for ask in (lambda: model.runtime.forward([1], 0, 0), lambda: answer(model, temperature=0)):
+        for ask in (
+            lambda: model.runtime.runner.forward([1], 0, 0),
+            lambda: answer(model, temperature=0),
+        ):
             with monkeypatch.context() as patch:
                 problem = CommError(1, "did not answer", "cuda:1")
                 patch.setattr(OneShotGroups, "problem", lambda self, problem=problem: problem)

@@ -44,7 +44,7 @@ def answer(model: Model, **settings: object) -> list[int]:
 
 
 def singly(model: Model, ids: list[int]) -> np.ndarray:
-    return np.stack([model.runtime.forward([t], n, 0)[0] for n, t in enumerate(ids)])
+    return np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(ids)])
 
 
 def test_they_capture_a_token_whole_and_give_what_computing_gives(split: Model) -> None:
@@ -69,9 +69,9 @@ def test_they_write_what_one_rank_writes(split: Model, path: Path) -> None:
 
 def test_many_replays_give_the_same_bits(split: Model) -> None:
     """No replay hangs, and no bit differs."""
-    expected = split.runtime.forward([7], 100, 0)
+    expected = split.runtime.runner.forward([7], 100, 0)
     for _ in range(2000):
-        assert np.array_equal(split.runtime.forward([7], 100, 0), expected)
+        assert np.array_equal(split.runtime.runner.forward([7], 100, 0), expected)
 
 
 @pytest.mark.parametrize("n", [1, *N_RANKS])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine import BenchResult, BenchTest, Cancelled, EngineError, Model, load_model
+from engine.runtime.model_runner import ModelRunner
 from engine.runtime.thread_runtime import ThreadRuntime
 from tests.helpers.answers import ask
 from tests.helpers.hf_models import FAMILIES
@@ -32,11 +33,9 @@ class Trace:
         self.ids: list[int] = []
         self.logits: list[np.ndarray] = []
         self.now = self.kernel_s = 0.0
-        original = ThreadRuntime.forward
+        original = ModelRunner.forward
 
-        def forward(
-            runtime: ThreadRuntime, ids: Sequence[int], n_past: int, first_logit: int
-        ) -> Any:
+        def forward(runtime: ModelRunner, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
             logits = original(runtime, ids, n_past, first_logit)
             self.passes.append((n_past, len(ids)))
             self.ids += ids
@@ -45,7 +44,7 @@ class Trace:
             self.now += len(ids) + OUTSIDE_S
             return logits
 
-        monkeypatch.setattr(ThreadRuntime, "forward", forward)
+        monkeypatch.setattr(ModelRunner, "forward", forward)
         clock = SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr(
             ThreadRuntime,

@@ -23,7 +23,7 @@ SPLITS = ([1], [1, 1], [3, 0, 1])
 
 def singly(model: Model, ids: list[int], start: int = 0) -> Logits:
     """Return the logits after each token, computed one by one."""
-    return [model.runtime.forward([t], start + n, 0) for n, t in enumerate(ids)]
+    return [model.runtime.runner.forward([t], start + n, 0) for n, t in enumerate(ids)]
 
 
 def are_recorded(model: Model) -> bool:
@@ -83,7 +83,7 @@ def model(tmp_path: Path) -> Iterator[Model]:
 
 def test_tokens_may_be_anywhere(model: Model) -> None:
     """Prompts between them, positions far apart, and back again."""
-    forward = model.runtime.forward
+    forward = model.runtime.runner.forward
 
     def script() -> Logits:
         found = singly(model, IDS[:5])
@@ -150,7 +150,7 @@ def test_several_models_at_once(tmp_path: Path) -> None:
     with load_model(paths[0], ["cpu"], n_ctx=64) as a, load_model(paths[1], ["cpu"], n_ctx=64) as b:
         for n, token in enumerate(IDS):
             for model, expected in ((a, alone[0]), (b, alone[1])):
-                assert np.array_equal(model.runtime.forward([token], n, 0), expected[n])
+                assert np.array_equal(model.runtime.runner.forward([token], n, 0), expected[n])
 
 
 def test_a_rank_that_fails_is_an_error_and_then_forgotten(
@@ -166,7 +166,7 @@ def test_a_rank_that_fails_is_an_error_and_then_forgotten(
         assert are_recorded(model)
         monkeypatch.setattr(failing.recording, "run", fail)
         with pytest.raises(ZeroDivisionError, match="on rank 1"):
-            model.runtime.forward(IDS[:1], 0, 0)
+            model.runtime.runner.forward(IDS[:1], 0, 0)
         assert not are_recorded(model)
         found = singly(model, IDS)
         assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))

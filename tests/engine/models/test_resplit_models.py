@@ -44,8 +44,10 @@ def state_of(model: Model, path: Path) -> bytes:
 def probe(model: Model) -> Any:
     """Return logits of further tokens: two at once, then one by one, until they are replayed."""
     n = model.n_cached
-    rows = [model.runtime.forward(NEXT[:2], n, 0)]
-    rows += [model.runtime.forward([token], n + 2 + i, 0) for i, token in enumerate(NEXT[2:])]
+    rows = [model.runtime.runner.forward(NEXT[:2], n, 0)]
+    rows += [
+        model.runtime.runner.forward([token], n + 2 + i, 0) for i, token in enumerate(NEXT[2:])
+    ]
     return np.concatenate(rows)
 
 

@@ -93,7 +93,7 @@ def test_chunks_and_single_tokens_equal_one_pass(built: Built, split: str) -> No
         model.logits(ids[::-1])
         for size in (3, 14, 1, 1, 8) + (1,) * 13:
             n_past = sum(map(len, logits))
-            logits.append(model.runtime.forward(ids[n_past : n_past + size], n_past, 0))
+            logits.append(model.runtime.runner.forward(ids[n_past : n_past + size], n_past, 0))
     assert nmse(np.concatenate(logits), built.logits) <= TOLERANCE
 
 

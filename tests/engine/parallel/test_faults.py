@@ -66,7 +66,7 @@ def answer(model: Model) -> list[int]:
 
 def singly(model: Model, n: int = 6) -> list[np.ndarray]:
     """Return the logits after tokens computed one by one, the last ones by replays."""
-    return [model.runtime.forward([5 + i], i, 0)[0] for i in range(n)]
+    return [model.runtime.runner.forward([5 + i], i, 0)[0] for i in range(n)]
 
 
 def go(model: Model, *, repeated: bool) -> None:

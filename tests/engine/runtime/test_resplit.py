@@ -67,7 +67,7 @@ def no_gc() -> Iterator[None]:
 
 
 def next_logits(model: Model) -> Any:
-    return model.runtime.forward([7], model.n_cached, 0)
+    return model.runtime.runner.forward([7], model.n_cached, 0)
 
 
 def addresses(model: Model) -> list[dict[str, int]]:

@@ -26,7 +26,7 @@ def model(
 def tokens(model: Model, n: int, start: int = 0) -> list[TokenTimes]:
     runtime = model.runtime
     return [
-        timed(runtime, at, lambda at=at: runtime.forward([at], at, 0))[1]
+        timed(runtime.ranks, at, lambda at=at: runtime.runner.forward([at], at, 0))[1]
         for at in range(start, start + n)
     ]
 

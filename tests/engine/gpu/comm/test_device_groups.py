@@ -56,7 +56,7 @@ def logits(path: Path, n_device: int, ids: list[int] = IDS, **how: object) -> np
     with load_model(path, ["cpu"] * n_device, n_ctx=32, **how) as model:  # type: ignore[arg-type]
         assert isinstance(model.runtime.group, DeviceGroup)
         found = model.logits(ids)
-        again = np.stack([model.runtime.forward([ids[n]], n, 0)[0] for n in range(2)])
+        again = np.stack([model.runtime.runner.forward([ids[n]], n, 0)[0] for n in range(2)])
         assert nmse(again, found[:2]) < BAR
         return found
 

@@ -251,7 +251,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
             closed.append(self.number)
 
     executor = RankExecutor([CPU] * 3, ThreadGroup())
-    passes = ModelRunner(executor, n_vocab=10, n_ctx=10, can_rewind=True)
+    passes = ModelRunner(executor, n_vocab=10, n_ctx=10, n_batch=4, can_rewind=True)
     fakes: list[Any] = [FakeRank(number) for number in range(3)]
     passes.ranks += fakes
     passes.recover()
@@ -329,7 +329,7 @@ class Warming(ModelRunner):
 
     def __init__(self, one_shots: Any, fails: Callable[[int], bool]) -> None:
         super().__init__(
-            RankExecutor([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True
+            RankExecutor([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, n_batch=4, can_rewind=True
         )
         self.one_shots, self._fails = one_shots, fails
         self.asked: list[tuple[int, bool]] = []
@@ -351,7 +351,9 @@ class Capturing(ModelRunner):
     """Passes whose ranks compute tokens one by one, as they cannot capture."""
 
     def __init__(self, one_shots: Any) -> None:
-        super().__init__(RankExecutor([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
+        super().__init__(
+            RankExecutor([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, n_batch=4, can_rewind=True
+        )
         self.one_shots = one_shots
         rank: Any = SimpleNamespace(
             backend=SimpleNamespace(records=False, captures=True), micro_batches=None,
@@ -391,7 +393,7 @@ def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
     whys: list[str] = []
     one_shots = SimpleNamespace(retire=whys.append)
     passes = Warming(one_shots, lambda n: n == 2 and passes.one_shots is not None)
-    passes.warm_up(4)
+    passes.warm_up()
     assert passes.asked == [
         (1, True), (1, True), (2, True),
         (1, False), (1, False), (2, False), (4, False),
@@ -400,11 +402,11 @@ def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
     assert "did not answer" in whys[0]
     failing = Warming(None, lambda n: n == 2)
     with pytest.raises(CommError, match="did not answer"):
-        failing.warm_up(4)
+        failing.warm_up()
     losing = Warming(one_shots, lambda n: n == 2)
     losing.executor._stalled.add(1)
     with pytest.raises(CommError, match="did not answer"):
-        losing.warm_up(4)
+        losing.warm_up()
     assert losing.one_shots is one_shots
     for some in (passes, failing, losing):
         some.executor.close()

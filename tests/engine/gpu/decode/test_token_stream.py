@@ -369,7 +369,7 @@ class Rerun:
 def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_stream, "capture", Rerun)
     with load_model(DEMO, n_ctx=128) as model:
-        runtime, device = model.runtime, torch.device("cpu")
+        runner, device = model.runtime.runner, torch.device("cpu")
         token, position = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
 
         def begin(this: int, n_past: int) -> None:
@@ -377,9 +377,9 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
             position.fill_(n_past)
 
         def forward() -> tuple[torch.Tensor, None]:
-            return torch.from_numpy(runtime.forward([int(token)], int(position), 0)[0]), None
+            return torch.from_numpy(runner.forward([int(token)], int(position), 0)[0]), None
 
-        step = TokenStep(device, runtime.hp.n_vocab, token, position, begin, forward, True)
+        step = TokenStep(device, runner.n_vocab, token, position, begin, forward, True)
         ahead = TokenStream([step], new_executor([device], ThreadGroup()))
         ahead.prepare()
         for params in (
@@ -387,8 +387,8 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
             SamplingParams(seed=2, max_tokens=16, temperature=1.5, repeat_penalty=1.1),
             SamplingParams(temperature=0, max_tokens=16),
         ):
-            runtime.token_source = None
+            runner.token_source = None
             wanted = list(model.generate("One day", params))
-            runtime.token_source = ahead
+            runner.token_source = ahead
             assert ids_of(list(model.generate("One night", params))) != ids_of(wanted)
             assert ids_of(list(model.generate("One day", params))) == ids_of(wanted)

@@ -42,7 +42,7 @@ def assert_meets_as_stated(path: Path) -> None:
                     current[0] = -1
 
             block.forward = forward  # type: ignore[method-assign]
-        model.runtime.forward([3, 4, 5], 0, 0)
+        model.runtime.runner.forward([3, 4, 5], 0, 0)
         for layer, block in enumerate(rank.model.blk):
             is_cut_inside = any(
                 isinstance(m, Mamba2) and not m.groups.are_whole for m in modules(block)
