@@ -68,7 +68,10 @@ class RankExecutor:
         self._streams = _streams(devices)
         self._stalled: set[int] = set()
         self._threads = RankThreads(
-            len(devices), group.abort, lambda: torch.set_num_threads(n_threads), group
+            len(devices) if len(devices) > 1 else 0,
+            group.abort,
+            lambda: torch.set_num_threads(n_threads),
+            group,
         )
 
     @property
@@ -87,7 +90,9 @@ class RankExecutor:
         return {*self._threads.lost, *self._stalled}
 
     def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
-        """Call `fn` for all ranks at once, each on its thread; return the results in rank order.
+        """Call `fn` for all ranks at once; return the results in rank order.
+
+        Several ranks have a thread each, a single one uses the calling thread.
 
         Args:
             is_watched: whether a rank that shows no sign of life for seconds counts as lost, see
@@ -113,9 +118,19 @@ class RankExecutor:
                 raise RankOutOfMemory(rank, self.devices[rank]) from None
 
         try:
+            if len(self.devices) == 1:
+                return [self._alone(ranked)]
             return self._threads.call_on_all(ranked, is_watched=is_watched)
         finally:
             self.group.settle()
+
+    def _alone(self, ranked: Callable[[int], T]) -> T:
+        """Call a function for the only rank on this thread, without the cost of a hand-over."""
+        try:
+            return ranked(0)
+        except BaseException:
+            self.group.abort()  # what a collective left half done is of no use
+            raise
 
     def call_inline(self, fn: Callable[[int], T]) -> list[T]:
         """Call `fn` for one rank after the other on the calling thread.

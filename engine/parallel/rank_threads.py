@@ -95,8 +95,7 @@ def _distance(error: BaseException) -> int:
 class RankThreads:
     """Threads on which `engine.parallel.executor.RankExecutor` calls functions for all ranks.
 
-    A single rank computes on the calling thread, without the cost of a hand-over. Of several, each
-    has a thread of its own, so the caller gets control back even if one of them hangs.
+    Each rank has a thread of its own, so the caller gets control back even if one of them hangs.
 
     Args:
         n_ranks: number of ranks.
@@ -125,7 +124,7 @@ class RankThreads:
         self._lives: dict[int, Life] = {}
         self._inboxes: list[queue.SimpleQueue[_Job[Any] | None]] = []
         self._threads: list[threading.Thread] = []
-        for rank in range(n_ranks if n_ranks > 1 else 0):
+        for rank in range(n_ranks):
             inbox: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
             thread = threading.Thread(
                 target=self._work, args=(rank, inbox), name=f"tandem-rank-{rank}", daemon=True
@@ -146,10 +145,8 @@ class RankThreads:
             BaseException: the first failure of any rank, after all have ended.
         """
         assert not self.lost, "there is no way to go on"
-        assert self._threads or self.n_ranks == 1, "it is closed"
+        assert self._threads, "it is closed"
         job: _Job[T] = _Job(fn, self.n_ranks, self._on_failure)
-        if not self._threads:
-            job.compute(0)
         for inbox in self._inboxes:
             inbox.put(job)
         self._wait(job, self._group if is_watched else None)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
+from engine.parallel.executor import RankExecutor
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadCommunicator
+from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from tests.helpers.thread_ranks import Ranks
 
 
@@ -210,6 +211,6 @@ def test_closing_ends_every_thread() -> None:
 
 
 def test_one_rank_takes_no_thread() -> None:
-    pool = RankThreads(1, lambda: None, lambda: None)
-    assert pool.call_on_all(lambda rank: threading.current_thread()) == [threading.current_thread()]
-    pool.close()
+    executor = RankExecutor([torch.device("cpu")], ThreadGroup())
+    assert executor.run(lambda rank: threading.current_thread()) == [threading.current_thread()]
+    executor.close()

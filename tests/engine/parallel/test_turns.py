@@ -98,15 +98,18 @@ def test_the_second_one_is_a_sign_of_life() -> None:
 
 
 def test_the_second_thread_ends_with_it() -> None:
-    def n_thread() -> int:
-        return sum(thread.name.endswith("second-half") for thread in threading.enumerate())
+    earlier = set(threading.enumerate())  # those of other tests may end meanwhile
 
-    before, turns = n_thread(), Turns()
+    def n_thread() -> int:
+        new = set(threading.enumerate()) - earlier
+        return sum(thread.name.endswith("second-half") for thread in new)
+
+    turns = Turns()
     turns.both(lambda: 1, lambda: 2)
     turns.both(lambda: 1, lambda: 2)
-    assert n_thread() == before + 1
+    assert n_thread() == 1
     del turns
     deadline = time.monotonic() + 10
-    while n_thread() > before and time.monotonic() < deadline:
+    while n_thread() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert n_thread() == before
+    assert n_thread() == 0
