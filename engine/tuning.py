@@ -292,7 +292,7 @@ class Interlude:
         if self._model is None:
             return {}
         devices = ("cpu", *self._model.params.all_devices)
-        return self._model.runtime.returned(dict.fromkeys(devices, 0))
+        return self._model.runtime.free_once_closed(dict.fromkeys(devices, 0))
 
     def _search(
         self,

@@ -31,7 +31,7 @@ POLL_S = 50e-6
 
 
 class RankOutOfMemory(DeviceError):
-    """A rank's device, or the host, has no memory left for what the rank computes.
+    """Lack of memory on a rank's device, or on the host, for what the rank computes.
 
     Attributes:
         rank: number of the rank.

@@ -58,7 +58,7 @@ class Meeting:
 
     Args:
         size: number of members.
-        counter: counter of repeated exchanges.
+        counter: counter of collectives; replayed exchanges are counted here.
 
     Attributes:
         slots: the two sets of values, by seat.
@@ -104,11 +104,11 @@ class Meeting:
         return None
 
     def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
-        """Record an all-reduce of x into `out`, so that it is repeated with their memory."""
+        """Record an all-reduce of x into `out`; replays read and write the same memory."""
         refuse_replay("ranks exchange values in Python")
 
     def waited_s(self, seat: int) -> float:
-        """Return the seconds that a member has waited here, without repeated calls."""
+        """Return the seconds that a member has waited here, without replayed exchanges."""
         return self._slept_s[seat]
 
     def abort(self) -> None:
@@ -196,7 +196,7 @@ class SpinningMeeting(Meeting):
         self._board.record(log, seat, *shown, SPIN_TURNS, partial(self._finish_again, seat, shown))
 
     def _next_round(self, seat: int) -> int:
-        return self._round(seat) + 1  # its count includes repeated calls
+        return self._round(seat) + 1  # its count includes replayed exchanges
 
     def _round(self, seat: int) -> int:
         return self._board.round(seat)
@@ -224,7 +224,7 @@ class SpinningMeeting(Meeting):
         return found
 
     def _finish_again(self, seat: int, shown: tuple[int, int, int]) -> None:
-        """Finish a repeated all-reduce, whose sum must be there in the end.
+        """Finish a replayed all-reduce, whose sum must be there in the end.
 
         Raises:
             threading.BrokenBarrierError: the exchange was aborted, or nothing was added up.

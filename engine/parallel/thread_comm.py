@@ -26,7 +26,7 @@ from engine.parallel.meeting import (
     Slice,
     SpinningMeeting,
 )
-from engine.parallel.transfers import Mover
+from engine.parallel.transfers import Copier
 
 if TYPE_CHECKING:
     from engine.forward.communicator import Communicator, Group
@@ -91,7 +91,7 @@ class ThreadGroup:
 
     @property
     def n_collectives(self) -> int:
-        """Number of collectives of all ranks so far; misses some that were repeated."""
+        """Number of collectives of all ranks so far; misses some replayed ones."""
         return self.collectives.count
 
     def waiting(self) -> Mapping[int, Sequence[int]]:
@@ -103,7 +103,7 @@ class ThreadGroup:
         return found
 
     def waited_s(self, rank: int) -> float:
-        """Return the seconds that a rank has waited for others so far, without repeated calls."""
+        """Return the seconds that a rank has waited for others, without replayed exchanges."""
         meetings = list(self._meetings.items())
         return sum(m.waited_s(group.index(rank)) for group, m in meetings if rank in group)
 
@@ -148,7 +148,7 @@ class ThreadCommunicator:
         self.rank = rank
         self.device = device
         self._shared = shared
-        self._mover = Mover(device)
+        self._copier = Copier(device)
         shared.join(rank, device)
 
     @property
@@ -191,7 +191,7 @@ class ThreadCommunicator:
         if is_added:
             assert out is not None, "nothing is added without a place for it"
             return out
-        first, *others = (self._mover.to_device(value) for value in values.values())
+        first, *others = (self._copier.to_device(value) for value in values.values())
         return sum(others, start=first)
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
@@ -212,7 +212,7 @@ class ThreadCommunicator:
             check_alike(alike, self._shared.device)
         values = _present([s.value for s in slices], group)
         check_fit(values, self._shared.device, all_but_last=True)
-        found = [self._mover.to_device(value) for value in values.values()]
+        found = [self._copier.to_device(value) for value in values.values()]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def broadcast(
@@ -226,7 +226,7 @@ class ThreadCommunicator:
         """Return the value of rank `source` on this rank's device."""
         value = x if len(group) == 1 else self._shown(x, group)[group.index(source)]
         assert isinstance(value, Tensor), "the source must have a value"
-        return self._mover.to_device(value)
+        return self._copier.to_device(value)
 
     def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
         """Exchange x; return the values of all members, in group order."""

@@ -26,8 +26,8 @@ class Event(Protocol):
         ...
 
 
-class Mover:
-    """Copies tensors to the device of one rank; used by the rank's thread only.
+class Copier:
+    """Copier of tensors to the device of one rank, for use by the rank's thread only.
 
     It has a pinned buffer, since the driver copies pageable memory once more, piece by piece.
 

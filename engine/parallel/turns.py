@@ -23,11 +23,11 @@ Inbox = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class _Dropped(BaseException):
-    """Ends a computation after the other one has failed."""
+    """Exception that ends a computation after the other one has failed."""
 
 
 class Turns:
-    """A second thread beside the creating one, and a lock-step between the two.
+    """A second thread beside the creating one, and the order in which the two take turns.
 
     The first computation has seat 0, on the calling thread, the second one seat 1. What the second
     thread does counts as a sign of life of the same rank.

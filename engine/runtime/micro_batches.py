@@ -35,7 +35,7 @@ LEAST_GAIN = 0.03
 
 @runtime_checkable
 class TakesTurns(Protocol):
-    """Communicator that can hand over to the rank's other micro-batch during an all-reduce.
+    """A communicator that can hand over to the rank's other micro-batch during an all-reduce.
 
     Attributes:
         turns: the two computations that take turns; None outside of micro-batches.
@@ -45,7 +45,7 @@ class TakesTurns(Protocol):
 
 
 class MicroBatches:
-    """Computes prompt batches as two micro-batches on one rank.
+    """Computation of prompt batches as two micro-batches, on one rank.
 
     Args:
         comm: communicator of the rank.

@@ -78,11 +78,11 @@ class ModelRunner:
         return any(rank.backend.captures for rank in self.ranks)
 
     @property
-    def _recorded(self) -> int:
-        """Number of the single token that is recorded, counted from 1.
+    def _n_until_recorded(self) -> int:
+        """Number of tokens computed singly up to the recorded one, which is included.
 
-        The first one allocates what is kept. A capture computes its token plainly beforehand, so
-        there it can be the first.
+        The first one allocates what is kept. A capture computes its token without recording first,
+        so there it can be the first one.
         """
         return 1 if self._captures else 2
 
@@ -105,7 +105,7 @@ class ModelRunner:
 
     def _warm_up(self) -> None:
         """Compute the passes of `warm_up` once."""
-        for _ in range(self._recorded):
+        for _ in range(self._n_until_recorded):
             self.compute([0], 0, 0)
         if any(rank.backend.compiles for rank in self.ranks):
             for n in warm_rows(min(self.n_ctx, self.n_batch)):
@@ -145,9 +145,9 @@ class ModelRunner:
         is_single = len(ids) == 1 and self.has_kernels
         self.n_single += is_single and captures_tokens()
         if is_single and all(rank.recording for rank in self.ranks):
-            return self._read(lambda: self._repeated(ids[0], n_past))
-        if is_single and self.n_single == self._recorded and not self._refusal:
-            logits = self._read(lambda: self._recorded_now(ids[0], n_past))
+            return self._read(lambda: self._replayed(ids[0], n_past))
+        if is_single and self.n_single == self._n_until_recorded and not self._refusal:
+            logits = self._read(lambda: self._record(ids[0], n_past))
             self.sample_on_device(n_past + 1)
             return logits
         return self._read(lambda: self._computed(ids, n_past, first_logit))
@@ -178,13 +178,13 @@ class ModelRunner:
         """Compute on all ranks; return the logits, which exactly one rank returns."""
         return _only(self.executor.run(compute, is_watched=True))
 
-    def _repeated(self, token: int, n_past: int) -> Tensor:
+    def _replayed(self, token: int, n_past: int) -> Tensor:
         """Replay the recordings for a token; return the logits."""
         ranks = self.ranks
         kept = [rank.recording for rank in ranks]  # a lost rank may still read others' memory
         replays = [x for x in kept if isinstance(x, Replay)]
         if len(replays) < len(ranks):
-            return self._logits(lambda rank: ranks[rank].repeat(token, n_past) if kept else None)
+            return self._logits(lambda rank: ranks[rank].replay(token, n_past) if kept else None)
         if self.is_captured_whole:
             self.start(token, n_past)
         else:
@@ -223,7 +223,7 @@ class ModelRunner:
             raise
         return found
 
-    def _recorded_now(self, token: int, n_past: int) -> Tensor:
+    def _record(self, token: int, n_past: int) -> Tensor:
         """Compute a token and record or capture it; return the logits.
 
         If that is not possible, tokens are computed step by step from now on.

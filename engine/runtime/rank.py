@@ -176,20 +176,20 @@ class Rank:
             return self.backend.capture(compute)
         from engine.gpu.decode.rank_capture import Recomputed
 
-        found = Recomputed(lambda: self._anew(compute), is_idle=self.is_idle)
+        found = Recomputed(lambda: self._recompute(compute), is_idle=self.is_idle)
         found.replay()  # takes part in the collectives between the graphs of other ranks
         return found
 
-    def _anew(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
+    def _recompute(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
         """Call `compute` and drop cached activations; return its result."""
         found = compute()
         self._forget()
         return found
 
-    def repeat(self, token: int, n_past: int) -> Tensor | None:
+    def replay(self, token: int, n_past: int) -> Tensor | None:
         """Replay the native recording for a token; return the logits."""
-        assert self.recording is not None, "there is nothing to repeat"
-        assert not isinstance(self.recording, Replay), "what was captured is started"
+        assert self.recording is not None, "there is nothing to replay"
+        assert not isinstance(self.recording, Replay), "a captured token is started instead"
         self.begin(token, n_past)
         return self.recording.run()
 

@@ -97,7 +97,7 @@ class Transfer:
         self._limits = {d: max(self._held[d], after[d]) for d in {*self._held, *after}}
         self._spare = self._spare_slots()
         self._freed: dict[int, list[int]] = defaultdict(list)
-        self._carried: list[int] = []
+        self._moved_states: list[int] = []
         self._is_failed = is_failed = threading.Event()  # a cycle would keep weights alive
         self._progress = ByteProgress(
             self._file_bytes(), on_progress, lambda: is_failed.is_set() or is_cancelled(),
@@ -132,8 +132,8 @@ class Transfer:
                 _set(rank, index, None)
             rank.drop_references()
         trim_heap()
-        for index in reversed(self._carried):
-            self._carry(self._new, self._old, index)
+        for index in reversed(self._moved_states):
+            self._move_state(self._new, self._old, index)
         progress = ByteProgress(0, ignore, never)
 
         def load(number: int) -> None:
@@ -159,8 +159,8 @@ class Transfer:
         with self._new.explaining():
             self._new.executor.run(load)
         for index in block.states:
-            self._carry(self._old, self._new, index)
-            self._carried.append(index)
+            self._move_state(self._old, self._new, index)
+            self._moved_states.append(index)
         for device, n_bytes in move.drops.items():
             self._held[device] -= n_bytes
 
@@ -186,7 +186,7 @@ class Transfer:
             self._file, slots, rank.number, rank.device, rank.storage, rank.backend, progress,
         )  # fmt: skip
 
-    def _carry(self, source: Side, target: Side, index: int) -> None:
+    def _move_state(self, source: Side, target: Side, index: int) -> None:
         """Move the state of one layer; if that fails, `source` still has all of it."""
         staying = _staying(source.ranks, target.ranks, index)
 
@@ -267,13 +267,13 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, n_past: int) -> 
                 mine = rank.context.cache.tensors(state, saved=saved)
                 if name in mine:
                     goal, held = (
-                        _counting(x[name], start, run.n, state, n_past)
+                        _part_to_copy(x[name], start, run.n, state, n_past)
                         for x, start in ((mine, run.goal), (theirs, run.start))
                     )
                     copy_over(goal, held)
 
 
-def _counting(tensor: Tensor, start: int, n: int, state: object, n_past: int) -> Tensor:
+def _part_to_copy(tensor: Tensor, start: int, n: int, state: object, n_past: int) -> Tensor:
     """Return a view of some heads: of keys and values only the first `n_past` positions."""
     units = tensor[start : start + n]
     return units[:, :n_past] if isinstance(state, KVState) else units

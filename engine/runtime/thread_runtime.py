@@ -93,7 +93,7 @@ class ThreadRuntime:
         notes = prove_kernels(declaration.devices[rank] for rank in holders)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
-            free = donor.returned(free)
+            free = donor.free_once_closed(free)
         plan = make_plan(declaration, params, free)
         self.plan: Plan = replace(plan, warnings=(*plan.warnings, *notes))
         self.plan.check_fits(free)
@@ -220,7 +220,7 @@ class ThreadRuntime:
             if isinstance(error, EngineError):
                 error.hint = "The old split could not be restored either: load the model again."
 
-    def returned(self, free: Mapping[str, int]) -> dict[str, int]:
+    def free_once_closed(self, free: Mapping[str, int]) -> dict[str, int]:
         """Return the free memory of each device as it will be once this model is freed.
 
         Args:

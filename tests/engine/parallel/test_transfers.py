@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel.transfers import LEAST_BYTES, Mover, copy_over
+from engine.parallel.transfers import LEAST_BYTES, Copier, copy_over
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -32,15 +32,15 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_values_of_a_gpu_are_whole_and_stay() -> None:
-    mover = Mover(CPU, Copies())
+    copier = Copier(CPU, Copies())
     values = [torch.randn(3, 5), torch.randn(40), torch.arange(7)]
-    found = [mover.through_pinned(value, GPU) for value in values]
+    found = [copier.through_pinned(value, GPU) for value in values]
     assert all(torch.equal(a, b) for a, b in zip(found, values, strict=True))
 
 
 def test_a_buffer_is_not_written_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies()
-    mover = Mover(torch.device("meta"), copies)
+    copier = Copier(torch.device("meta"), copies)
     goals: list[Tensor] = []
     empty = torch.empty
 
@@ -51,16 +51,16 @@ def test_a_buffer_is_not_written_while_it_is_read(monkeypatch: pytest.MonkeyPatc
     values = [torch.randn(1000), torch.randn(1000)]
     monkeypatch.setattr(torch, "empty", on_the_cpu)
     for value in values:
-        mover.through_pinned(value, GPU)
+        copier.through_pinned(value, GPU)
     copies.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(goals, values, strict=True))
 
 
 def test_a_longer_value_gets_a_longer_buffer() -> None:
-    mover = Mover(CPU, Copies())
+    copier = Copier(CPU, Copies())
     value = torch.randn(LEAST_BYTES)
-    assert torch.equal(mover.through_pinned(value[:10], GPU), value[:10])
-    assert torch.equal(mover.through_pinned(value, GPU), value)
+    assert torch.equal(copier.through_pinned(value[:10], GPU), value[:10])
+    assert torch.equal(copier.through_pinned(value, GPU), value)
 
 
 class OnGpu(Tensor):
@@ -85,9 +85,9 @@ def test_values_of_one_gpu_come_to_another_by_the_host(monkeypatch: pytest.Monke
         steps.append((source.is_cuda, to is goal))
         return copies(to, source.as_subclass(Tensor))
 
-    mover = Mover(GPU, copied)
+    copier = Copier(GPU, copied)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: goal)
-    assert mover.to_device(value.as_subclass(OnGpu)) is goal
+    assert copier.to_device(value.as_subclass(OnGpu)) is goal
     copies.synchronize()
     assert steps == [(True, False), (False, True)]
     assert torch.equal(goal, value)
@@ -123,12 +123,12 @@ def test_what_is_copied_over_passes_the_host_between_gpus_only() -> None:
 
 def test_what_is_there_is_not_copied() -> None:
     value = torch.randn(4)
-    assert Mover(CPU).to_device(value) is value
+    assert Copier(CPU).to_device(value) is value
 
 
 @pytest.mark.gpu
 def test_there_and_back_on_a_gpu() -> None:
     value = torch.randn(1 << 16)
-    up, down = Mover(GPU), Mover(CPU)
+    up, down = Copier(GPU), Copier(CPU)
     for n in (1, 100, 1 << 16):
         assert torch.equal(down.to_device(up.to_device(value[:n])), value[:n])
