@@ -129,7 +129,7 @@ class RankExecutor:
         try:
             return ranked(0)
         except BaseException:
-            self.group.abort()  # what a collective left half done is of no use
+            self.group.abort()  # a collective may be unfinished
             raise
 
     def call_inline(self, fn: Callable[[int], T]) -> list[T]:

@@ -15,11 +15,11 @@ class Runtime(Protocol):
 
     It does not know which tokens the cache holds: `generation.session` keeps count of that.
 
-    `runtime.model_runner` is one whose ranks are threads of this process (its owner, a
-    `ThreadRuntime`, loads and re-splits them), `distributed.process_runtime` one of processes.
+    `runtime.model_runner` implements it for ranks that are threads of this process (a
+    `ThreadRuntime` owns it, loads and re-splits it), `distributed.process_runtime` for processes.
 
     Attributes:
-        hp: hyperparameters of the model.
+        n_vocab: number of tokens of the vocabulary.
         n_ctx: size of the context in tokens.
         n_batch: largest number of prompt tokens in a forward pass.
         can_rewind: whether the cache can drop its last tokens; recurrent states cannot.

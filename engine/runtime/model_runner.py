@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 
 Guard = Callable[[str, int], AbstractContextManager[None]]
-"""What explains the failures of a pass: told what it is for, and how many tokens it has."""
+"""Function that returns the context of a call on the ranks, which explains failures.
+
+It is given the purpose, such as "to compute the next tokens", and the number of tokens.
+"""
 
 
 class ModelRunner:
@@ -42,7 +45,9 @@ class ModelRunner:
         executor: executor of the ranks.
         n_vocab: number of tokens of the vocabulary.
         n_ctx: size of the context in tokens.
+        n_batch: largest number of prompt tokens in a forward pass.
         can_rewind: whether the cache can drop its last tokens.
+        guard: returns the contexts of calls on the ranks.
 
     Attributes:
         executor: executor of the ranks.
@@ -122,13 +127,13 @@ class ModelRunner:
             return self.compute(ids, n_past, first_logit)
 
     def save_recurrent(self) -> None:
-        """Keep a copy of all recurrent states as they are now."""
+        """Save a copy of all recurrent states, in place of an earlier one."""
         ranks = self.ranks
         with self._guard("to keep a state", 1):
             self.executor.run(lambda rank: ranks[rank].context.cache.save())
 
     def restore_recurrent(self) -> None:
-        """Go back to the copy of the recurrent states."""
+        """Restore all recurrent states from the saved copy."""
         ranks = self.ranks
         with self._guard("to go back to a state", 1):
             self.executor.run(lambda rank: ranks[rank].context.cache.restore())

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadRuntime:
-    """A `Runtime` whose ranks are threads of this process.
+    """Owner of a loaded model whose ranks are threads: loads and re-splits it, knows its memory.
 
     Args:
         file: file of the model.
@@ -249,7 +249,7 @@ class ThreadRuntime:
 
         Args:
             doing: what the memory is needed for, such as "to load the model".
-            n_tokens: tokens of the pass, if it is one.
+            n_tokens: number of tokens of the pass; 1 for other calls.
         """
         if torch.get_num_threads() != self.threads_per_rank:
             torch.set_num_threads(self.threads_per_rank)  # torch has one setting for all models
@@ -347,7 +347,7 @@ def open_runtime(
 def _guard(
     runtime: ThreadRuntime | None, doing: str, n_tokens: int
 ) -> AbstractContextManager[None]:
-    """Return what explains the failures of a runtime's passes, as long as it lives."""
+    """Return `ThreadRuntime._explaining`; a context without effect once the runtime is gone."""
     return nullcontext() if runtime is None else runtime._explaining(doing, n_tokens)
 
 

@@ -96,7 +96,7 @@ def timed(
     computing.
 
     Args:
-        ranks: ranks that compute it.
+        ranks: ranks that compute the token.
         position: position of the token in the context.
         compute: computes the token.
         begun: start of the token, in seconds of `time.perf_counter`; None for now.
