@@ -66,7 +66,7 @@ SMALLEST_PART, LARGEST_PART = 16, 128
 
 @dataclass(frozen=True, slots=True)
 class KeyPieces:
-    """How keys are split into pieces: `n_small` of `small` keys, then pieces of `large` keys."""
+    """Split of the keys into pieces: `n_small` of `small` keys, then pieces of `large` keys."""
 
     small: int
     n_small: int
@@ -128,7 +128,7 @@ class AttentionShape(NamedTuple):
 
 
 class AttentionLaunch(NamedTuple):
-    """How attention is launched for a number of tokens.
+    """Launch shape of attention for a number of tokens.
 
     Attributes:
         n_slot: partial results of a row that wait to be combined; 0 if its keys are one piece.

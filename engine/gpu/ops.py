@@ -35,7 +35,7 @@ MOST_TURNED = 2
 
 
 class GpuOps(CompositeOps):
-    """For one rank. What no kernel serves takes the way of the reference, in torch.
+    """The operations of one rank on a GPU; what no kernel serves goes to the reference.
 
     Nothing here reads a number of the device, so that a token can be captured in a graph; what
     differs from token to token stands in the device's memory.

@@ -45,7 +45,7 @@ NO_LONGER = "Data from {} to {} {} arrived before but does not now; the next loa
 """Sentence for a route that has stopped working."""
 
 BY = {"peer": "over the direct link", "host": "by host memory", "device": ""}
-"""How data travels, in that sentence, by place."""
+"""Names of the places through which data travels, for that sentence."""
 
 Trials = dict[tuple[Means, Place], TrialRecord]
 """Results of one direction's trials."""

@@ -26,7 +26,7 @@ RIGHT = frozenset({4, 5, 7, 8, 9})
 
 @dataclass(frozen=True)
 class Reached:
-    """How much of its devices' measured speed a test reached.
+    """Speeds that a test reached, and their fractions of what its devices were measured to do.
 
     Attributes:
         bytes_per_s: read rate of the weights that generation needs, as in the file; None for a

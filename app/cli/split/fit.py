@@ -1,4 +1,4 @@
-"""How much room a plan leaves, and what to do if there is none."""
+"""Room that a plan leaves, and remedies if there is none."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ POLL_S = 50e-6
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """How one rank computes a token, in fixed memory.
+    """Steps in which one rank computes a token, in fixed memory.
 
     Args:
         device: the rank's device.

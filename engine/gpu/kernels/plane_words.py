@@ -1,4 +1,4 @@
-"""How gemv reads planes: each thread one block of 32 columns of four rows of a tile.
+"""Reads of planes for gemv: each thread one block of 32 columns of four rows of a tile.
 
 A thread loads all stored words of its block first, so that many loads are in flight, and then
 decodes them. Every tensor here has one element for each thread. The constants are those of
