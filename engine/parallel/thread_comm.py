@@ -26,7 +26,7 @@ from engine.parallel.meeting import (
     Slice,
     SpinningMeeting,
 )
-from engine.parallel.transfers import Copier
+from engine.parallel.transfers import DeviceCopier
 
 if TYPE_CHECKING:
     from engine.forward.communicator import Communicator, Group
@@ -148,7 +148,7 @@ class ThreadCommunicator:
         self.rank = rank
         self.device = device
         self._shared = shared
-        self._copier = Copier(device)
+        self._copier = DeviceCopier(device)
         shared.join(rank, device)
 
     @property

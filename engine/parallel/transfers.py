@@ -26,7 +26,7 @@ class Event(Protocol):
         ...
 
 
-class Copier:
+class DeviceCopier:
     """Copier of tensors to the device of one rank, for use by the rank's thread only.
 
     It has a pinned buffer, since the driver copies pageable memory once more, piece by piece.

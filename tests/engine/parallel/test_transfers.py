@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel.transfers import LEAST_BYTES, Copier, copy_over
+from engine.parallel.transfers import LEAST_BYTES, DeviceCopier, copy_over
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -32,7 +32,7 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_values_of_a_gpu_are_whole_and_stay() -> None:
-    copier = Copier(CPU, Copies())
+    copier = DeviceCopier(CPU, Copies())
     values = [torch.randn(3, 5), torch.randn(40), torch.arange(7)]
     found = [copier.through_pinned(value, GPU) for value in values]
     assert all(torch.equal(a, b) for a, b in zip(found, values, strict=True))
@@ -40,7 +40,7 @@ def test_values_of_a_gpu_are_whole_and_stay() -> None:
 
 def test_a_buffer_is_not_written_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies()
-    copier = Copier(torch.device("meta"), copies)
+    copier = DeviceCopier(torch.device("meta"), copies)
     goals: list[Tensor] = []
     empty = torch.empty
 
@@ -57,7 +57,7 @@ def test_a_buffer_is_not_written_while_it_is_read(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_longer_value_gets_a_longer_buffer() -> None:
-    copier = Copier(CPU, Copies())
+    copier = DeviceCopier(CPU, Copies())
     value = torch.randn(LEAST_BYTES)
     assert torch.equal(copier.through_pinned(value[:10], GPU), value[:10])
     assert torch.equal(copier.through_pinned(value, GPU), value)
@@ -85,7 +85,7 @@ def test_values_of_one_gpu_come_to_another_by_the_host(monkeypatch: pytest.Monke
         steps.append((source.is_cuda, to is goal))
         return copies(to, source.as_subclass(Tensor))
 
-    copier = Copier(GPU, copied)
+    copier = DeviceCopier(GPU, copied)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: goal)
     assert copier.to_device(value.as_subclass(OnGpu)) is goal
     copies.synchronize()
@@ -123,12 +123,12 @@ def test_what_is_copied_over_passes_the_host_between_gpus_only() -> None:
 
 def test_what_is_there_is_not_copied() -> None:
     value = torch.randn(4)
-    assert Copier(CPU).to_device(value) is value
+    assert DeviceCopier(CPU).to_device(value) is value
 
 
 @pytest.mark.gpu
 def test_there_and_back_on_a_gpu() -> None:
     value = torch.randn(1 << 16)
-    up, down = Copier(GPU), Copier(CPU)
+    up, down = DeviceCopier(GPU), DeviceCopier(CPU)
     for n in (1, 100, 1 << 16):
         assert torch.equal(down.to_device(up.to_device(value[:n])), value[:n])
