@@ -1,4 +1,4 @@
-"""What the README promises works as written."""
+"""Promises of the README: they work as written."""
 
 import re
 import shlex

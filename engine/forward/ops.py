@@ -98,7 +98,7 @@ class RopeLayer(Protocol):
 
 
 class Addend(NamedTuple):
-    """What a part of a block adds to the residual stream: `norm(sum of partial + bias) * scale`.
+    """A value to add to the residual stream: `norm(sum of partial + bias) * scale`.
 
     `Context.all_reduce_add` adds it.
 

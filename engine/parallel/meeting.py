@@ -38,7 +38,7 @@ class Slice(NamedTuple):
 
 
 Shown = Tensor | Slice | None
-"""What a rank brings to an exchange; None if it has no value."""
+"""A rank's value for an exchange; None if it has none."""
 
 
 class CollectiveCounter:

@@ -51,13 +51,13 @@ class Sampler:
     """Samples the tokens of one sequence.
 
     At a temperature of 0 it takes the most likely token after penalties, and the lowest id where
-    several are equal; otherwise it draws at random. The same seed, logits and history give the
+    several are equal; otherwise it samples at random. The same seed, logits and history give the
     same tokens.
 
     Attributes:
         seed: seed in use, also where `params` leaves it open.
         is_greedy: whether it takes the most likely token.
-        uniforms: random numbers; each draw takes one, unless it is greedy.
+        uniforms: random numbers; each token takes one, unless the sampler is greedy.
         history: tokens that the penalties look at.
         steps: steps to apply in order before the draw.
     """
@@ -87,7 +87,7 @@ class Sampler:
         return self.pick(self.candidates(logits))
 
     def pick(self, candidates: Candidates) -> int:
-        """Draw a token from candidates that passed every step."""
+        """Sample a token from candidates that passed every step."""
         if self.is_greedy:
             return int(candidates.ids[np.argmax(candidates.logits)])
         cumulative = np.cumsum(candidates.weights())
@@ -96,7 +96,7 @@ class Sampler:
         return int(candidates.ids[np.searchsorted(cumulative, point, side="right")])
 
     def candidates(self, logits: FloatArray) -> Candidates:
-        """Return the candidates that `sample` draws from: the tokens that pass every step.
+        """Return the candidates that `sample` chooses from: the tokens that pass every step.
 
         Raises:
             EngineError: the logits are unusable, see `Candidates.from_logits`.

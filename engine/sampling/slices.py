@@ -2,8 +2,8 @@
 
 Every rank has the logits of one slice of the vocabulary, and a `Sampler` that accepts every token,
 for its history. `slice_candidates` applies the penalties to a slice and returns its most likely
-tokens. On one rank, `sample_gathered` draws from the gathered candidates of all slices, with that
-rank's random numbers. It returns the token that the sampler would draw from all logits:
+tokens. On one rank, `sample_gathered` samples from the gathered candidates of all slices, with that
+rank's random numbers. It returns the token that the sampler would choose from all logits:
 
 - greedy, and with top-k: always;
 - with min-p and neither top-k nor top-p: always;
@@ -59,7 +59,7 @@ class SliceCandidates:
     Args:
         ids: token ids, (n,), sorted by falling logit, and by rising id where logits are equal.
         logits: their logits after penalties, (n,).
-        has_more: whether the slice has other, less likely tokens that could be drawn.
+        has_more: whether the slice has other, less likely tokens that could be sampled.
         max_logit: largest logit of the slice; not finite if the slice is unusable, or if none of
             its tokens may come.
         weight_sum: sum of the weights of all tokens of the slice, as in `Candidates.weights`; 0
@@ -120,7 +120,7 @@ def slice_candidates(
     Args:
         logits: logits of the slice, (size,); may be empty. Not modified.
         first: first token id of the slice.
-        sampler: source of the settings and the history; it draws nothing.
+        sampler: source of the settings and the history; it samples nothing.
         n: number of candidates, see `n_candidates`.
         never: token ids, of any slice, that must not come.
     """

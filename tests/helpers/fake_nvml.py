@@ -43,7 +43,7 @@ class FakeGpu:
 
 
 class FakeDriver(types.ModuleType):
-    """Stands in for `pynvml`: the functions that Tandem calls, over a list of `FakeGpu`."""
+    """Stand-in for `pynvml`: the functions that Tandem calls, over a list of `FakeGpu`."""
 
     NVMLError = FakeNVMLError
     NVML_TEMPERATURE_GPU = 0

@@ -108,6 +108,6 @@ def drag(panel: SplitPanel, handle: ShareHandle, position: float) -> None:
     settle()
 
 
-def drawn(panel: SplitPanel, handle: ShareHandle) -> float:
+def painted_position(panel: SplitPanel, handle: ShareHandle) -> float:
     """Return the position at which a handle is painted, 0 to 1."""
     return handle.geometry().center().x() / panel.header.bar.width()

@@ -12,7 +12,7 @@ from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 from engine.forward.operands import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai")
-"""Activations, see `engine.layers.ffn.Activation`."""
+"""Activations, see `engine.forward.operands.Activation`."""
 
 ARGUMENTS = ("gate", "gate_stride", "up", "up_stride", "n_rows", "n", "limit", "out")
 """Arguments of the kernels. gate and up are F32, (n_rows, n), with strides in bytes; out has their

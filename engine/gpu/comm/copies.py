@@ -60,7 +60,7 @@ class Freed(NamedTuple):
 
 @dataclass(slots=True)
 class Offer:
-    """What a member shows the others in a meeting.
+    """A member's part of a meeting, which it shows the others.
 
     Attributes:
         wire: the member's value for this stage, on its device; None if it has none.
@@ -80,7 +80,7 @@ class Offer:
 
 
 Meet = Callable[[Offer], Sequence[Offer]]
-"""Shows an offer to all members, and returns all members' offers in rank order."""
+"""A function that shows an offer to all members and returns all offers in rank order."""
 
 
 @dataclass(frozen=True, slots=True)

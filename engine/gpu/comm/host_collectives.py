@@ -18,7 +18,7 @@ class HostCollectives:
     """A communicator whose collectives become host steps between the graphs of a captured token.
 
     Args:
-        inner: makes the collectives; see `engine.gpu.launch.graph.cut`.
+        inner: makes the collectives; see `engine.gpu.launch.graph.host_step`.
     """
 
     def __init__(self, inner: Communicator) -> None:

@@ -31,7 +31,7 @@ class Unproven(NotRepeatable):
 
 
 class OneShotControl(Protocol):
-    """What a capture needs of the one-shot all-reduces, see `engine.gpu.comm.one_shot`."""
+    """Interface of the one-shot all-reduces for a capture, see `engine.gpu.comm.one_shot`."""
 
     def without_waiting(self) -> contextlib.AbstractContextManager[object]:
         """Let kernels started meanwhile not wait for other ranks; their results are meaningless."""
@@ -71,7 +71,7 @@ class CaptureTask:
 
 
 class Recomputed:
-    """Stands for the capture of a rank that captures nothing: a replay computes anew.
+    """Stand-in for the capture of a rank that captures nothing: a replay computes anew.
 
     Args:
         is_idle: whether the rank has no work, so that any thread may replay it.

@@ -22,7 +22,7 @@ def sigmoid(x):
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """Return the activation of x, see `engine.layers.ffn.Activation`; "none" changes nothing.
+    """Return the activation of x, see `engine.forward.operands.Activation`; "none" changes nothing.
 
     "oai" needs `gate`.
     """

@@ -98,7 +98,7 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
         planes: bytes (n_tile, tile_bytes); any pointer for matrices from COUNT on.
         out: results of each matrix, F32 (n_row, rows).
         bias: bias of each matrix, F32 (rows,), if HAS_BIAS.
-        residual: summand like `out0`, if HAS_RESIDUAL; then COUNT is 1.
+        residual: values to add, of the shape of `out0`, if HAS_RESIDUAL; then COUNT is 1.
         x, facts: n_row rows that `quantise` wrote.
         scratch: see `of_all_parts`; used by matrices in several parts.
         counters: zeros, int32, one for each tile in several parts.

@@ -48,7 +48,7 @@ class ExpertMatrices(NamedTuple):
         planes: matrices in planes, uint8 (n_expert, n_tile, tile_bytes); or None.
         data: matrices in F16, BF16 or F32 (n_expert, n_rows, n_columns); None if in planes.
         scale: factor on each expert's products, (n_expert,), F32; or None.
-        bias: summand of each expert's products, (n_expert, n_rows), F32; or None.
+        bias: values to add to each expert's products, (n_expert, n_rows), F32; or None.
     """
 
     planes: QuantisedMatrix | None
@@ -106,7 +106,7 @@ class ExpertInput(NamedTuple):
 
 
 def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
-    """Compute `engine.ops.weights.Weight.grouped`; return None where the kernels do not serve."""
+    """Compute `engine.forward.weight.Weight.grouped`; return None where no kernel serves."""
     matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None
@@ -125,7 +125,7 @@ def ffn(
     groups: Groups,
     factors: Tensor | None = None,
 ) -> Tensor | None:
-    """Compute `ReferenceOps.experts`; return None where the kernels do not serve."""
+    """Compute `ReferenceOps.experts`; return None where no kernel serves."""
     layers = [layer for layer in (gate, up, down) if layer is not None]
     found = [ExpertMatrices.of(layer.weight, layer.scale, layer.bias) for layer in layers]
     matrices = [matrix for matrix in found if matrix is not None]

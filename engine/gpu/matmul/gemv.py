@@ -44,8 +44,8 @@ def product(
 
     Args:
         x: rows (n, extent.n_columns), F32.
-        bias: summand of each row, (n_rows,), F32.
-        residual: summand (n, n_rows), F32.
+        bias: value to add to each row's products, (n_rows,), F32.
+        residual: values to add to the products, (n, n_rows), F32.
     """
     if not serves(x, [weight]) or not all(is_plain(t) for t in (bias, residual) if t is not None):
         return None

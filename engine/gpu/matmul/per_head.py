@@ -85,7 +85,7 @@ class HeadMatrices:
 
 
 def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
-    """Return `x Wᵀ` of each head, or `x W`; see `engine.ops.weights.Weight.per_head`.
+    """Return `x Wᵀ` of each head, or `x W`; see `engine.forward.weight.Weight.per_head`.
 
     Args:
         x: F32 (T, n_head, n); with up to `SMALL_BATCH` rows, each has the same bits as alone.

@@ -1,4 +1,4 @@
-"""What a search for kernel configurations reports; needs no Triton."""
+"""Reports of a search for kernel configurations; needs no Triton."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.bench.drag import drag_frames, make_panel
 from tests.helpers.hollow import hollow_moe
 
 MOST_BUSY_S = 0.06
-"""Of the processor for a frame: several times what it takes here, as CI may be slow."""
+"""Largest processor time of a frame: several times the usual one, as CI may be slow."""
 
 
 @pytest.fixture(scope="module")

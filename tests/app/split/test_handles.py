@@ -15,7 +15,15 @@ from app.units import size_text
 from engine import Planner, read_model_info
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, FakePlanner, RefusingPlanner
-from tests.helpers.split_panels import WiredPanel, drag, drawn, move, press, release, settle
+from tests.helpers.split_panels import (
+    WiredPanel,
+    drag,
+    move,
+    painted_position,
+    press,
+    release,
+    settle,
+)
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -28,7 +36,7 @@ def test_a_dragged_handle_stands_on_the_nearest_position(
     press(handle)
     move(panel, handle, mouse)
     settle()
-    assert drawn(panel, handle) == pytest.approx(lands / 8, abs=0.02)
+    assert painted_position(panel, handle) == pytest.approx(lands / 8, abs=0.02)
     release(handle)
     settle()
     split = panel.session.load_params().split
@@ -106,7 +114,7 @@ def test_many_events_in_one_turn_are_planned_once(panel: WiredPanel) -> None:
     calls = FakePlanner.calls
     settle()
     assert FakePlanner.calls <= calls + 12  # what is looked at around one place, once
-    assert drawn(panel, handle) == pytest.approx(0.25, abs=0.01)
+    assert painted_position(panel, handle) == pytest.approx(0.25, abs=0.01)
     release(handle)
 
 

@@ -40,7 +40,7 @@ LAYERS = [
     ("linear", False),
     ("none", False),
 ]
-"""What each layer has in place of attention, and whether it has an FFN."""
+"""Each layer's stand-in for attention, and whether the layer has an FFN."""
 
 SPLITS: dict[str, dict[str, Any]] = {
     "1 rank": {"devices": ["cpu"]},

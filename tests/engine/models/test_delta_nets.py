@@ -20,7 +20,7 @@ from tests.helpers.tiers import paired, swept
 
 NAMES = ("qwen3next", "qwen35", "qwen35moe", "kimi-linear")
 N_KEY, SIZE, DIM = 2, 3, 24
-"""Of the Qwen models: key heads, value heads of each, elements of a head."""
+"""Key heads, value heads of each, and elements of a head of the Qwen models."""
 
 OPTIONS: dict[str, Any] = {"kv_type": "f32", "n_ctx": 64}
 SPLITS = ([1], [1, 1, 1], [5, 0, 1, 2, 2])

@@ -54,10 +54,10 @@ OPTIONAL = re.compile(
     r"(output|rope_freqs)\.weight|.*\.bias|.*_exps\.scale|.*\.exp_probs_b"
     r"|.*\.(attn_(v|q_norm|k_norm|gate)|ffn_gate_inp_shexp|layer_output_scale|ssm_norm)\.weight"
 )
-"""What files of some models of a family lack in all blocks of a kind."""
+"""Tensors that files of some models of a family lack in all blocks of a kind."""
 
 UNREAD = re.compile(IGNORED.pattern + r"|.*\.attn_kv_b\.weight")
-"""What a file may have beside all that is read; keys and values may also be stored joined."""
+"""Tensors that a file may have but nobody reads; keys and values may also be stored joined."""
 
 COMPANIONS = {
     "attn_qkv": "attn_[qkv]",

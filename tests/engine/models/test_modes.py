@@ -114,7 +114,7 @@ STATIONS: tuple[dict[str, Any], ...] = (
     {"devices": ("cpu",) * 3, "overrides": (("attn", "#2"), ("_exps", "#0"))},
     {"devices": ("cpu",), "reserve": (("cpu", 1 << 20),)},
 )
-"""What a loaded model is told to become, one after the other."""
+"""Splits to which a loaded model is changed, one after the other."""
 
 
 def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:

@@ -148,20 +148,20 @@ def test_useless_logits_do_not_poison_the_next_answer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with load_model(path, kv_type="f32") as model:
-        expected = drawn(model)
+        expected = generated(model)
         weight = model.runtime.ranks[0].model.blk[0].attn_norm.weight
         assert weight is not None
         good = weight.clone()
         with torch.inference_mode():
             weight.fill_(torch.nan)
         with pytest.raises(EngineError, match="no usable prob"):
-            drawn(model)
+            generated(model)
         with torch.inference_mode():
             weight.copy_(good)
-        assert drawn(model) == expected
+        assert generated(model) == expected
 
 
-def drawn(model: Model) -> list[int]:
+def generated(model: Model) -> list[int]:
     return [i for event in model.generate([5, 6, 7], GREEDY) for i in getattr(event, "ids", ())]
 
 

@@ -1,4 +1,4 @@
-"""How finely a model can be cut, in words."""
+"""Description in words of how finely a model can be cut."""
 
 from engine.sharding.parts import split_parts
 from engine.sharding.split import BlockDims

@@ -1,4 +1,4 @@
-"""From shares to the boundaries of every part."""
+"""Boundaries of every part, from the ranks' shares."""
 
 import pytest
 from hypothesis import given

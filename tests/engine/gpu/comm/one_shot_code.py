@@ -1,4 +1,4 @@
-"""What compilers make of the packets of a one-shot all-reduce, where kernels are compiled.
+"""Compiled code of the packets of a one-shot all-reduce, read where kernels are compiled.
 
 python -m tests.engine.gpu.comm.one_shot_code sm_90 gfx1100
 """

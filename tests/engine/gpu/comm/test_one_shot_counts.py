@@ -1,4 +1,4 @@
-"""How ranks on GPUs meet in a token: as often as blocks say, and all of it inside kernels.
+"""Number of one-shot all-reduces of a token: as many as the blocks need, all inside kernels.
 
 A meeting of hosts would split the graph of a captured token.
 """
