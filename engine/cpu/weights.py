@@ -115,7 +115,7 @@ class PlaneWeight:
         x_bf16, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
         n_columns = extent.n_blocks * BLOCK
         step = max(1, BF16_CHUNK // (n_columns * TILE))
-        scratch = worker.scratch(step * TILE * n_columns)
+        scratch = worker.bf16_scratch(step * TILE * n_columns)
         for first in range(0, n_tiles(self.n_rows), step):
             n = min(step, n_tiles(self.n_rows) - first)
             worker.team.wake()
@@ -215,12 +215,12 @@ class JointProduct:
         """Return the product with each matrix, for x (T, n_in), T ≤ `n_tokens`."""
         if x.shape[0] != 1:
             return self.joined(x).split_with_sizes(self._rows, 1)
-        y, parts = self._of_one
+        y, parts = self._one_token_products
         self._compute(x, y)
         return parts
 
     @cached_property
-    def _of_one(self) -> tuple[Tensor, Sequence[Tensor]]:
+    def _one_token_products(self) -> tuple[Tensor, Sequence[Tensor]]:
         """Memory for the products with one token, and a view of it for each matrix."""
         y = torch.empty(1, self._width)
         return y, y.split_with_sizes(self._rows, 1)
@@ -248,17 +248,17 @@ class JointProduct:
             limit: limit of the activation, as the bits of an F32 number.
         """
         worker, n_tokens = self._worker, x.shape[0]
-        y = self._gated_of_one if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
+        y = self._one_token_gated if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
         activations = worker.activations(x, self._extent)
         worker.team.wake()
         self._multiply_gated(
             worker.team.address, activation, limit, y.data_ptr(), *self._jobs, *activations,
-            worker.inner(n_tokens * self._width), 4 * self._width,
+            worker.f32_scratch(n_tokens * self._width), 4 * self._width,
         )  # fmt: skip
         return y
 
     @cached_property
-    def _gated_of_one(self) -> Tensor:
+    def _one_token_gated(self) -> Tensor:
         """Memory for the gated product with one token."""
         return torch.empty(1, self._rows[0])
 

@@ -42,8 +42,8 @@ class Worker:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
         self._token_bytes = panel_block_bytes(x_bytes)
-        self._scratch = torch.empty(0, dtype=torch.bfloat16)
-        self._inner = torch.empty(0)
+        self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._f32_scratch = torch.empty(0)
         self._last: Tensor | None = None
         self._rows: Tensor | None = None
         self._last_bf16: Tensor | None = None
@@ -64,22 +64,22 @@ class Worker:
         """Whether unquantised 16-bit matrices use torch's BF16 GEMM rather than the F32 one."""
         return self.x_bytes == 1 and gemm_choice.is_bf16_fast(self.n_threads)
 
-    def scratch(self, n: int) -> Tensor:
+    def bf16_scratch(self, n: int) -> Tensor:
         """Return memory for n BF16 numbers, valid until the next call."""
-        if self._scratch.numel() < n:
-            self._scratch = torch.empty(n, dtype=torch.bfloat16)
-        return self._scratch
+        if self._bf16_scratch.numel() < n:
+            self._bf16_scratch = torch.empty(n, dtype=torch.bfloat16)
+        return self._bf16_scratch
 
-    def inner(self, n: int) -> int:
+    def f32_scratch(self, n: int) -> int:
         """Return the address of memory for n F32 numbers, valid until the next call."""
-        if self._inner.numel() < n:
-            self._inner = torch.empty(n)
-        return self._inner.data_ptr()
+        if self._f32_scratch.numel() < n:
+            self._f32_scratch = torch.empty(n)
+        return self._f32_scratch.data_ptr()
 
     @property
     def memory(self) -> Sequence[Tensor]:
         """Memory that kernels currently use for small batches."""
-        return self._memory, self._inner
+        return self._memory, self._f32_scratch
 
     @property
     def n_threads(self) -> int:
@@ -95,7 +95,7 @@ class Worker:
             Its arguments from `quantise` to `panels`.
         """
         n_tokens, n_blocks = x.shape[0], extent.n_blocks
-        if self._has(x, extent):
+        if self._holds(x, extent):
             return 0, 0, 0, n_tokens, n_blocks, self._panels
         self._rows = rows = whole_blocks(x, extent)  # kept until the kernel has read it
         self._last, self._last_extent = x, extent
@@ -103,7 +103,7 @@ class Worker:
         stride = 4 * rows.stride(0)
         return self._quantise_address, rows.data_ptr(), stride, n_tokens, n_blocks, panels
 
-    def _has(self, x: Tensor, extent: Extent) -> bool:
+    def _holds(self, x: Tensor, extent: Extent) -> bool:
         """Return whether the panels hold x."""
         last = self._last_extent
         return x is self._last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
@@ -114,7 +114,7 @@ class Worker:
         Returns:
             Address of the panels, valid until the next call.
         """
-        if self._has(x, extent):
+        if self._holds(x, extent):
             return self._panels
         rows, n_tokens = whole_blocks(x, extent), x.shape[0]
         address = self._reserve(n_tokens, extent)
@@ -131,7 +131,7 @@ class Worker:
         Returns:
             Address of the token's panels, valid until the next call.
         """
-        if self._has(x, extent):
+        if self._holds(x, extent):
             return self._panels
         address = self.panels(x[:1], extent)
         self._last = x
@@ -185,8 +185,8 @@ class Worker:
         self.forget()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
-        self._scratch = torch.empty(0, dtype=torch.bfloat16)
-        self._inner = torch.empty(0)
+        self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._f32_scratch = torch.empty(0)
 
     def close(self) -> None:
         """End the threads; safe to call twice."""

@@ -106,6 +106,7 @@ class LayerCache:
         return k, v
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory for keys or values."""
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def _fetched(self, held: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ class Cache:
                 state, self._rank, self._n_ctx, self._kv_type, self._device
             )
 
-    def room(self, state: State) -> tuple[torch.device, int]:
+    def allocation(self, state: State) -> tuple[torch.device, int]:
         """Return the device on which `add` allocates memory for a layer, and how many bytes."""
         is_on_host = self.kv_on_host and isinstance(state, KVState)
         device = torch.device("cpu") if is_on_host else self._device
@@ -193,7 +194,7 @@ class Cache:
 
     def memory_key(self, state: State) -> object:
         """Return a key that is equal in caches that may `take` this layer's memory."""
-        return self._device, *self.room(state), state.slice_key(self._rank)
+        return self._device, *self.allocation(state), state.slice_key(self._rank)
 
     def drop(self, state: State) -> None:
         """Free a layer's memory, if it has any."""
@@ -276,6 +277,7 @@ class Cache:
 def _copy(
     source: dict[RecurrentState, dict[str, Tensor]], target: dict[RecurrentState, dict[str, Tensor]]
 ) -> None:
+    """Copy the contents of all tensors from `source` to `target`."""
     for state, tensors in source.items():
         for name, tensor in tensors.items():
             target[state][name].copy_(tensor)

@@ -137,6 +137,7 @@ class Context:
         return total if bias is None else total + bias
 
     def _shape(self, n: int | None) -> tuple[int, int] | None:
+        """Return the shape of a value with n columns in this pass; None if n is unknown."""
         return None if n is None else (len(self.positions), n)
 
     def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
@@ -174,6 +175,7 @@ class Context:
         return self._comm.broadcast(x, ranks[0], ranks, x.shape)
 
     def _are_of_one_kind(self, ranks: Group) -> bool:
+        """Return whether the ranks' devices are of one kind, so that they round alike."""
         return len({self._kinds[rank] for rank in ranks}) == 1
 
     def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:

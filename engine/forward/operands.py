@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
+"""Function from a router's logits to scores, see `Routing`."""
 
 RopeStyle = Literal["norm", "neox"]
+"""Pairing of rotated elements: neighbours (2i, 2i+1), or halves (i, i + n/2)."""
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN's bounds in rotations; llama.cpp reads a file's own only for a few architectures."""

@@ -41,7 +41,7 @@ class GpuLoader:
         self._staging = staging
         self._x_bytes = x_bytes
 
-    def bring(self, raw: NDArray[np.uint8]) -> Tensor:
+    def copy_bytes(self, raw: NDArray[np.uint8]) -> Tensor:
         """Copy bytes (…, row_bytes) of the file to the device unchanged."""
         return weight_loader.send_bytes(raw, self._staging)
 

@@ -114,8 +114,8 @@ class MoE(Module):
         self.is_fused = hp.has(layer, "ffn_gate_up_exps.weight")
         self.is_gated = is_gated
         if self.is_fused:
-            both = Shard(1, (columns, columns))
-            self.ffn_gate_up_exps = ExpertLinear(n, n_embd, 2 * n_ff, both)
+            gate_and_up = Shard(1, (columns, columns))
+            self.ffn_gate_up_exps = ExpertLinear(n, n_embd, 2 * n_ff, gate_and_up)
         else:
             if is_gated:
                 self.ffn_gate_exps = ExpertLinear(n, n_embd, n_ff, Shard(1, columns))

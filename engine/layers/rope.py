@@ -47,8 +47,8 @@ def choose_rope_factors(source: TensorSource, hp: HParams) -> None:
     Raises:
         InvalidGGUF: one of the two is missing or misshapen.
     """
-    both = [f"rope_factors_{length}.weight" for length in ("short", "long")]
-    if "rope_freqs.weight" in source or not any(name in source for name in both):
+    names = [f"rope_factors_{length}.weight" for length in ("short", "long")]
+    if "rope_freqs.weight" in source or not any(name in source for name in names):
         return
-    factors = [source.get(name, (hp.rope.n_rot // 2,)) for name in both]
+    factors = [source.get(name, (hp.rope.n_rot // 2,)) for name in names]
     source.tensors["rope_freqs.weight"] = factors[hp.n_ctx > hp.rope.n_ctx_orig]

@@ -87,9 +87,9 @@ class _Means:
         )
         new = torch.maximum(top, s.amax(-1, keepdim=True))
         s.sub_(new).exp_()
-        kept = (top - new).exp_()
-        weights.mul_(kept).add_(s.sum(-1, keepdim=True))
-        sums.mul_(kept).add_((s.flatten(1, 2) @ v).view(sums.shape))
+        rescale = (top - new).exp_()
+        weights.mul_(rescale).add_(s.sum(-1, keepdim=True))
+        sums.mul_(rescale).add_((s.flatten(1, 2) @ v).view(sums.shape))
         top.copy_(new)
 
     def result(self) -> Tensor:

@@ -39,7 +39,7 @@ class PlainLoader:
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report
 
-    def bring(self, raw: Bytes) -> Tensor:
+    def copy_bytes(self, raw: Bytes) -> Tensor:
         """Copy bytes of the file into memory of their own."""
         return copied(raw, self.report)
 

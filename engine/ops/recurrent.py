@@ -90,7 +90,7 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
         Outputs of all tokens, (n_chunk * C, n_head, d_v).
     """
     q, k, v, products, decays, inverse = chunks
-    kept = decays.from_start[:, :, -1, :, None]
+    chunk_decays = decays.from_start[:, :, -1, :, None]
     outputs = []
     for i in range(q.shape[0]):
         values = v[i]
@@ -98,7 +98,7 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
             values = inverse[i] @ (values - (k[i] * decays.from_start[i]) @ state)
         read = (q[i] * decays.from_start[i]) @ state
         outputs.append(read.baddbmm_(products[i], values))
-        state.mul_(kept[i]).add_((k[i] * decays.to_end[i]).mT @ values)
+        state.mul_(chunk_decays[i]).add_((k[i] * decays.to_end[i]).mT @ values)
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
@@ -165,11 +165,11 @@ def selective_scan(
     y = x * d
     for start in range(0, x.shape[0], SCAN_TOKENS):
         piece = slice(start, start + SCAN_TOKENS)
-        decay = (dt[piece, :, None] * a).exp_()
+        decays = (dt[piece, :, None] * a).exp_()
         states = (dt[piece] * x[piece])[:, :, None] * b[piece, None]
         previous = state
-        for current, kept in zip(states, decay, strict=True):
-            previous = current.addcmul_(kept, previous)
+        for current, decay in zip(states, decays, strict=True):
+            previous = current.addcmul_(decay, previous)
         state.copy_(previous)
         y[piece] += (states @ c[piece, :, None]).squeeze(-1)
     return y

@@ -83,12 +83,12 @@ class ReferenceOps(CompositeOps):
             )
             return weights * routing.scale, chosen
         scores = logits.softmax(-1) if routing.gating == "softmax" else logits.sigmoid()
-        wanted = scores if bias is None else scores + bias
+        ranking = scores if bias is None else scores + bias
         if bias is None and routing.n_group == 1:
-            wanted = logits  # same order, and large logits do not all become 1
+            ranking = logits  # same order, and large logits do not all become 1
         if routing.n_group > 1:
-            wanted = _only_best_groups(wanted, routing.n_group, routing.n_group_used)
-        chosen = wanted.topk(routing.n_used).indices
+            ranking = _only_best_groups(ranking, routing.n_group, routing.n_group_used)
+        chosen = ranking.topk(routing.n_used).indices
         weights = scores.gather(-1, chosen)
         if routing.normalise:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
@@ -108,14 +108,14 @@ class ReferenceOps(CompositeOps):
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         n_rot = 2 * cos.shape[-1]
-        rotated, rest = x[..., :n_rot], x[..., n_rot:]
+        plain, rest = x[..., :n_rot], x[..., n_rot:]
         if style == "norm":
-            a, b = rotated[..., 0::2], rotated[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+            a, b = plain[..., 0::2], plain[..., 1::2]
+            rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
         else:
-            a, b = rotated.chunk(2, dim=-1)
-            turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-        return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
+            a, b = plain.chunk(2, dim=-1)
+            rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+        return rotated if not rest.shape[-1] else torch.cat((rotated, rest), dim=-1)
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         cache.write(k, v, start)
@@ -157,8 +157,8 @@ def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device
     if not params.yarn:
         return frequency * params.scale
     low, high = params.yarn_bounds()
-    kept = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
-    return frequency * (params.scale * (1 - kept) + kept)
+    unscaled = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
+    return frequency * (params.scale * (1 - unscaled) + unscaled)
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -172,5 +172,5 @@ def _only_best_groups(scores: Tensor, n_group: int, n_used: int) -> Tensor:
     """Set scores (T, n_expert) to -inf outside the groups whose two best experts sum highest."""
     groups = scores.reshape(scores.shape[0], n_group, -1)
     best = groups.topk(2, dim=-1).values.sum(-1).topk(n_used, dim=-1).indices
-    kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, value=True)
-    return groups.masked_fill(~kept[..., None], -torch.inf).reshape(scores.shape)
+    is_best = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, value=True)
+    return groups.masked_fill(~is_best[..., None], -torch.inf).reshape(scores.shape)

@@ -61,8 +61,8 @@ def is_view(result: Any, args: Sequence[Any]) -> bool:
     Their addresses tell: some operations return views only where they can.
     """
     memory = {x.untyped_storage().data_ptr() for x in tensors_of(list(args))}
-    made = tensors_of(result)
-    return bool(made) and all(x.untyped_storage().data_ptr() in memory for x in made)
+    results = tensors_of(result)
+    return bool(results) and all(x.untyped_storage().data_ptr() in memory for x in results)
 
 
 def is_fit(func: Any, args: Sequence[Any], result: Any) -> bool:

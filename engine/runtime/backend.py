@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class WeightLoader(Protocol):
     """Loader of weights from a file to a rank's device, in the form that its backend reads."""
 
-    def bring(self, raw: NDArray[np.uint8]) -> Tensor:
+    def copy_bytes(self, raw: NDArray[np.uint8]) -> Tensor:
         """Copy bytes (…, row_bytes) of the file to the device unchanged."""
         ...
 

@@ -168,7 +168,7 @@ def _load_packed(
     parts, columns, begin = [], [], 0
     for piece in pieces:
         raw, inside = _blocks(file, tensor, piece)
-        parts.append(loader.bring(raw))
+        parts.append(loader.copy_bytes(raw))
         columns.append(torch.arange(begin + inside.start, begin + inside.stop))
         begin += raw.shape[-1] // tensor.type.type_size * tensor.type.block_size
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)

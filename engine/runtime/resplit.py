@@ -358,7 +358,7 @@ def _planned(rank: Rank, index: int) -> int:
 
 def _count_state(total: Counter[str], rank: Rank, index: int) -> None:
     """Add the bytes of a rank's part of a state to its device's total."""
-    device, n_bytes = rank.context.cache.room(rank.states[index])
+    device, n_bytes = rank.context.cache.allocation(rank.states[index])
     total[str(device)] += n_bytes
 
 

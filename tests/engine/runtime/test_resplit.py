@@ -466,7 +466,7 @@ def test_a_cache_in_the_hosts_memory_is_no_cpu_ranks_cache() -> None:
         Cache([state], 0, 8, "f16", torch.device(device), kv_on_host=is_on_host)
         for device, is_on_host in (("cpu", False), ("meta", True), ("meta", True))
     )
-    assert on_cpu.room(state) == on_host.room(state)
+    assert on_cpu.allocation(state) == on_host.allocation(state)
     assert on_cpu.memory_key(state) != on_host.memory_key(state) == again.memory_key(state)
 
 
