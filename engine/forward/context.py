@@ -226,7 +226,8 @@ class Context:
         Args:
             k: keys; None where another layer declared `state` and wrote them already.
             v: values; None where they are part of the keys.
-            sinks, slopes: see `Ops.attention`.
+            sinks: logits that take weight but have no value, (heads of this rank,); or None.
+            slopes: decrease of the scores per token of distance, (heads of this rank,); or None.
 
         Returns:
             (T, heads of this rank, head_dim_v)

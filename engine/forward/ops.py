@@ -98,7 +98,7 @@ class RopeLayer(Protocol):
 
 
 class Addend(NamedTuple):
-    """A value to add to the residual stream: `norm(sum of partial + bias) * scale`.
+    """Value to add to the residual stream: `norm(sum of partial + bias) * scale`.
 
     `Context.all_reduce_add` adds it.
 
@@ -235,9 +235,10 @@ class Ops(Protocol):
         """Return `other + sigmoid(x · door) * y`.
 
         Args:
-            x: (T, n_in)
-            door: (n_in,)
-            y, other: (T, n)
+            x: input of the gate, (T, n_in).
+            door: vector that maps x to the gate's logit, (n_in,).
+            y: gated value, (T, n).
+            other: value to add, (T, n); or None.
         """
         ...
 

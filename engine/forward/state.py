@@ -135,7 +135,8 @@ class RecurrentState:
     """Named F32 tensors of one recurrent layer; their size does not depend on the context.
 
     Args:
-        tensors: (units of each rank, in one or several segments; shape of one unit) by name.
+        tensors: pair of each tensor by name: the units of each rank, in one or several segments,
+            and the shape of one unit.
     """
 
     def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
