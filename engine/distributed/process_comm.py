@@ -97,7 +97,7 @@ class ProcessCommunicator:
             return x
         first, others = group[0], group[1:]
         held = None if x is None else _on_host(x)
-        head = _head(held, alike)
+        head = _header(held, alike)
         if self.rank != first:
             parcels = [head] if held is None else [head, held]
             self._swap([(first, parcel) for parcel in parcels], [])
@@ -106,7 +106,7 @@ class ProcessCommunicator:
         self._swap([], list(heads.items()))
         heads[first] = head
         self._check_sums({rank: int(heads[rank][CHECK]) for rank in group})
-        values = {rank: _room(heads[rank]) for rank in group if heads[rank][HAS]}
+        values = {rank: _empty_for(heads[rank]) for rank in group if heads[rank][HAS]}
         check_fit(values, self._name, all_but_last=True)
         self._swap([], [(rank, room) for rank, room in values.items() if rank != first])
         if held is not None:
@@ -121,13 +121,13 @@ class ProcessCommunicator:
         if self.rank == source:
             assert x is not None, "the source must have a value"
             held = _on_host(x)
-            parcels = [held] if shape is not None else [_head(held), held]
+            parcels = [held] if shape is not None else [_header(held), held]
             self._swap([(rank, parcel) for rank in others for parcel in parcels], [])
             return x
         if shape is None:
-            head = _head(None)
+            head = _header(None)
             self._swap([], [(source, head)])
-            room = _room(head)
+            room = _empty_for(head)
         else:
             room = torch.empty(tuple(shape))
         self._swap([], [(source, room)])
@@ -157,11 +157,11 @@ class ProcessCommunicator:
 
     def _large_sum(self, held: Tensor | None, group: Group) -> Tensor:
         """Return the sum of values whose shapes are not known to all, or that are large."""
-        head = _head(held)
+        head = _header(held)
         heads = {rank: head if rank == self.rank else torch.empty_like(head) for rank in group}
         self._exchange(head, heads)
         values = {
-            rank: held if rank == self.rank and held is not None else _room(heads[rank])
+            rank: held if rank == self.rank and held is not None else _empty_for(heads[rank])
             for rank in group
             if heads[rank][HAS]
         }
@@ -232,7 +232,7 @@ def _sum(values: Iterable[Tensor]) -> Tensor:
     return sum(others, start=first)
 
 
-def _head(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
+def _header(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
     """Return the header of a value, int64 (DIMS + MOST_DIMS,)."""
     head = torch.zeros(DIMS + MOST_DIMS, dtype=torch.int64)
     head[CHECK] = -1 if alike is None else zlib.crc32(_on_host(alike).numpy().tobytes())
@@ -242,7 +242,7 @@ def _head(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
     return head
 
 
-def _room(head: Tensor) -> Tensor:
+def _empty_for(head: Tensor) -> Tensor:
     """Return uninitialised memory for the value that a header describes."""
     shape = head[DIMS : DIMS + int(head[N_DIM])].tolist()
     return torch.empty(shape, dtype=DTYPES[int(head[DTYPE])])

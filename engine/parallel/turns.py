@@ -42,7 +42,7 @@ class Turns:
         inbox: Inbox = queue.SimpleQueue()
         self._inbox = inbox
         thread = threading.Thread(target=_work, args=(inbox, Life.of_this_thread()), daemon=True)
-        thread.name = f"{threading.current_thread().name}-second-half"
+        thread.name = f"{threading.current_thread().name}-second-batch"
         thread.start()
         weakref.finalize(self, inbox.put, None)
 

@@ -60,12 +60,12 @@ class ByteProgress:
         self.is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._next_report = 0.0
-        self._beside: dict[int, str] = {}
+        self._other_work: dict[int, str] = {}
 
     def note(self, rank: int, doing: str) -> None:
         """Report other work of a rank, such as compiling; "" once that is done."""
         with self._lock:
-            self._beside[rank] = doing
+            self._other_work[rank] = doing
             self._report()
 
     def add(self, n_bytes: int) -> None:
@@ -84,7 +84,7 @@ class ByteProgress:
 
     def _report(self) -> None:
         """Call `on_progress`; the caller holds the lock."""
-        doing = next(filter(None, self._beside.values()), "")
+        doing = next(filter(None, self._other_work.values()), "")
         self._on_progress(LoadProgress(self._done, self._total, doing))
 
     def check(self) -> None:

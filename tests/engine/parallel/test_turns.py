@@ -102,7 +102,7 @@ def test_the_second_thread_ends_with_it() -> None:
 
     def n_thread() -> int:
         new = set(threading.enumerate()) - earlier
-        return sum(thread.name.endswith("second-half") for thread in new)
+        return sum(thread.name.endswith("second-batch") for thread in new)
 
     turns = Turns()
     turns.both(lambda: 1, lambda: 2)
