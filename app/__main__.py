@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(arguments: Sequence[str]) -> int:
     name = arguments[0]
     summary, add_arguments, run = COMMANDS[name]
-    parser = argparse.ArgumentParser(prog=f"tandem {name}", description=summary.capitalize() + ".")
+    sentence = f"{summary[0].upper()}{summary[1:]}."
+    parser = argparse.ArgumentParser(prog=f"tandem {name}", description=sentence)
     add_arguments(parser)
     run(parser.parse_args(arguments[1:]))
     return 0

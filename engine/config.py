@@ -210,7 +210,7 @@ class SamplingParams:
     seed: int | None = _number(
         None,
         "Seed",
-        "The same seed gives the same answer again. Empty uses a new one each time.",
+        "The same seed gives the same answer again. Without one, each answer uses a new seed.",
         bounds=(0, 2**64 - 1),
         step=1,
         kind=int,

@@ -70,7 +70,10 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="sizes of the groups, in the order of the devices, such as 2,2 (default: one group "
         "per kind of device, else pairs)",
     )  # fmt: skip
-    group.add_argument("--ctx", type=int, metavar="N", help="context length in tokens")
+    group.add_argument(
+        "--ctx", type=int, metavar="N",
+        help="context length in tokens (default: 2048, or the model's own where that is shorter)",
+    )  # fmt: skip
     _add_offload(group)
     group.add_argument(
         "--p2p", choices=PEER_MODES,
@@ -87,9 +90,12 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--control-layers",
         metavar="FIRST-LAST",
-        help="layers to apply control vectors to",
+        help="layers to apply control vectors to, such as 10-20 (default: all but layer 0)",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads, all ranks together")
+    group.add_argument(
+        "--threads", type=int, metavar="N",
+        help="number of CPU threads, all ranks together (default: one per physical core)",
+    )  # fmt: skip
     group.add_argument(
         "--batch", type=int, metavar="N", help="prompt tokens per batch (default: 512)"
     )

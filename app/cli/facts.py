@@ -139,9 +139,10 @@ def _info(found: Inspection) -> dict[str, object]:
 def _summary(found: Inspection) -> list[tuple[str, object]]:
     info = found.info
     types = ", ".join(f"{name} × {n}" for name, n in info.tensor_types)
+    parts = f" in {len(found.files)} parts" if len(found.files) > 1 else ""
     return [
         ("name", info.name),
-        ("file", f"{size(info.n_bytes)} in {len(found.files)} part(s), GGUF v{found.version}"),
+        ("file", f"{size(info.n_bytes)}{parts}, GGUF v{found.version}"),
         ("architecture", info.architecture + ("" if info.supported else " (not supported yet)")),
         ("parameters", f"{info.n_params / 1e6:,.1f} million"),
         ("quantisation", f"{info.quant} ({types or 'no tensors'})"),

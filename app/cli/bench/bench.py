@@ -51,15 +51,15 @@ A combination that cannot be loaded or run becomes a row that says why, and the 
 
 A test runs forward passes and reads their logits, without tokenizer and sampling. T/S is tokens
 per second: the mean of the repetitions ± their standard deviation.
-REACHED compares a test with what its devices can do together, measured at the start: sequential
-memory reads, and torch's matrix product in F32 or BF16, whichever is faster. For tg it counts the
-bytes of weights that a token reads, as in the file, of experts only the active ones; for pp the
-operations of matrix products with weights.
+REACHED compares a test with what its devices can do together, which is measured at the start. For
+generation (tg) it compares the bytes of weights that a token reads, as in the file, with the speed
+of sequential memory reads; of the experts, only the active ones count. For prompts (pp) it compares
+the operations of matrix products with torch's matrix product in F32 or BF16, whichever is faster.
 OVERHEAD is the time per token outside the kernels, and its share of the token's time: Python, small
 torch operations, waiting for other ranks, and sampling. With several ranks it is the overhead of
 the rank with the most work. It is unknown for a rank that runs in torch alone.
-HOST is the host's work per token: with GPUs until all of them have the token, on the CPU the time
-outside kernels."""
+HOST is the host's work per token: with GPUs the time until all of them have the token, on the CPU
+the time outside the kernels."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to load")
     how.add_argument(
         "--plan", metavar="NAME",
-        help="load by a saved plan, which then shows the speed; other options override it",
+        help="load by a saved plan and save the measured speed with it; other options override it",
     )  # fmt: skip
     _add_list(how, ("--devices",), _devices, "one device per rank (default: the fastest)")
     _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
@@ -99,7 +99,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _add_list(how, ("--n-cpu-blocks",), _integers, "first blocks placed on the CPU (default: 0)")
     _add_list(how, ("--n-cpu-moe",), _integers, "first blocks with experts on the CPU (default: 0)")
     _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
-    _add_list(how, ("-t", "--threads"), _integers, "CPU threads, all ranks together")
+    _add_list(how, ("-t", "--threads"), _integers, "number of CPU threads, all ranks together")
     _add_list(how, ("-b", "--batch"), _integers, "prompt tokens per batch (default: 512)")
     peers = f"direct access of GPUs to each other: {', '.join(PEER_MODES)} (default: auto)"
     _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)

@@ -37,12 +37,13 @@ RIGHT = frozenset({3, 4, 5})
 
 EPILOG = """\
 Each trial is a short run of the real model: a prompt and some tokens, twice. The search tries
-single devices, sets of devices, split modes and legal shares, the most promising first, and repeats
-the best at the end. --devices limits the devices to choose from (default: all of this machine),
---split-mode the modes; --split and --groups are ignored. Ctrl+C ends the search and shows the best
-so far.
+single devices, sets of devices, split modes and possible shares, the most promising first, and
+repeats the best at the end. --devices limits the devices to choose from (default: all of this
+machine), --split-mode the modes; --split and --groups are ignored. Ctrl+C ends the search and shows
+the best so far.
 
-'--for chat' rates a prompt of 256 tokens with an answer of 256, '--for prompts' 4096 with 128.
+'--for chat' rates each split by a prompt of 256 tokens and an answer of 256 tokens, '--for prompts'
+by a prompt of 4096 and an answer of 128.
 
 --kernels searches for something else: the fastest configuration of each GPU kernel for the sizes
 and types of this model's matrices. The results are used from the next load on."""
@@ -56,7 +57,11 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
         "--budget", type=float, metavar="SECONDS", help="longest search time (default: no limit)"
     )
     parser.add_argument(
-        "--for", choices=tuple(GOALS), default="chat", dest="goal", help="what to be fast at"
+        "--for",
+        choices=tuple(GOALS),
+        default="chat",
+        dest="goal",
+        help="what to optimise (default: chat)",
     )
     parser.add_argument(
         "--last",
