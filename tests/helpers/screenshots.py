@@ -1,0 +1,222 @@
+"""Takes the pictures that the README shows.
+
+    QT_QPA_PLATFORM=offscreen python -m tests.helpers.screenshots FOLDER [--only dark light]
+
+`dark`, `light` and `search` run the demo model on three CPU ranks, at the speed of this machine:
+nothing else should run beside them, as ranks wait for each other several times per token.
+`split` and `map` plan a mixture of experts of 30 billion weights, of which there is only the
+header, for simulated cards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import QItemSelectionModel, QRect, Qt
+from PySide6.QtGui import QPainter, QPixmap
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from app.main import Shell
+from app.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
+from app.paths import demo_model
+from app.placement.pins import Part, with_pins
+from app.split.picture import SplitPicture
+from app.split.settings import SplitSettings
+from engine import SamplingParams, parse_rig
+from tests.helpers.hollow import hollow_moe
+
+RIG = "1x4090,1x3090,1x3060"
+GIB = 1 << 30
+WIDTH, HEIGHT, MAP_HEIGHT = 1440, 900, 690
+SHARES = (49.4, 29.6, 21.0)
+CHATS = (
+    ("What is a split?",),
+    ("What is a KV cache?",),
+    ("What does Tandem do?", "What is a split?", "What is tensor parallelism?"),
+)
+WAIT_S = 120
+
+
+@contextmanager
+def new_shell(app: QApplication, theme: str, rig: str = "") -> Iterator[Shell]:
+    """Show a window that knows nothing of earlier ones."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["TANDEM_HOME"] = home
+        shell = Shell(app, rig=parse_rig(rig) if rig else None)
+        shell.choose_theme(theme)
+        shell.start()
+        main = shell.window
+        main.resize(WIDTH, HEIGHT)
+        sides, widths = [main.chats_dock, main.split_dock], [SIDEBAR_WIDTH, SPLIT_WIDTH]
+        main.resizeDocks(sides, widths, Qt.Orientation.Horizontal)
+        QTest.qWait(500)
+        yield shell
+        shell.window.close()
+        QTest.qWait(100)
+
+
+def wait(is_done: Callable[[], bool]) -> None:
+    """Wait until something is done, and then for its picture."""
+    end = time.monotonic() + WAIT_S
+    while not is_done():
+        if time.monotonic() > end:
+            raise TimeoutError
+        QTest.qWait(50)
+    QTest.qWait(1000)
+
+
+def load_demo(shell: Shell) -> None:
+    """Load the demo model on three CPU ranks."""
+    shell.window.sampling.set_params(SamplingParams(temperature=0))
+    shell.models.open(str(demo_model()))
+    wait(lambda: shell.split.load_state == "loaded")
+    shell.split.change(shell.split.settings.with_cpu_ranks(3).with_split(SHARES))
+    QTest.qWait(500)
+    shell.split.request_load()
+    wait(lambda: shell.split.load_state == "loaded")
+
+
+def plan_moe(shell: Shell) -> None:
+    """Plan a large model, without loading it."""
+    path = Path(os.environ["TANDEM_HOME"]) / "moe.gguf"
+    sizes = {"n_layer": 48, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
+    shell.models.open(str(hollow_moe(path, **sizes)))
+    wait(lambda: shell.models.info is not None)
+
+
+def window(app: QApplication, theme: str) -> QPixmap:
+    """Return the window with a conversation, the split and the monitor."""
+    with new_shell(app, theme) as shell:
+        load_demo(shell)
+        for questions in CHATS:
+            shell.session.new_chat("")
+            for question in questions:
+                shell.session.send(question)
+                wait(lambda: not shell.session.is_busy)
+        QTest.qWait(2000)
+        return shell.window.grab()
+
+
+def search(app: QApplication) -> QPixmap:
+    """Return the dialog of a search that is done."""
+    with new_shell(app, "light") as shell:
+        load_demo(shell)
+        shell.side_panels.find.click()
+        dialog = shell.side_panels.dialog
+        dialog.resize(718, 662)
+        wait(lambda: dialog.start.isEnabled())
+        dialog.start.click()
+        wait(lambda: dialog.state == "done")
+        return dialog.grab()
+
+
+def split(app: QApplication) -> QPixmap:
+    """Return three split panels: with a device's details, with groups, and short of memory."""
+    return beside([details(app), groups(app), shortage(app)])
+
+
+def details(app: QApplication) -> QPixmap:
+    with new_shell(app, "dark", RIG) as shell:
+        plan_moe(shell)
+        shell.split.change(base_settings(shell))
+        shell.split_panel.rows[0].more.click()
+        return side(shell)
+
+
+def groups(app: QApplication) -> QPixmap:
+    with new_shell(app, "light", RIG) as shell:
+        plan_moe(shell)
+        settings = base_settings(shell).with_mode("groups")
+        settings = settings.with_joined(1, True).with_joined(2, False).with_locked(1, True)
+        shell.split.change(settings)
+        return side(shell)
+
+
+def shortage(app: QApplication) -> QPixmap:
+    with new_shell(app, "dark", RIG) as shell:
+        plan_moe(shell)
+        settings = base_settings(shell).with_rank_on(0, False).with_split((1, 1))
+        shell.split.change(replace(settings, n_ctx=131072))
+        return side(shell)
+
+
+def base_settings(shell: Shell) -> SplitSettings:
+    """Return a split over all three cards, with memory kept free on the smallest."""
+    settings = shell.split.settings.with_mode("tensor")
+    for index, rank in enumerate(settings.ranks):
+        settings = settings.with_rank_on(index, rank.device != "cpu")
+    settings = settings.with_split((43.8, 40.6, 15.6)).with_reserve("cuda:2", GIB)
+    return replace(settings, n_ctx=32768)
+
+
+def placement(app: QApplication) -> QPixmap:
+    """Return the map, with the experts of the last blocks on the CPU, and the links."""
+    with new_shell(app, "dark", RIG) as shell:
+        plan_moe(shell)
+        shell.window.resize(WIDTH, MAP_HEIGHT)
+        pinned: list[Part] = [(block, "experts") for block in range(40, 48)]
+        settings = replace(base_settings(shell), overrides=with_pins((), pinned, "cpu"))
+        shell.split.change(settings)
+        main = shell.window
+        main.show_dock(main.links_dock, True)
+        main.show_dock(main.placement_dock, True)
+        wait(lambda: shell.side_panels.placement.view.isVisible())
+        view = shell.side_panels.placement.view
+        flag = QItemSelectionModel.SelectionFlag.ClearAndSelect
+        view.selectionModel().setCurrentIndex(view.model().index(20, 5), flag)
+        mapped = side(shell, MAP_HEIGHT)
+        main.links_dock.raise_()
+        return beside([mapped, side(shell, MAP_HEIGHT)])
+
+
+def side(shell: Shell, height: int = HEIGHT) -> QPixmap:
+    """Return the right side of the window, without the monitor."""
+    shell.window.monitor_dock.hide()
+    shell.window.resize(WIDTH, height)
+    pictures: list[SplitPicture] = []
+    shell.split.pictured.connect(pictures.append)
+    shell.split.read_speeds()  # for a picture
+    wait(lambda: bool(pictures) and pictures[-1].fit.is_current)
+    return shell.window.grab(QRect(WIDTH - SPLIT_WIDTH, 0, SPLIT_WIDTH, height))
+
+
+def beside(pictures: list[QPixmap]) -> QPixmap:
+    """Return pictures of equal height side by side."""
+    made = QPixmap(sum(picture.width() for picture in pictures), pictures[0].height())
+    painter, x = QPainter(made), 0
+    for picture in pictures:
+        painter.drawPixmap(x, 0, picture)
+        x += picture.width()
+    painter.end()
+    return made
+
+
+SCENES: dict[str, Callable[[QApplication], QPixmap]] = {
+    "dark": lambda app: window(app, "dark"),
+    "light": lambda app: window(app, "light"),
+    "split": split,
+    "map": placement,
+    "search": search,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", choices=SCENES, default=list(SCENES))
+    args = parser.parse_args()
+    app = QApplication([])
+    for name in args.only:
+        SCENES[name](app).save(str(args.folder / f"{name}.png"))
+
+
+if __name__ == "__main__":
+    main()
