@@ -1,4 +1,4 @@
-"""Interface to the arithmetic: the operations that layers call, and what they see of a layer.
+"""Interface to the arithmetic: operations that layers call, and the layers as operations use them.
 
 `engine.ops.reference` is the oracle in torch, `engine.cpu.ops` and `engine.gpu.ops` are the fast
 ones. None of them is below another: what all share is in `engine.ops.composite`.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LinearLayer(Protocol):
-    """A linear map as operations see it; see `engine.layers.linear.Linear`."""
+    """Interface of a linear map to operations; see `engine.layers.linear.Linear`."""
 
     weight: Weight | None
     scale: Tensor | None
@@ -51,7 +51,7 @@ class LinearLayer(Protocol):
 
 
 class ExpertLayer(Protocol):
-    """One matrix per expert as operations see it; see `engine.layers.linear.ExpertLinear`."""
+    """Interface of one matrix per expert to operations; see `engine.layers.linear.ExpertLinear`."""
 
     weight: Weight | None
     bias: Tensor | None
@@ -63,7 +63,7 @@ class ExpertLayer(Protocol):
 
 
 class NormLayer(Protocol):
-    """A norm as operations see it; see `engine.layers.norm.Norm`.
+    """Interface of a norm to operations; see `engine.layers.norm.Norm`.
 
     Attributes:
         eps: number added to the mean square or variance.
@@ -86,7 +86,7 @@ class NormLayer(Protocol):
 
 
 class RopeLayer(Protocol):
-    """A rotation as operations see it; see `engine.layers.rope.Rope`.
+    """Interface of a rotation to operations; see `engine.layers.rope.Rope`.
 
     Attributes:
         params: parameters of the map from positions to angles.

@@ -84,7 +84,7 @@ class Linear(Module):
 
 
 class ExpertLinear(Module):
-    """One matrix per routed expert, (n_expert, n_out, n_in); every expert is cut alike.
+    """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same cut.
 
     Cut by columns, the results are partial sums; the bias is then added on one rank only.
 

@@ -82,7 +82,7 @@ class SharedExpert(FFN):
 class MoE(Module):
     """Mixture of experts: each token goes to the `n_used` experts with its router's best scores.
 
-    Every rank routes by itself, bit for bit alike, and holds the same columns of every expert; the
+    Every rank routes by itself, with the same bits, and holds its columns of every expert; the
     weighted sum and the shared expert are added up before the one all-reduce (Mixtral, arXiv
     2401.04088; DeepSeekMoE, arXiv 2401.06066).
 
