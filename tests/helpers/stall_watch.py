@@ -9,7 +9,7 @@ class StallWatch(QObject):
     """A timer of the GUI thread that records its delays.
 
     Attributes:
-        worst_s: the longest time without an answer, in seconds.
+        worst_s: longest time without an answer, in seconds.
         late_s: every delay of more than 20 ms.
     """
 

@@ -78,8 +78,8 @@ def check(task: dict[str, Any], folder: Path) -> None:
         events = model.generate(PROMPT, SamplingParams(**sampling))
         expected.append([i for event in events for i in getattr(event, "ids", ())])
     for rank in range(len(task["params"]["devices"])):
-        drawn = json.loads((folder / f"{task['name']}.{rank}.json").read_text())
-        assert drawn == expected, task["name"]
+        sampled = json.loads((folder / f"{task['name']}.{rank}.json").read_text())
+        assert sampled == expected, task["name"]
     model.close()
 
 

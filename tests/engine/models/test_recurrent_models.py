@@ -103,9 +103,9 @@ def test_working_memory_grows_with_the_tokens_of_a_pass(build: Build, name: str,
     assert growth > stream + n_in
 
 
-def best(model: Model, prompt: list[int], drawn: list[int]) -> list[int]:
+def best(model: Model, prompt: list[int], sampled: list[int]) -> list[int]:
     """Return the tokens that one pass over everything gives from the prompt's end on."""
-    return model.logits(prompt + drawn)[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return model.logits(prompt + sampled)[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", ["mamba", "falcon-h1", "lfm2"])
@@ -119,14 +119,14 @@ def test_answers_over_several_turns(build: Build, name: str) -> None:
     ):
 
         def turn(prompt: list[int], n_known: int) -> list[int]:
-            drawn, n_kept = ask(model, prompt)
+            sampled, n_kept = ask(model, prompt)
             assert n_kept == n_known
-            assert drawn == best(other, prompt, drawn)
-            return drawn
+            assert sampled == best(other, prompt, sampled)
+            return sampled
 
         first = turn(ids[:20], 0)
         longer = ids[:20] + first + ids[20:25]
-        second = turn(longer, 20 + len(first) - 1)  # the last token drawn was not computed
+        second = turn(longer, 20 + len(first) - 1)  # the last sampled token was not computed
         last = longer + second + ids[25:28]
         third = turn(last, len(longer) + len(second) - 1)
         assert turn(last, len(last) - 1) == third  # from the copy before the prompt's last token
@@ -166,7 +166,7 @@ def test_a_state_that_was_half_copied_is_not_used(
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(model.runtime, step, half)
+            patch.setattr(model.runtime.runner, step, half)
             with pytest.raises(KeyboardInterrupt):  # on the way back, or on the way on
                 ask(model, ids[:20] if target == "_recurrent" else longer)
         if target == "_recurrent":

@@ -68,8 +68,8 @@ def test_a_conversation_goes_on_as_if_computed_afresh(built: Built) -> None:
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS["uneven"]) as model:
 
         def turn(prompt: list[int]) -> tuple[list[int], int]:
-            drawn, n_kept = ask(model, prompt, 5)
-            return prompt + drawn, n_kept
+            sampled, n_kept = ask(model, prompt, 5)
+            return prompt + sampled, n_kept
 
         first, _ = turn(built.ids[:9])
         second, n_kept = turn(first + built.ids[9:14])

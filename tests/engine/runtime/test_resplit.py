@@ -107,13 +107,13 @@ def test_an_answer_goes_on_while_it_is_split_anew(path: Path) -> None:
         lambda m: m.resplit(None, devices="cpu", overrides=()),
     ]
     with load_model(path, ["cpu"] * 2, [3, 1]) as model:
-        drawn = []
+        sampled = []
         for event in model.generate(PROMPT, GREEDY):
-            drawn += getattr(event, "ids", ())
+            sampled += getattr(event, "ids", ())
             if steps:
                 steps.pop(0)(model)
         assert not steps
-    assert drawn == expected
+    assert sampled == expected
 
 
 def threads_of(model: Model) -> list[int]:

@@ -285,12 +285,12 @@ def test_greedy_obeys_penalties():
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others():
     logits = vocabulary(1000)
 
-    def draw(seed: int | None) -> list[int]:
+    def sampled(seed: int | None) -> list[int]:
         sampler = Sampler(SamplingParams(seed=seed))
         return [sampler.sample(logits) for _ in range(50)]
 
-    assert draw(7) == draw(7)
-    assert draw(7) != draw(8)
+    assert sampled(7) == sampled(7)
+    assert sampled(7) != sampled(8)
 
 
 def test_an_open_seed_is_drawn_and_can_be_used_again():
@@ -301,8 +301,8 @@ def test_an_open_seed_is_drawn_and_can_be_used_again():
     assert len({Sampler(SamplingParams()).seed for _ in range(8)}) > 1
 
 
-def test_draws_follow_the_probabilities():
-    """20 000 draws: five standard deviations are below 0.018."""
+def test_samples_follow_the_probabilities():
+    """20 000 samples: five standard deviations are below 0.018."""
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], dtype=np.float32))
     sampler = Sampler(NEUTRAL)
     n = 20_000
@@ -320,7 +320,7 @@ def test_numbers_that_were_looked_at_are_drawn_as_they_would_have_been():
     assert drawn == wanted[:10]
 
 
-def test_masked_tokens_are_never_drawn():
+def test_masked_tokens_are_never_sampled():
     logits = np.full(50, -np.inf, dtype=np.float32)
     logits[[3, 49]] = 0
     sampler = Sampler(params(top_k=10))
@@ -341,7 +341,7 @@ def test_sampling_leaves_the_logits_as_they_are():
         sampler.accept(sampler.sample(logits))
 
 
-def test_candidates_are_what_sample_draws_from():
+def test_candidates_are_what_sample_chooses_from():
     logits = vocabulary(500)
     sampler = Sampler(SamplingParams(top_k=5, seed=3))
     allowed = set(sampler.candidates(logits).ids.tolist())

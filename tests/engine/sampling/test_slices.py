@@ -59,7 +59,7 @@ class Ranks:
         assert n is not None
         self.n = n
 
-    def draw(self, logits: np.ndarray) -> int | None:
+    def sample(self, logits: np.ndarray) -> int | None:
         told = []
         for own, sampler in zip(self.slices, self.samplers, strict=True):
             found = slice_candidates(logits[own], own.start, sampler, self.n, self.never)
@@ -77,7 +77,7 @@ class Ranks:
 def test_the_token_is_that_of_all_logits(
     params: SamplingParams, numbers: list[float], data: st.DataObject
 ) -> None:
-    """Also of several slices, some of them empty, with penalties for what was drawn."""
+    """Also of several slices, some of them empty, with penalties for sampled tokens."""
     n = len(numbers)
     ends = data.draw(st.lists(st.integers(0, n), max_size=4), "cuts")
     never = data.draw(st.lists(st.integers(0, n - 1), max_size=2), "never")
@@ -88,10 +88,10 @@ def test_the_token_is_that_of_all_logits(
     for _ in range(4):
         if not np.isfinite(masked).any():
             with pytest.raises(EngineError):
-                ranks.draw(logits)
+                ranks.sample(logits)
             return
         token = host.sample(masked)
-        assert ranks.draw(logits) == token
+        assert ranks.sample(logits) == token
         host.accept(token)
         ranks.accept(token)
 
@@ -119,7 +119,7 @@ def test_large_vocabularies(params: SamplingParams, n_rank: int) -> None:
         masked = logits.copy()
         masked[7] = -math.inf
         token = host.sample(masked)
-        assert ranks.draw(logits) == token
+        assert ranks.sample(logits) == token
         host.accept(token)
         ranks.accept(token)
 
@@ -129,7 +129,7 @@ def test_where_lists_do_not_suffice_nothing_has_changed(changes: dict[str, float
     params = dataclasses.replace(NEUTRAL, **changes)
     host, ranks = Sampler(params), Ranks(params, [0, 3000, 6000])
     flat = np.zeros(6000, np.float32)
-    assert ranks.draw(flat) is None
+    assert ranks.sample(flat) is None
     assert ranks.samplers[0].sample(flat) == host.sample(flat), "with the same random number"
 
 
@@ -138,9 +138,9 @@ def test_a_longer_list_of_one_rank_does_not_hide_what_another_did_not_tell() -> 
     params = dataclasses.replace(NEUTRAL, top_p=0.9)
     logits = np.zeros(5000, np.float32)
     logits[:1500] = np.linspace(3, 2, 1500)
-    assert Ranks(params, [0, 1500, 5000]).draw(logits) is None
+    assert Ranks(params, [0, 1500, 5000]).sample(logits) is None
     logits[:1000] += 9
-    assert Ranks(params, [0, 1500, 5000]).draw(logits) == Sampler(params).sample(logits)
+    assert Ranks(params, [0, 1500, 5000]).sample(logits) == Sampler(params).sample(logits)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -149,7 +149,7 @@ def test_logits_that_are_no_numbers_are_an_error_whoever_has_them(wrong: float) 
         logits = np.zeros(10, np.float32)
         logits[place] = wrong
         with pytest.raises(EngineError, match="no usable probabilities"):
-            Ranks(GREEDY, [0, 4, 10]).draw(logits)
+            Ranks(GREEDY, [0, 4, 10]).sample(logits)
 
 
 @pytest.mark.parametrize(

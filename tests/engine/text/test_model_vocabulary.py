@@ -32,7 +32,7 @@ def test_a_model_without_vocabulary_computes_logits(tmp_path: Path, extra: dict[
     assert inspect_model(path).warnings == model.warnings
 
 
-def test_tokens_that_a_file_bans_are_never_drawn(tmp_path: Path) -> None:
+def test_tokens_that_a_file_bans_are_never_sampled(tmp_path: Path) -> None:
     """Gemma 4 lists placeholders that its checkpoints sometimes prefer; odd ids are skipped."""
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     banned: list[int] = []
@@ -41,10 +41,10 @@ def test_tokens_that_a_file_bans_are_never_drawn(tmp_path: Path) -> None:
         path = tiny_gguf(tmp_path / "m.gguf", extra=extra)
         with load_model(path) as model:
             events = list(model.generate([5, 6], greedy))
-        drawn = [i for event in events for i in getattr(event, "ids", ())]
-        assert len(drawn) == 8
-        assert not set(drawn) & set(banned)
-        banned += drawn
+        sampled = [i for event in events for i in getattr(event, "ids", ())]
+        assert len(sampled) == 8
+        assert not set(sampled) & set(banned)
+        banned += sampled
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -153,12 +153,12 @@ def test_sums_cost_latency_and_payload() -> None:
     none = links(FREE).all_reduce_s(["cuda:0", "cuda:1"], 4 * 10)
     assert one > SLOW.latency_s + 4 * 10 / SLOW.bytes_per_s
     devices = ["cuda:0", "cuda:1"]
-    drawn = links(SLOW).all_reduce_s(devices, CANDIDATE_BYTES)
-    drawn -= links(FREE).all_reduce_s(devices, CANDIDATE_BYTES)
-    assert gap == pytest.approx((10 + embedding) * (one - none) + drawn)
+    sampling_s = links(SLOW).all_reduce_s(devices, CANDIDATE_BYTES)
+    sampling_s -= links(FREE).all_reduce_s(devices, CANDIDATE_BYTES)
+    assert gap == pytest.approx((10 + embedding) * (one - none) + sampling_s)
 
 
-def test_only_what_is_drawn_on_gpus_needs_no_logits() -> None:
+def test_only_sampling_on_gpus_needs_no_logits() -> None:
     """The logits of a prompt go to the host, and so do those of a head partly on the CPU."""
     load, facts = RankWorkload(read_bytes=1), LinkFacts(1.0, 1.0)
     ends = {0: load, 1: load}
