@@ -50,8 +50,8 @@ def test_who_is_quick_waits_for_who_is_slow(
         model.runtime.runner.drop_recordings()
         model.runtime.runner.n_single = 100
     tokens(model, 3)
-    name = "repeat" if slow.recording else "compute"
-    assert (name == "repeat") == (how == "repeated" and slow.backend.records)
+    name = "replay" if slow.recording else "compute"
+    assert (name == "replay") == (how == "repeated" and slow.backend.records)
     original = getattr(slow, name)
 
     def delayed(*args: object, **options: object) -> torch.Tensor | None:
