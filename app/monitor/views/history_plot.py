@@ -18,7 +18,8 @@ from app.widgets.controls import label
 WINDOW_S: Final = 120.0
 Y_PADDING: Final = 0.08
 """Room above and below the scale for half a line of text, as a part of the scale."""
-AXIS_WIDTH: Final = 34
+AXIS_WIDTH: Final = 44
+"""Width in pixels: room for five digits."""
 MANY: Final = 4
 DOTTED: Final = '<span style="color:{colour}">●</span> {number}'
 COLOURED: Final = '<span style="color:{colour}">{number}</span>'
@@ -148,8 +149,13 @@ class HistoryPlot(QWidget):
             return
         self._shown_top = top
         self.plot.setYRange(0, top, padding=Y_PADDING)
-        ticks = [(value, f"{value:.3g}") for value in (0.0, top / 2, top)]
+        ticks = [(value, _tick(value)) for value in (0.0, top / 2, top)]
         self.plot.getAxis("left").setTicks([ticks])
+
+
+def _tick(value: float) -> str:
+    """Return a value on the scale in at least three digits, without an exponent."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> None:

@@ -47,8 +47,8 @@ class SplitSummary(QWidget):
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
         self.predicted.setText(f"{rate} tok/s" if rate else "")
-        after = f" after {speed.n_past} tokens" if speed.n_past else ""
-        self.predicted_note.set_full_text(f"predicted{after}")
+        where = f" at token {speed.n_past}" if speed.n_past else ""
+        self.predicted_note.set_full_text(f"predicted{where}")
         for part in (self.predicted, self.predicted_note):
             part.setVisible(forecast is not None)
         self.measured.setText(rate_text(speed.measured))

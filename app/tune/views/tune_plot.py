@@ -71,7 +71,7 @@ class TunePlot(QWidget):
         for side in ("left", "bottom"):
             axis = self.plot.getAxis(side)
             axis.setStyle(tickLength=0, tickFont=font, tickTextOffset=6)
-        self.plot.getAxis("left").setWidth(56)
+        self.plot.getAxis("left").setWidth(64)
 
     def _draw(self) -> None:
         colours = theme()

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from app.monitor.views.history_plot import WINDOW_S, HistoryPlot
+from app.monitor.views.history_plot import WINDOW_S, HistoryPlot, _tick
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.theme import apply_theme, theme
 from app.widgets.axis import nice_top
@@ -52,6 +52,12 @@ def test_the_last_two_minutes_are_drawn_up_to_now(monitor: MonitorPanel) -> None
     assert (x[0], x[-1]) == (-WINDOW_S, 0)
     assert (y[0], y[-1]) == (79 / 2, 199 / 2)
     assert curve(monitor.memory, "cuda:0")[1][-1] == 6.0
+
+
+def test_the_scale_has_no_exponents() -> None:
+    assert [_tick(value) for value in (0.0, 11.75, 500.0, 2000.0, 12500.0)] == [
+        "0", "11.8", "500", "2000", "12500",
+    ]  # fmt: skip
 
 
 def test_each_device_has_the_colour_of_its_place_in_the_list(monitor: MonitorPanel) -> None:

@@ -163,7 +163,7 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Wir
     settle()
     shown_texts = texts(panel)
     assert "61.8" in shown_texts
-    assert "predicted after 150 tokens" in shown_texts
+    assert "predicted at token 150" in shown_texts
     assert "The prediction for the last answer was" in shown_texts
     assert shown_texts.count("+1.0 %") == 3
     panel.rows[0].number.setValue(20)
