@@ -3,7 +3,7 @@
     QT_QPA_PLATFORM=offscreen python -m tests.helpers.screenshots FOLDER [--only dark light]
 
 `dark`, `light` and `search` run the demo model on three CPU ranks, at the speed of this machine:
-nothing else should run beside them, as ranks wait for each other several times per token.
+nothing else should run beside them.
 `split` and `map` plan a mixture of experts of 30 billion weights, of which there is only the
 header, for simulated cards.
 """
@@ -19,9 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QItemSelectionModel, QRect, Qt
+from PySide6.QtCore import QEventLoop, QItemSelectionModel, QRect, Qt, QTimer
 from PySide6.QtGui import QPainter, QPixmap
-from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from app.main import Shell
@@ -57,10 +56,17 @@ def new_shell(app: QApplication, theme: str, rig: str = "") -> Iterator[Shell]:
         main.resize(WIDTH, HEIGHT)
         sides, widths = [main.chats_dock, main.split_dock], [SIDEBAR_WIDTH, SPLIT_WIDTH]
         main.resizeDocks(sides, widths, Qt.Orientation.Horizontal)
-        QTest.qWait(500)
+        pause(500)
         yield shell
         shell.window.close()
-        QTest.qWait(100)
+        pause(100)
+
+
+def pause(ms: int) -> None:
+    """Run the event loop; unlike `QTest.qWait`, it leaves Python's lock to the engine."""
+    loop = QEventLoop()
+    QTimer.singleShot(ms, loop.quit)
+    loop.exec()
 
 
 def wait(is_done: Callable[[], bool]) -> None:
@@ -69,8 +75,8 @@ def wait(is_done: Callable[[], bool]) -> None:
     while not is_done():
         if time.monotonic() > end:
             raise TimeoutError
-        QTest.qWait(50)
-    QTest.qWait(1000)
+        pause(50)
+    pause(1000)
 
 
 def load_demo(shell: Shell) -> None:
@@ -79,7 +85,7 @@ def load_demo(shell: Shell) -> None:
     shell.models.open(str(demo_model()))
     wait(lambda: shell.split.load_state == "loaded")
     shell.split.change(shell.split.settings.with_cpu_ranks(3).with_split(SHARES))
-    QTest.qWait(500)
+    pause(500)
     shell.split.request_load()
     wait(lambda: shell.split.load_state == "loaded")
 
@@ -101,7 +107,8 @@ def window(app: QApplication, theme: str) -> QPixmap:
             for question in questions:
                 shell.session.send(question)
                 wait(lambda: not shell.session.is_busy)
-        QTest.qWait(2000)
+                pause(5000)
+        pause(2000)
         return shell.window.grab()
 
 
