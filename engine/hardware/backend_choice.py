@@ -42,15 +42,6 @@ def chosen_backend() -> BackendName:
     )
 
 
-def is_reference() -> bool:
-    """Return whether everything is computed in F32 with dequantised weights.
-
-    Raises:
-        EngineError: see `chosen_backend`.
-    """
-    return chosen_backend() == "reference"
-
-
 def captures_tokens() -> bool:
     """Return whether the computation of a token is captured and replayed.
 
