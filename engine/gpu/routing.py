@@ -75,7 +75,7 @@ def assign(
 ) -> tuple[Tensor, DeviceGroups] | None:
     """Compute `Ops.assign`; None where the kernels do not support the arguments.
 
-    Of experts with equal scores, the first ones are chosen.
+    The first ones are chosen among experts with equal scores.
     """
     n_expert = rule.n_expert
     if not is_plain(logits) or n_expert > MOST_EXPERTS or not (bias is None or is_plain(bias)):

@@ -82,7 +82,7 @@ def check_same(held: Mapping[int, Hashable], name: DeviceName) -> None:
 def _odd_one(kinds: Mapping[int, Hashable], name: DeviceName) -> tuple[int, int, str]:
     """Return the first rank outside the majority, the majority's first rank, and a text naming it.
 
-    Of two ranks nobody can tell which one is wrong; then the second one counts as odd.
+    If two ranks differ, nobody can tell which one is wrong; then the second one counts as odd.
     """
     ranks_of: dict[Hashable, list[int]] = defaultdict(list)
     for rank, kind in kinds.items():

@@ -59,7 +59,7 @@ def test_other_patterns_are_no_pins(pattern: str) -> None:
 
 @pytest.mark.parametrize("model", ["dense", "moe", "qwen35moe-q4_k_m", "falcon-h1-q4_k_m"])
 def test_the_engine_moves_exactly_the_part(tmp_path: Path, model: str) -> None:
-    """Of each pinned part of each block, all tensors and no others lie on the target alone."""
+    """All tensors of a pinned part, and no others, lie on the target alone, in each block."""
     if model == "dense":
         path = tiny_gguf(tmp_path / "m.gguf", n_layer=2)
     elif model == "moe":

@@ -220,7 +220,7 @@ def test_new_keys_that_are_values_too(device: str) -> None:
 @pytest.mark.parametrize("n_tokens", [1, 12, 20])
 @pytest.mark.usefixtures("small_tiles")
 def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
-    """The same launches serve after other tokens, as a graph replays them.
+    """Launches serve after other tokens as well, as a graph replays them.
 
     The tokens are few, some, and so many that there is one piece.
     """

@@ -130,7 +130,7 @@ def test_tiny_sums_do_not_divide(device: str) -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.0])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_experts_differ_whatever_the_logits_are(rule: Routing, number: float, device: str) -> None:
-    """Of equal logits the first experts are chosen."""
+    """The first experts are chosen among equal logits."""
     logits = some_logits(4, rule.n_expert)
     logits[1:, ::2] = number
     logits[3] = number

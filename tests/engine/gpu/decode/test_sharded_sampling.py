@@ -58,12 +58,12 @@ def sweep(device: str, n_rank: int, n_settings: int, n_tokens: int, seed: int) -
             None if x is None else x.to(device) for x in equal_hidden_states(n_rank)
         ]
         n_sampled += sum(pair.sample(random_logits(random, n_vocab)) for _ in range(n_tokens))
-    assert n_sampled >= int(0.9 * n_settings * n_tokens)
+    assert n_sampled > 0.9 * n_settings * n_tokens
 
 
 @pytest.mark.parametrize("n_rank", [2, 3, 5, 8])
 def test_all_ranks_sample_what_the_host_samples(device: str, n_rank: int) -> None:
-    sweep(device, n_rank, n_settings=12 // n_rank, n_tokens=2, seed=0)
+    sweep(device, n_rank, n_settings=24 // n_rank, n_tokens=2, seed=0)
 
 
 @pytest.mark.slow
