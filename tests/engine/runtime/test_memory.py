@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import sys
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -25,13 +26,16 @@ N_QUICK = 1
 def assert_near(path: Path, n_ranks: int) -> None:
     """Check weights and cache to the byte, and everything together within 3 %.
 
-    The process's memory differs by some MB from run to run. The context is so long that this does
-    not count.
+    The process's memory differs by some MB from run to run, so the median of three counts. The
+    context is so long that the rest does not.
     """
-    found = measured(path, n_ranks, n_ctx=1 << 18, n_batch=16)
-    predicted, taken = found["predicted"], found["measured"]
-    assert (predicted["weights"], predicted["kv"]) == (taken["weights"], taken["kv"])
-    assert sum(predicted.values()) == pytest.approx(sum(taken.values()), rel=0.03)
+    shares = []
+    for _ in range(3):
+        found = measured(path, n_ranks, n_ctx=1 << 18, n_batch=16)
+        predicted, taken = found["predicted"], found["measured"]
+        assert (predicted["weights"], predicted["kv"]) == (taken["weights"], taken["kv"])
+        shares.append(sum(predicted.values()) / sum(taken.values()))
+    assert median(shares) == pytest.approx(1, rel=0.03), shares
 
 
 @ON_LINUX
