@@ -75,7 +75,7 @@ def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
         missing.append("a PyTorch build with CUDA")
     if not triton:
         missing.append(f"Triton (pip install {triton_package()})")
-    launcher: Launcher = "" if not triton else "own" if problem or _wants_own() else "triton"
+    launcher = chosen_launcher()
     return GpuPath(
         has_gpu=has_gpu,
         arithmetic="reference" if is_exact or not triton else "kernels",
@@ -163,5 +163,8 @@ def python_headers() -> Path:
     )
 
 
-def _wants_own() -> bool:
-    return os.environ.get(LAUNCHER_VARIABLE) == "own"
+def chosen_launcher() -> Launcher:
+    """Return the launcher of kernels on this machine."""
+    if not triton_version():
+        return ""
+    return "own" if launcher_problem() or os.environ.get(LAUNCHER_VARIABLE) == "own" else "triton"

@@ -1,0 +1,186 @@
+"""The file of what was checked on this machine's GPUs, such as whether our kernels work there.
+
+Checks take seconds, or end the program, so that each is made once. A verdict belongs to the card,
+its driver, the versions of PyTorch, Triton and Tandem, how kernels are started, and the source of
+all code for GPUs. Lost or damaged entries are checked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from engine.devices.torch_build import find_torch_build
+from engine.devices.types import DeviceInfo
+from engine.hardware.gpu_path import chosen_launcher, triton_version
+from engine.json_file import cache_folder, read_json, write_json
+from engine.version import package_version
+
+__all__ = ["CardRecords", "CardVerdict", "Outcome", "card_key"]
+
+FILE_NAME = "cards.json"
+
+MOST_CARDS = 12
+"""Most keys in the file; those written to last are kept."""
+
+MOST_CHECKS = 1000
+"""Most verdicts of a key; those written last are kept."""
+
+MOST_WHY = 200
+"""Most characters of a verdict's reason."""
+
+GPU_CODE = Path(__file__).parents[1] / "gpu"
+"""Folder of all code for GPUs: kernels, and what packs for them and starts them."""
+
+Outcome = Literal["passed", "wrong", "hung", "crashed"]
+"""Result of a check: all numbers were right; some were not, or an error was reported; it did not
+end; it ended the program that made it."""
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class CardVerdict:
+    """Result of a check on a card.
+
+    Attributes:
+        outcome: the result.
+        why: what was seen, as the end of a sentence; "" where it passed.
+        date: day of the check, such as 2026-03-01; "" if unknown.
+    """
+
+    outcome: Outcome
+    why: str = ""
+    date: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all numbers were right."""
+        return self.outcome == "passed"
+
+
+class CardRecords:
+    """Verdicts on this machine's cards.
+
+    A check is named by free text, such as "card" or "product Q4_K gemv 1 row".
+
+    Args:
+        path: path of the file; None keeps them in memory only.
+
+    Several threads and programs may use the file. Of two programs that write in the same instant
+    one wins, and the other's check is made again.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._cards = _read(path)
+
+    @classmethod
+    def of_user(cls) -> CardRecords:
+        """Return the records in the user's cache folder."""
+        folder = cache_folder()
+        return cls(folder / FILE_NAME if folder else None)
+
+    def find(self, key: str, what: str) -> CardVerdict | None:
+        """Return the verdict of a check; None if it was not made, or with other versions.
+
+        Args:
+            key: see `card_key`.
+            what: name of the check.
+        """
+        return self._cards.get(key, {}).get(what)
+
+    def keep(self, key: str, what: str, verdict: CardVerdict) -> None:
+        """Save the verdict of a check."""
+        self.keep_all(key, {what: verdict})
+
+    def keep_all(self, key: str, verdicts: Mapping[str, CardVerdict]) -> None:
+        """Save the verdicts of several checks, by their names, and write the file once."""
+        self._change(key, verdicts, ())
+
+    def forget(self, key: str, *whats: str) -> None:
+        """Delete the verdicts of some checks, so that they are made again."""
+        self._change(key, {}, whats)
+
+    def _change(self, key: str, found: Mapping[str, CardVerdict], gone: tuple[str, ...]) -> None:
+        """Change entries of a key, in what the file holds by now."""
+        with _lock:
+            cards = _read(self._path) or self._cards
+            checks = cards.pop(key, {})
+            for what in (*found, *gone):
+                checks.pop(what, None)
+            checks.update(found)
+            cards[key] = _last(checks, MOST_CHECKS)
+            self._cards = _last(cards, MOST_CARDS)
+            document = {
+                card: {what: [v.outcome, v.why[:MOST_WHY], v.date] for what, v in known.items()}
+                for card, known in self._cards.items()
+            }
+            write_json(self._path, document)
+
+
+def card_key(info: DeviceInfo) -> str:
+    """Return the key of a GPU's verdicts: all that may decide whether kernels work there."""
+    return " | ".join((
+        f"{info.name} {info.compute_capability}".strip(), f"driver {info.driver}",
+        f"torch {_torch_version()} {find_torch_build().cuda}".strip(),
+        f"triton {triton_version()} {chosen_launcher()}".strip(),
+        f"tandem {package_version()} {gpu_code_hash()}",
+    ))  # fmt: skip
+
+
+@cache
+def gpu_code_hash() -> str:
+    """Return a hash of the source of all code for GPUs; "" where only compiled files are here."""
+    sources = sorted(GPU_CODE.rglob("*.py"))
+    found = hashlib.sha256()
+    for path in sources:
+        found.update(path.relative_to(GPU_CODE).as_posix().encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16] if sources else ""
+
+
+@cache
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _last(entries: Mapping[str, T], most: int) -> dict[str, T]:
+    """Return the last entries."""
+    return dict(list(entries.items())[-most:])
+
+
+def _read(path: Path | None) -> dict[str, dict[str, CardVerdict]]:
+    """Return all entries of a file that make sense: verdicts by check, by key."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        return {}
+    return {
+        key: {what: made for what, entry in checks.items() if (made := _verdict(entry))}
+        for key, checks in document.items()
+        if isinstance(checks, dict)
+    }
+
+
+def _verdict(entry: object) -> CardVerdict | None:
+    """Return a verdict made of its fields; None if they are not such."""
+    if not (isinstance(entry, list) and len(entry) == 3):
+        return None
+    name, why, date = entry
+    if not (isinstance(why, str) and isinstance(date, str)):
+        return None
+    for outcome in get_args(Outcome):
+        if name == outcome:
+            return CardVerdict(outcome, why, date)
+    return None
