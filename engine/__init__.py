@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     )
     from engine.generation.scoring import Perplexity, perplexity
     from engine.gpu.matmul.tuning_report import KernelTuning
+    from engine.hardware.fallbacks import Fallback, FallbackKind
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
     from engine.host import EngineHost, ThreadHost
     from engine.json_file import replace_json
@@ -194,6 +195,8 @@ __all__ = [
     "Evaluation",
     "Event",
     "Failed",
+    "Fallback",
+    "FallbackKind",
     "Finished",
     "Fit",
     "Forecast",
@@ -348,6 +351,7 @@ _HOME = {
         "LoadProgress", "StateProgress",
     ),
     "text.messages": ("ChatMessage",),
+    "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
     "files": ("tandem_folder",),
     "host": ("EngineHost", "ThreadHost"),

@@ -28,6 +28,7 @@ from engine.generation.session import Session
 from engine.generation.state_file import StateFiles
 from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
+from engine.hardware.fallbacks import Fallback
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.info import ModelInfo, describe
 from engine.planning.memory import DeviceMemory
@@ -145,8 +146,14 @@ class Model:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about the split and the file that a person should see."""
-        return self.plan.warnings + self._prompts.warnings
+        """Sentences on the split, the file and slow GPUs that a person should see, as of now."""
+        slower = tuple(fallback.sentence for fallback in self.fallbacks)
+        return self.plan.warnings + self._prompts.warnings + slower
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """What makes the GPUs slower than they could be, as of now; it may change at any token."""
+        return self.runtime.fallbacks.current
 
     @property
     def tokenizer(self) -> Tokenizer:

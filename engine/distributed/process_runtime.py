@@ -59,6 +59,7 @@ class ProcessRuntime:
         rank: rank of this process.
         kinds: kind of each rank's device; ranks of one kind compute the same bits.
         plan: placement and predicted memory of the model.
+        fallbacks: list of what makes the GPU of this process slower.
         comm: communicator with the other ranks.
         token_source: samples all tokens but the first.
         sampling_rank: number of the rank that samples tokens.
@@ -74,7 +75,7 @@ class ProcessRuntime:
         self.devices = [torch.device(name) for name in names]
         self.device = torch_device(names[number])
         self.kinds = [peer.kind for peer in wire.peers]
-        prove_kernels([names[number]])
+        self.fallbacks = prove_kernels([names[number]])
         hosts = [peer.host for peer in wire.peers]
         here = [rank for rank, host in enumerate(hosts) if host == hosts[number]]
         free = dict.fromkeys(names, ELSEWHERE)
@@ -93,7 +94,7 @@ class ProcessRuntime:
         with torch.inference_mode():
             setup = RankSetup(
                 self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
-                self._communicator,
+                self._communicator, self.fallbacks,
             )  # fmt: skip
             self.rank = RankBuilder(setup, file, params, declaration).loaded(number, progress)
             directions = read_control_vectors(

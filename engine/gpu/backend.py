@@ -14,6 +14,7 @@ from engine.gpu.launch.target import target_of, use_target
 from engine.gpu.loading import weight_loader
 from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.ops import GpuOps
+from engine.hardware.fallbacks import Fallbacks
 from engine.ops.backend import NothingToCompile
 from engine.parallel.thread_comm import ThreadCommunicator
 
@@ -57,6 +58,7 @@ class GpuBackend:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
 
     Attributes:
+        fallbacks: list of what makes the model's GPUs slower; loaders add to it.
         target: what kernels are compiled for.
     """
 
@@ -65,9 +67,12 @@ class GpuBackend:
     kernel_s: float | None = None
     waited_s = 0.0
 
-    def __init__(self, device: torch.device, x_bytes: int) -> None:
+    def __init__(
+        self, device: torch.device, x_bytes: int, fallbacks: Fallbacks | None = None
+    ) -> None:
         self.device = device
         self.x_bytes = x_bytes
+        self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self.target = target_of(device)
 
     @property

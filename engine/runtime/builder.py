@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine.forward.communicator import Communicator
     from engine.forward.state import State
     from engine.gguf import GGUFFile
+    from engine.hardware.fallbacks import Fallbacks
     from engine.layers.hparams import HParams
     from engine.runtime.backend import Backend
 
@@ -45,6 +46,7 @@ class RankSetup:
         n_batch: largest number of prompt tokens in a pass.
         threads_per_rank: CPU threads of each rank.
         communicator: returns the communicator of a rank, given its number and device.
+        fallbacks: list of what makes the model's GPUs slower.
     """
 
     devices: Sequence[torch.device]
@@ -54,6 +56,7 @@ class RankSetup:
     n_batch: int
     threads_per_rank: int
     communicator: Callable[[int, torch.device], Communicator]
+    fallbacks: Fallbacks
 
 
 class RankBuilder:
@@ -151,7 +154,7 @@ class RankBuilder:
                 use_interpreter()
             from engine.gpu.backend import GpuBackend  # needs Triton
 
-            return GpuBackend(device, n_bytes)
+            return GpuBackend(device, n_bytes, setup.fallbacks)
         return ReferenceBackend()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import captures_tokens
+from engine.hardware.fallbacks import Fallbacks
 from engine.runtime.micro_batches import LEAST_ROWS, micro_batches_pay
 from engine.runtime.rank import Rank, Replay, warm_rows
 
@@ -48,6 +49,7 @@ class ModelRunner:
         n_batch: largest number of prompt tokens in a forward pass.
         can_rewind: whether the cache can drop its last tokens.
         guard: returns the contexts of calls on the ranks.
+        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         executor: executor of the ranks.
@@ -59,7 +61,7 @@ class ModelRunner:
 
     def __init__(
         self, executor: RankExecutor, n_vocab: int, n_ctx: int, n_batch: int, *, can_rewind: bool,
-        guard: Guard = lambda doing, n_tokens: nullcontext(),
+        guard: Guard = lambda doing, n_tokens: nullcontext(), fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip
         self.ranks: list[Rank] = []
         self.token_source: TokenSource | None = None
@@ -69,6 +71,7 @@ class ModelRunner:
         self.n_vocab, self.n_ctx, self.n_batch = n_vocab, n_ctx, n_batch
         self.can_rewind = can_rewind
         self._guard = guard
+        self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._refusal = ""
         self._in_micro_batches = False
 

@@ -63,6 +63,7 @@ class ThreadRuntime:
     Attributes:
         devices: device of each rank.
         directions: control vectors' sum for each layer, by the layer's number.
+        fallbacks: list of what makes the GPUs slower than they could be.
         plan: placement and predicted memory of the model.
         n_threads: number of CPU threads of all ranks together.
         threads_per_rank: number of CPU threads of each rank.
@@ -90,12 +91,11 @@ class ThreadRuntime:
         self.directions: Mapping[int, Direction] = (
             _directions(params, self.hp) if donor is None else donor.directions
         )
-        notes = prove_kernels(declaration.devices[rank] for rank in holders)
+        self.fallbacks = prove_kernels(declaration.devices[rank] for rank in holders)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
             free = donor.free_once_closed(free)
-        plan = make_plan(declaration, params, free)
-        self.plan: Plan = replace(plan, warnings=(*plan.warnings, *notes))
+        self.plan: Plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
         self.n_batch = params.n_batch
@@ -106,7 +106,7 @@ class ThreadRuntime:
         self._start_threads(params)
         setup = RankSetup(
             self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
-            self.group.communicator,
+            self.group.communicator, self.fallbacks,
         )  # fmt: skip
         builder = RankBuilder(setup, file, params, declaration)
         try:
@@ -129,7 +129,7 @@ class ThreadRuntime:
         me = weakref.ref(self)  # a cycle would keep weights alive
         self.runner = ModelRunner(
             executor, self.hp.n_vocab, self.n_ctx, self.n_batch, can_rewind=self.can_rewind,
-            guard=lambda doing, n_tokens: _guard(me(), doing, n_tokens),
+            guard=lambda doing, n_tokens: _guard(me(), doing, n_tokens), fallbacks=self.fallbacks,
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, executor.close)
 
@@ -191,6 +191,7 @@ class ThreadRuntime:
         if donor.token_source is not None:
             donor.token_source.stop()
             donor.token_source = None
+        self.fallbacks.take_over(donor.fallbacks, "weights")
         with self._explaining(DOING):
             self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(

@@ -45,7 +45,34 @@ def test_a_refused_gpu_has_no_kernels_and_a_sentence_says_so(
 ) -> None:
     monkeypatch.setattr(kernel_proof, "kernels_for", lambda name: "gpu")
     monkeypatch.setattr(self_test, "problem_of", lambda device: "it computes nonsense")
-    (note,) = kernel_proof.prove_kernels(["cpu", "cuda:0", "cuda:0"])
-    assert note == "cuda:0 computes with PyTorch's kernels, which are slower: it computes nonsense."
+    (found,) = kernel_proof.prove_kernels(["cpu", "cuda:0", "cuda:0"]).current
+    assert (found.kind, found.devices) == ("kernels", ("cuda:0",))
+    assert found.sentence.startswith(
+        "On cuda:0, PyTorch computes instead of Tandem's kernels: it computes nonsense. "
+    )
     assert backend_choice.kernels_for("cuda:0") == ""
-    assert kernel_proof.prove_kernels(["cuda:0"]) == (note,)
+    assert kernel_proof.prove_kernels(["cuda:0"]).current == (found,)
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_triton", "kind", "why", "helps"),
+    [
+        ("reference", True, "kernels", "TANDEM_BACKEND is set to reference", "Unset the "),
+        ("eager", True, "graph", "TANDEM_BACKEND is set to eager", "Unset the "),
+        ("graph", False, "kernels", "Triton is not installed", "Run: pip install triton"),
+    ],
+)
+def test_a_gpu_that_is_slow_by_choice_or_for_lack_of_triton_says_so(
+    backend: str, has_triton: bool, kind: str, why: str, helps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(backend_choice.VARIABLE, backend)
+    monkeypatch.setattr(backend_choice, "has_triton", lambda: has_triton)
+    monkeypatch.setattr(self_test, "problem_of", lambda device: "")
+    (found,) = kernel_proof.prove_kernels(["cpu", "cuda:0"]).current
+    assert (found.kind, found.why) == (kind, why)
+    assert found.help.startswith(helps)
+
+
+def test_a_gpu_whose_kernels_work_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "problem_of", lambda device: "")
+    assert kernel_proof.prove_kernels(["cpu", "cuda:0"]).current == ()
