@@ -1,4 +1,9 @@
-"""Numbers of tokens at which backends change kernels; planning predicts memory and time by them."""
+"""Numbers of tokens at which backends change kernels, and of rows that they dequantise at a time.
+
+Planning predicts memory and time by them.
+"""
+
+from engine.quants.layout import TILE
 
 SMALL_BATCH = 8
 """Largest number of tokens for which GPUs use the kernels of a single one: GEMV kernels read each
@@ -7,3 +12,49 @@ other tokens."""
 
 BF16_BATCH = 32
 """Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
+
+GEMM_TILE = 128
+"""Number of rows and of columns of a product that a multiprocessor computes at a time in a GEMM by
+the vendor's library. Some of its kernels take twice as many of either."""
+
+GEMM_WAVES = 2
+"""Least number of tiles that each multiprocessor computes in the GEMM of a chunk: with one, those
+that end first, or get none, idle."""
+
+LEAST_CHUNK, MOST_CHUNK = 1 << 24, 1 << 26
+"""Numbers of weights between which a GPU dequantises at a time for a GEMM: fewer would not be worth
+a launch, more need not fit into memory beside a model."""
+
+MOST_SM = 192
+"""Largest number of multiprocessors that chunks are sized for. Plans assume it, as they do not know
+the GPU: more multiprocessors never make a chunk smaller."""
+
+
+def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MOST_SM) -> int:
+    """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
+
+    The product of a chunk has `GEMM_WAVES` tiles for each multiprocessor if the matrix has as many
+    and `MOST_CHUNK` allows it. All chunks of a matrix have the same size but for `GEMM_TILE` rows
+    each.
+
+    Args:
+        n_tokens: number of rows that the matrix (n_rows, n_columns) is multiplied with.
+        n_sm: number of the GPU's multiprocessors.
+    """
+    wanted = _wanted_rows(n_tokens, n_columns, n_sm)
+    n_chunk = max(1, n_rows // wanted, -(-n_rows * n_columns // MOST_CHUNK))
+    even = -(-n_rows // n_chunk)
+    unit = GEMM_TILE if even > GEMM_TILE else TILE
+    return max(TILE, -(-even // unit) * unit)
+
+
+def largest_chunk(n_tokens: int, n_rows: int, n_columns: int) -> int:
+    """Return the most weights dequantised at a time of any matrix of up to `n_rows` rows."""
+    most = min(n_rows, 2 * _wanted_rows(n_tokens, n_columns, MOST_SM) + GEMM_TILE)
+    return min(most * n_columns, MOST_CHUNK + GEMM_TILE * n_columns)
+
+
+def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
+    """Return the number of rows whose product has enough tiles."""
+    n_tile = -(-GEMM_WAVES * min(n_sm, MOST_SM) // max(1, -(-n_tokens // GEMM_TILE)))
+    return max(TILE, GEMM_TILE * n_tile, LEAST_CHUNK // max(1, n_columns))

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from engine.gpu import attention, elementwise, recurrent, rope, routing
 from engine.gpu.launch.graph import refuse_capture
-from engine.gpu.matmul import experts, gemv, tile_gemm
-from engine.gpu.matmul.weights import GpuPlanes
+from engine.gpu.launch.target import target_of
+from engine.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Scores,
     )
     from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
+    from engine.forward.weight import Weight
     from engine.ops.recurrent import Chunks
 
 MOST_TURNED = 2
@@ -56,6 +58,8 @@ class GpuOps(CompositeOps):
     # products
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
+        if x.shape[0] > tile_gemm.most_rows(target_of(x.device)):
+            return self._many_rows(x, layers)
         weights = [layer.weight for layer in layers if isinstance(layer.weight, GpuPlanes)]
         if len(weights) < len(layers) or any(layer.scale is not None for layer in layers):
             return super().linears(x, *layers)
@@ -66,6 +70,15 @@ class GpuOps(CompositeOps):
         products = tile_gemm.products(x, weights)
         if products is None:
             return super().linears(x, *layers)
+        return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
+
+    def _many_rows(self, x: Tensor, layers: Sequence[LinearLayer]) -> Sequence[Tensor]:
+        """Multiply by the vendor's library, rounding x once for all layers where it can."""
+        weights = [_for_library(layer.weight) for layer in layers]
+        known = [weight for weight in weights if weight is not None]
+        if len(known) < len(layers):
+            return super().linears(x, *layers)
+        products = dequant_gemm.products(x, known)
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
     def gated_linears(
@@ -258,3 +271,10 @@ class GpuOps(CompositeOps):
     @property
     def memory(self) -> Sequence[Tensor]:
         return ()
+
+
+def _for_library(weight: Weight | None) -> GpuPlanes | Tensor | None:
+    """Return a matrix as `dequant_gemm` takes it; None if it is of another kind."""
+    if isinstance(weight, GpuPlain):
+        return weight.data
+    return weight if isinstance(weight, GpuPlanes) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.forward.batch_sizes import BF16_BATCH, SMALL_BATCH
+from engine.forward.batch_sizes import BF16_BATCH, SMALL_BATCH, largest_chunk
 from engine.forward.state import (
     CPU_STEP,
     DEVICE_STEP,
@@ -16,7 +16,7 @@ from engine.forward.state import (
     State,
     attention_work,
 )
-from engine.quants.extent import BF16_CHUNK, DEVICE_CHUNK, Extent, panel_block_bytes
+from engine.quants.extent import BF16_CHUNK, Extent, panel_block_bytes
 from engine.quants.layout import BLOCK, LAYOUTS
 from engine.sharding.placement import Shard, Slices
 
@@ -307,10 +307,16 @@ def _device_pass(
     For many tokens, matrices are dequantised to BF16, some rows at a time; the last tensor that a
     part keeps (of queries, keys and values; of gate and up) is made without that scratch.
     """
-    scratch = BF16_BYTES * DEVICE_CHUNK if n_tokens > BF16_BATCH else 0
+
+    def scratch(n_rows: int, n_columns: int) -> int:
+        found = largest_chunk(n_tokens, n_rows, n_columns) if n_tokens > BF16_BATCH else 0
+        return BF16_BYTES * found
+
     per_token = (4 * F32_BYTES + BF16_BYTES) * hp.n_embd
     feed, recurrent = (F32_BYTES * n_tokens * n for n in (working.columns, working.recurrent))
-    sizes = [2 * feed + max(feed, scratch), recurrent + scratch]
+    wide = max(scratch(working.recurrent, hp.n_embd), scratch(hp.n_embd, working.recurrent))
+    sizes = [2 * feed + max(feed, scratch(working.columns, hp.n_embd)), recurrent + wide]
+    sizes.append(3 * feed // 2 + scratch(hp.n_embd, working.columns))
     if working.routed:
         inner = (3 * F32_BYTES + BF16_BYTES) * working.routed
         sizes.append(n_tokens * max(hp.n_expert_used) * (inner + F32_BYTES * hp.n_embd))
@@ -321,7 +327,8 @@ def _device_pass(
         )
         work = F32_BYTES * max(sizes_of_work, default=0)
     width = F32_BYTES * n_tokens * working.width
-    sizes.append(3 * width + max(width + work, scratch))
+    wide = max(scratch(working.width, hp.n_embd), scratch(hp.n_embd, working.width))
+    sizes.append(3 * width + max(width + work, wide))
     return n_tokens * per_token + max(sizes)
 
 

@@ -10,10 +10,7 @@ BF16_CHUNK = 1 << 21
 """Number of weights that the CPU dequantises to BF16 at a time, for prompts."""
 
 DEVICE_CHUNK = 1 << 24
-"""Number of weights that a GPU dequantises to BF16 at a time, for prompts.
-
-Few enough for the caches of large GPUs, enough to keep a whole one busy.
-"""
+"""Number of weights of per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
 
 
 def panel_block_bytes(x_bytes: int = 1) -> int:

@@ -1,64 +1,82 @@
 """GEMM of many rows by the vendor's library, on weights dequantised to F16 or BF16.
 
-Sums are F32. Some rows of weights are dequantised at a time, into a scratch buffer that is reused;
-on cards with a large cache it never leaves the cache.
+Sums are F32. Some rows of weights are dequantised at a time, into a scratch buffer that is reused:
+as many as keep the whole card busy (`engine.forward.batch_sizes.chunk_rows`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import chunk_rows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequantise
-from engine.quants.extent import DEVICE_CHUNK
-from engine.quants.layout import TILE
 
 if TYPE_CHECKING:
     from engine.gpu.matmul.planes import QuantisedMatrix
 
 
-def product(x: Tensor, weight: QuantisedMatrix) -> Tensor:
-    """Return `x Wᵀ` (T, n_rows) in F32 for x (T, n_in) in F32."""
-    dtype = half_dtype(x.device)
-    numbers, scale = to_half(x, dtype)
-    y = torch.empty(x.shape[0], weight.n_rows, device=x.device)
-    n_columns = weight.extent.n_columns
-    step = chunk_rows(n_columns)
-    scratch = torch.empty(min(step, weight.n_rows) * n_columns, dtype=dtype, device=x.device)
-    for first in range(0, weight.n_rows, step):
-        n = min(step, weight.n_rows - first)
-        part = dequantise.dequantise_rows(
-            weight.planes, weight.type_number, weight.extent, weight.n_rows, first, n, dtype,
-            scratch[: n * n_columns].view(n, n_columns),
-        )  # fmt: skip
-        multiply(numbers, part.T, y[:, first : first + n])
-    return y if scale is None else y.mul_(scale)
+def product(x: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
+    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32; see `products`."""
+    return products(x, [weight])[0]
 
 
-def unquantised_product(x: Tensor, data: Tensor) -> Tensor:
-    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32.
+def products(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> list[Tensor]:
+    """Multiply x (T, n_in) in F32 by several matrices, rounding x once for all of them.
 
     Args:
-        data: the matrix W (n_out, n_in), in F32, F16 or BF16.
+        weights: matrices in planes, or (n_out, n_in) in F32, F16 or BF16.
+
+    Returns:
+        `x Wᵀ` (T, n_out) of each matrix, in F32.
     """
-    if data.dtype == torch.float32:
-        return torch.mm(x, data.T)
-    dtype = half_dtype(x.device) if data.dtype == torch.bfloat16 else data.dtype
-    numbers, scale = to_half(x, dtype)
-    y = torch.empty(x.shape[0], data.shape[0], device=x.device)
-    step = data.shape[0] if dtype == data.dtype else chunk_rows(data.shape[1])
-    for first in range(0, data.shape[0], step):
-        part = data[first : first + step].to(dtype)
-        multiply(numbers, part.T, y[:, first : first + step])
-    return y if scale is None else y.mul_(scale)
+    rounded: dict[torch.dtype, tuple[Tensor, Tensor | None]] = {}
+    found = []
+    for weight in weights:
+        dtype = _operand_type(weight, x.device)
+        if isinstance(weight, Tensor) and dtype == torch.float32:
+            found.append(torch.mm(x, weight.T))
+            continue
+        if dtype not in rounded:
+            rounded[dtype] = to_half(x, dtype)
+        numbers, scale = rounded[dtype]
+        y = _in_chunks(numbers, weight)
+        found.append(y if scale is None else y.mul_(scale))
+    return found
 
 
-def chunk_rows(n_columns: int) -> int:
-    """Return the number of rows, of `n_columns` columns each, to dequantise at a time."""
-    return max(TILE, DEVICE_CHUNK // max(1, n_columns) // TILE * TILE)
+def _operand_type(weight: QuantisedMatrix | Tensor, device: torch.device) -> torch.dtype:
+    """Return the type in which the library multiplies a matrix."""
+    if isinstance(weight, Tensor) and weight.dtype != torch.bfloat16:
+        return weight.dtype
+    return half_dtype(device)
+
+
+def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
+    """Return the products of rows in F16 or BF16 with a matrix, converted some rows at a time."""
+    n_rows = weight.shape[0] if isinstance(weight, Tensor) else weight.n_rows
+    y = torch.empty(numbers.shape[0], n_rows, device=numbers.device)
+    if isinstance(weight, Tensor) and weight.dtype == numbers.dtype:
+        multiply(numbers, weight.T, y)
+        return y
+    n_token, n_columns = numbers.shape
+    step = chunk_rows(n_token, n_rows, n_columns, target_of(numbers.device).n_sm)
+    scratch = numbers.new_empty(min(step, n_rows), n_columns)
+    for first in range(0, n_rows, step):
+        n = min(step, n_rows - first)
+        part = scratch[:n]
+        if isinstance(weight, Tensor):
+            part.copy_(weight[first : first + n])
+        else:
+            dequantise.dequantise_rows(
+                weight.planes, weight.type_number, weight.extent, n_rows, first, n, part.dtype, part
+            )
+        multiply(numbers, part.T, y[:, first : first + n])
+    return y
 
 
 def half_dtype(device: torch.device) -> torch.dtype:

@@ -99,7 +99,7 @@ class GpuPlain:
 
     def matmul(self, x: Tensor) -> Tensor:
         y = unquantised.product(x, self.data)
-        return dequant_gemm.unquantised_product(x, self.data) if y is None else y
+        return dequant_gemm.product(x, self.data) if y is None else y
 
     def lookup(self, ids: Tensor) -> Tensor:
         return unquantised.look_up(self.data, ids)

@@ -12,7 +12,6 @@ from engine.gpu.matmul.dequant_gemm import half_dtype
 from engine.gpu.matmul.weights import GpuPlanes
 from engine.gpu.ops import GpuOps
 from engine.layers.linear import Linear
-from engine.quants import extent
 from engine.quants.layout import LAYOUTS
 from engine.sharding.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix
@@ -118,11 +117,30 @@ def test_rows_are_turned_into_numbers_some_at_a_time(
     found = matrix(Q4_K, 50, 0, 256, device=device)
     x = torch.randn(3, 256, device=device)
     whole = dequant_gemm.product(x, held(found))
-    monkeypatch.setattr(dequant_gemm, "DEVICE_CHUNK", 256 * 16)
+    monkeypatch.setattr(dequant_gemm, "chunk_rows", lambda *_: 16)
     torch.testing.assert_close(dequant_gemm.product(x, held(found)), whole)
-    assert dequant_gemm.chunk_rows(256) == 16
-    assert dequant_gemm.chunk_rows(1 << 20) == 16
-    assert extent.DEVICE_CHUNK % 16 == 0
+
+
+def test_rows_are_rounded_once_for_all_matrices(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each product has the bits that it has by itself."""
+    planes = [held(matrix(kind, 50, 0, 256, device=device)) for kind in (Q4_K, Q6_K)]
+    plain = torch.randn(3, 40, 256, device=device).bfloat16()
+    weights = [*planes, *plain, torch.randn(8, 256, device=device)]
+    x = torch.randn(9, 256, device=device)
+    alone = [dequant_gemm.product(x, weight) for weight in weights]
+    rounded: list[torch.dtype] = []
+    to_half = dequant_gemm.to_half
+
+    def counted(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rounded.append(dtype)
+        return to_half(x, dtype)
+
+    monkeypatch.setattr(dequant_gemm, "to_half", counted)
+    for y, expected in zip(dequant_gemm.products(x, weights), alone, strict=True):
+        assert torch.equal(y, expected)
+    assert rounded == [half_dtype(x.device)]
 
 
 @pytest.mark.parametrize("n_token", [16, 32, 64, 128, 256])

@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from engine.forward.expert_rows import Groups
+from engine.forward.operands import SILU
 from engine.gguf.types import TYPES
+from engine.gpu.matmul import dequant_gemm
 from engine.gpu.matmul.dequant_gemm import half_dtype
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.gpu.ops import GpuOps
+from engine.layers.linear import Linear
 from engine.ops.weights import DenseWeight
 from engine.quants.layout import LAYOUTS
+from engine.sharding.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.device_products import assert_near, short
 
@@ -89,6 +94,44 @@ def test_large_activations_do_not_overflow_in_f16() -> None:
     x = torch.randn(12, 64) * 1e6
     x[3] = 0
     assert_near(GpuPlain(data).matmul(x), x, data.float(), torch.float16)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_many_rows_are_rounded_once_for_all_layers_that_read_them(
+    is_plain: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries, keys and values, and gate and up, with the bits that each has by itself."""
+    layers = [Linear(64, n, Replicate((0,))) for n in (48, 16, 48)]
+    for layer in layers:
+        found = matrix(2, layer.shape[0], 0, 64, device=device)
+        layer.weight = GpuPlain(found.values.bfloat16()) if is_plain else held(found)
+    layers[1].bias = torch.randn(16, device=device)
+    layers[2].scale = torch.tensor([0.3], device=device)
+    x = torch.randn(257, 64, device=device)
+    ops, to_half = GpuOps(torch.device(device)), dequant_gemm.to_half
+    alone = [layer(x) for layer in layers]
+    gated = ops.gated(SILU, alone[0], alone[2])
+    n_rounded: list[int] = []
+
+    def counted(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        n_rounded.append(len(x))
+        return to_half(x, dtype)
+
+    monkeypatch.setattr(dequant_gemm, "to_half", counted)
+    for y, expected in zip(ops.linears(x, *layers), alone, strict=True):
+        assert torch.equal(y, expected)
+    assert n_rounded == [257]
+    assert torch.equal(ops.gated_linears(SILU, x, layers[0], layers[2]), gated)
+    assert n_rounded == [257] * 2
+
+
+def test_layers_of_another_kind_are_multiplied_as_before(device: str) -> None:
+    layers = [Linear(64, 16, Replicate((0,))) for _ in range(2)]
+    found = matrix(2, 16, 0, 64, device=device)
+    layers[0].weight, layers[1].weight = held(found), DenseWeight(found.values)
+    x = torch.randn(257, 64, device=device)
+    for y, layer in zip(GpuOps(torch.device(device)).linears(x, *layers), layers, strict=True):
+        assert torch.equal(y, layer(x))
 
 
 def test_shapes_are_known_without_memory() -> None:
