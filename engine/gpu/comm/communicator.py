@@ -339,11 +339,13 @@ class DeviceCommunicator:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _check(self, buffer: GatherBuffer, group: Group, slices: Sequence[GatherSlice]) -> None:
-        """Check that devices of one kind have computed the same values.
+        """Check that devices of one kind have computed the same values, unless none waits now.
 
         Raises:
             CommError: they have not.
         """
+        if self._shared.one_shots.is_hasty:  # none has the sums of all
+            return
         for kind in {part.kind for part in slices}:
             rows = {
                 rank: buffer.alike(seat)

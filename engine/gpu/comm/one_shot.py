@@ -120,6 +120,11 @@ class OneShotGroups:
                     self._made[group] = ends = self._new(group)
         return ends[group.index(rank)] if ends else None
 
+    @property
+    def is_hasty(self) -> bool:
+        """Whether kernels do not wait at present, see `without_waiting`."""
+        return self._is_hasty
+
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
         """Let kernels not wait, so that ranks can run one by one; their results are meaningless.
@@ -313,7 +318,7 @@ class OneShot:
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
         self._run(
             one_shot.all_reduce, (-(-n // size),), 2 * size // per, own, out, *self._memory,
-            self.seat, n, self._end.patience, num_warps=warps_of(size), HALVES=halves,
+            self.seat, n, num_warps=warps_of(size), HALVES=halves,
             HAS_OWN=x is not None, PAIRS=size // per,
         )  # fmt: skip
         return out
@@ -344,7 +349,7 @@ class OneShot:
         n_word = 2 * found.constants["SIZE"] // per
         self._run(
             one_shot.add_norm, (n_row,), n_word, *found.arguments, *self._memory,
-            self.seat, self._end.patience, num_warps=found.num_warps, HALVES=halves,
+            self.seat, num_warps=found.num_warps, HALVES=halves,
             HAS_OWN=own is not None, **found.constants,
         )  # fmt: skip
         return found.result
@@ -358,7 +363,7 @@ class OneShot:
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
         self._run(
             one_shot.all_words, (-(-n // size),), size, own, out, *self._memory, self.seat, n,
-            self._end.patience, num_warps=warps_of(size), PAIRS=size // 2,
+            num_warps=warps_of(size), PAIRS=size // 2,
         )  # fmt: skip
         return out
 
@@ -375,7 +380,10 @@ class OneShot:
         Args:
             n_word: words of each member that a program holds.
         """
-        assert n_word >= 2 * THREADS * constants["num_warps"], "each pair is read by one thread"
+        n_warp = constants["num_warps"]
+        assert n_word >= 2 * THREADS * n_warp, "each pair is read by one thread"
+        is_far = any(slot.is_far for slot in self._end.slots)
+        args = *args, self._end.patience, n_word // 2 // n_warp if is_far else 1
         target, n = target_of(self._device), len(self.group)
         together = 1 if n_word > MOST_HELD else n if n <= MOST_TOGETHER else FEW
         constants |= {"N": n, "TOGETHER": together, "SLOT": SLOT, "ASM": target.has_asm}

@@ -48,11 +48,13 @@ class PacketSlot(Protocol):
         source: address at which the sending rank's kernels write.
         goal: address at which the receiving rank's kernels read.
         device_bytes: bytes taken on the receiving device.
+        is_far: whether the receiving device reads the slot over a link.
     """
 
     source: int
     goal: int
     device_bytes: int
+    is_far: bool
 
     def clear(self) -> None:
         """Set all packets to zero before returning; only while no kernel uses the slot."""
@@ -121,6 +123,8 @@ def _wrapped(number: int) -> int:
 class _OnDevice:
     """Slot between two ranks that share a device."""
 
+    is_far = False
+
     def __init__(self, n_packet: int, device: torch.device) -> None:
         self._packets = torch.zeros(n_packet, dtype=torch.int64, device=device)
         self.source = self.goal = self._packets.data_ptr()
@@ -134,6 +138,8 @@ class _OnDevice:
 
 class _OnPeer:
     """Slot in the receiving device's memory: the link carries writes only."""
+
+    is_far = False
 
     def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
         self._api, self._device, self.device_bytes = CudaApi.open(), goal.index or 0, 8 * n_packet
@@ -149,7 +155,7 @@ class _OnPeer:
 class _OnHost:
     """Slot in pinned host memory."""
 
-    device_bytes = 0
+    device_bytes, is_far = 0, True
 
     def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
         self._packets = host_words(n_packet, goal)

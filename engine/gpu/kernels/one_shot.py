@@ -21,6 +21,10 @@ packets is read by one thread alone, since a program has no more threads than pa
 could go on with data that another has not seen yet.
 
 No program waits for another one of its own kernel, which may not have begun.
+
+Slots in host memory are read over the link. Threads that all poll there fill it with requests,
+which delay the very packets they wait for. So a program first polls one pair of packets per warp,
+and reads all pairs once these have come.
 """
 
 import triton
@@ -43,6 +47,9 @@ LOOK = tl.constexpr(64)
 MOST_MEMBERS = tl.constexpr(8)
 """Largest number of members of a group: kernels are unrolled over them, and a seat plus one must be
 below 16, see `received`."""
+
+UNREAD = tl.constexpr(1 << 16)
+"""Added to the state of a pair that was read and is not there: the largest state of all pairs."""
 
 GIVEN_UP, ABORTED, LATE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Reasons to stop waiting: an earlier kernel gave up, the host aborted, or the time is over."""
@@ -189,7 +196,7 @@ def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr
 
 
 @triton.jit
-def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience, nothing,
+def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience, probe, nothing,
              N: tl.constexpr, TOGETHER: tl.constexpr, SLOT: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
     """Wait for the pairs `at` of TOGETHER members from seat `begin` on.
@@ -197,6 +204,7 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
     Args:
         stop: whether not to wait.
         begun, turn: time at which this program began to wait, and its number of polls since then.
+        probe: distance of the pairs that are polled until all of them are there; 1 for all pairs.
         nothing: word in place of missing packets: of members without values, and of this rank.
 
     Returns:
@@ -211,16 +219,18 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
         headers = headers + (half.to(tl.pointer_type(tl.int64)),)
         firsts, seconds = firsts + (at * 0,), seconds + (at * 0,)
     empty = (epoch.to(tl.int64) << 32) | IS_EMPTY
-    state, is_aborted = epoch * 0 + 1, epoch * 0
+    state, is_aborted, reads_all = epoch * 0 + 1, epoch * 0, epoch * 0
+    is_probe = tl.arange(0, at.shape[0]) % probe == 0
     while (state > 0) & (state < 16):
         reads, heads = (), ()
+        is_read = inside & (is_probe | (reads_all != 0))
         for k in tl.static_range(M):  # all loads are in flight before the first is used
-            reads = reads + (read_pair(addresses[k], inside & (begin + k != seat), ASM),)
+            reads = reads + (read_pair(addresses[k], is_read & (begin + k != seat), ASM),)
             heads = heads + (read_word(headers[k], begin + k != seat, ASM),)
         new_firsts, new_seconds, missing = (), (), at * 0
         for k in tl.static_range(M):
             first, flag, second, flag_2 = reads[k]
-            is_there = (flag == epoch) & (flag_2 == epoch)
+            is_there = (flag == epoch) & (flag_2 == epoch) & is_read
             new_firsts = new_firsts + (tl.where(is_there, first, nothing),)
             new_seconds = new_seconds + (tl.where(is_there, second, nothing),)
             is_missing = (is_there == 0) & (heads[k] != empty) & (begin + k != seat)
@@ -237,7 +247,10 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
         why = tl.where(waited > patience, LATE, 0)
         why = tl.where(is_aborted != 0, ABORTED, why)
         why = tl.where(stop != 0, GIVEN_UP, why)
-        state = tl.max(tl.where(inside & (missing > 0), 16 * why + missing, 0), axis=0)
+        found = tl.where(is_read, UNREAD + 16 * why + missing, 16 * why + missing)
+        state = tl.max(tl.where(inside & (missing > 0), found, 0), axis=0)
+        reads_all = reads_all | (state < UNREAD).to(tl.int32)
+        state = state % UNREAD
     return firsts, seconds, turn, state
 
 
@@ -252,7 +265,7 @@ def note(table, flags, epoch, state, N: tl.constexpr):
 
 
 @triton.jit
-def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, N: tl.constexpr,
+def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, probe, N: tl.constexpr,
             TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
             SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Return the sum of all members' numbers, in the order of seats: (pairs * their numbers,)."""
@@ -262,8 +275,8 @@ def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, N: tl.c
     total = numbers_of(at * 0 + nothing, at * 0 + nothing, HALVES)
     for begin in tl.static_range(0, N, TOGETHER):
         firsts, seconds, turn, state = received(
-            table, seat, begin, epoch, at, inside, stop, begun, turn, patience, nothing, N,
-            TOGETHER, SLOT, ASM,
+            table, seat, begin, epoch, at, inside, stop, begun, turn, patience, probe, nothing,
+            N, TOGETHER, SLOT, ASM,
         )  # fmt: skip
         note(table, flags, epoch, state, N)
         stop = stop | (state > 0).to(tl.int32)
@@ -290,8 +303,8 @@ def end_round(words, epoch):
         tl.store(words, epoch + 1)
 
 
-@triton.jit(do_not_specialize=["seat", "n", "patience"])
-def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
+@triton.jit(do_not_specialize=["seat", "n", "patience", "probe"])
+def all_reduce(x, out, table, words, flags, seat, n, patience, probe, N: tl.constexpr,
                TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
                PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
@@ -306,6 +319,7 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
         flags: the rank's flags, int32 (2,): a kernel gave up; no kernel shall wait.
         seat: this rank's index in its group of N.
         patience: longest wait, in units of 1024 ns; or in polls where there is no clock.
+        probe: see `received`.
         TOGETHER: number of members that are awaited at once.
         HALVES: whether packets hold BF16, see `words_of`.
         HAS_OWN: whether this rank has values.
@@ -322,15 +336,15 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
     if PUSH:
         push(table, seat, epoch, at, own, own_2, at < n_pairs, n_pairs, N, HAS_OWN, SLOT, ASM)
     if COLLECT:
-        total = collect(table, flags, seat, epoch, at, own, own_2, at < n_pairs, patience, N,
+        total = collect(table, flags, seat, epoch, at, own, own_2, at < n_pairs, patience, probe, N,
                         TOGETHER, HALVES, HAS_OWN, SLOT, ASM)  # fmt: skip
         goal = tl.program_id(0) * (PAIRS * PER) + tl.arange(0, PAIRS * PER)
         tl.store(out + goal, total, mask=goal < n)
         end_round(words, epoch)
 
 
-@triton.jit(do_not_specialize=["seat", "n", "patience"])
-def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
+@triton.jit(do_not_specialize=["seat", "n", "patience", "probe"])
+def all_words(x, out, table, words, flags, seat, n, patience, probe, N: tl.constexpr,
               TOGETHER: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr,
               SLOT: tl.constexpr, PAIRS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Gather n words (int32) of each member in `out` (N, n), -1 where they did not come.
@@ -349,8 +363,8 @@ def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
         begun, turn = time_now(epoch, ASM), epoch * 0
         for begin in tl.static_range(0, N, TOGETHER):
             firsts, seconds, turn, state = received(
-                table, seat, begin, epoch, at, inside, stop, begun, turn, patience, -1, N, TOGETHER,
-                SLOT, ASM,
+                table, seat, begin, epoch, at, inside, stop, begun, turn, patience, probe, -1, N,
+                TOGETHER, SLOT, ASM,
             )  # fmt: skip
             note(table, flags, epoch, state, N)
             stop = stop | (state > 0).to(tl.int32)
@@ -363,10 +377,10 @@ def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
         end_round(words, epoch)
 
 
-@triton.jit(do_not_specialize=["n", "seat", "patience"])
+@triton.jit(do_not_specialize=["n", "seat", "patience", "probe"])
 def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
              numbers, facts, counters, n, inner_eps, scale, eps, table, words, flags, seat,
-             patience, N: tl.constexpr, TOGETHER: tl.constexpr, HALVES: tl.constexpr,
+             patience, probe, N: tl.constexpr, TOGETHER: tl.constexpr, HALVES: tl.constexpr,
              HAS_OWN: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr,
              ASM: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr, X_BYTES: tl.constexpr,
              N_COUNTERS: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr,
@@ -394,7 +408,7 @@ def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale
         push(table, seat, epoch, at, mine, mine_2, inside, n_pairs * tl.num_programs(0), N, HAS_OWN,
              SLOT, ASM)  # fmt: skip
     if COLLECT:
-        value = collect(table, flags, seat, epoch, at, mine, mine_2, inside, patience, N,
+        value = collect(table, flags, seat, epoch, at, mine, mine_2, inside, patience, probe, N,
                         TOGETHER, HALVES, HAS_OWN, SLOT, ASM)  # fmt: skip
         add_norm_of(
             value, x, own_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
