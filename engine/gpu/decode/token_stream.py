@@ -1,7 +1,7 @@
 """Decode loop on the devices: they feed themselves with tokens, and the host reads a little behind.
 
 A step computes the token that stands in the device's memory, samples the next one and writes it
-there. It is captured once and then only replayed. The host enqueues a step or two beyond the token
+there. It is captured once and then only replayed. The host enqueues a few steps beyond the token
 that it has read, so the device never waits for it; tokens behind the end of an answer are
 discarded. Several ranks take a step together, and each samples the same token from the same
 numbers; the host reads what one of them wrote.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from engine.sampling.token_source import Logits
 from engine.sampling.sampler import Sampler
 
-AHEAD = 1
-"""Steps enqueued beyond the token that the host waits for: one is enough for a host that reads
-faster than a step takes."""
+AHEAD = 3
+"""Steps enqueued beyond the token that the host waits for, where states can be rewound: while a
+window is painted, the host may not read for some tokens."""
 
 CALM = 32
 """Number of tokens sampled by the device after which steps run ahead again, once the host had to
