@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from engine.generation.scoring import Perplexity, perplexity
     from engine.gpu.matmul.tuning_report import KernelTuning
     from engine.hardware.fallbacks import Fallback, FallbackKind
+    from engine.hardware.garbage import collect_garbage
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
     from engine.host import EngineHost, ThreadHost
     from engine.json_file import replace_json
@@ -285,6 +286,7 @@ __all__ = [
     "Way",
     "choose",
     "chosen_way",
+    "collect_garbage",
     "cuda_status",
     "export_plan",
     "fastest_plan",
@@ -352,6 +354,7 @@ _HOME = {
     ),
     "text.messages": ("ChatMessage",),
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
+    "hardware.garbage": ("collect_garbage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
     "files": ("tandem_folder",),
     "host": ("EngineHost", "ThreadHost"),

@@ -1,7 +1,8 @@
 """Garbage collection on the GUI thread only, in small steps.
 
 Automatic collection runs on whichever thread allocates: it would delete widgets on the engine's
-thread, and a full pass over all of torch's objects would stop both threads at once.
+thread, and a full pass over all of torch's objects would stop both threads at once. Nothing is
+collected while the engine asks for that; the next step makes up for it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import gc
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Slot
+
+from engine import collect_garbage
 
 INTERVAL_MS = 1000
 THRESHOLDS = (2000, 10, 20)
@@ -45,8 +48,8 @@ class GarbageCollector(QObject):
     def _step(self) -> None:
         counts = gc.get_count()
         if counts[2] > THRESHOLDS[2] and self._is_idle():
-            gc.collect(2)
+            collect_garbage(2)
         elif counts[1] > THRESHOLDS[1]:
-            gc.collect(1)
+            collect_garbage(1)
         elif counts[0] > THRESHOLDS[0]:
-            gc.collect(0)
+            collect_garbage(0)

@@ -7,7 +7,6 @@ devices, such as the replay of a captured token, is started by the calling threa
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from engine.errors import CommError, DeviceError
+from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, stream_of_rank
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
@@ -140,7 +140,7 @@ class RankExecutor:
         wait for all of a device, whose kernels may wait for a device that has not started yet.
         """
         found = []
-        with torch.inference_mode(), _uncollected():
+        with torch.inference_mode(), hold_garbage():
             for rank in self.ranks:
                 with self._on(rank):
                     found.append(fn(rank))
@@ -236,15 +236,3 @@ def _in_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None
     """
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Suspend garbage collection, which might free a device's memory."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

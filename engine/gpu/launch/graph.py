@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import stream_of_rank
 from engine.ops.replay import DispatchMode, ReplayedOp, is_allocation, is_fit, is_view
 
@@ -114,7 +115,7 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
     """
     if device.type != "cuda":
         return Tape(compute)
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), hold_garbage():
         return CudaGraph(CudaGraphRecorder(device), compute)
 
 

@@ -1,5 +1,6 @@
 """Captured computations: as one graph, or as several with host steps between them."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from engine.gpu.launch.graph import (
     host_step_value,
     refuse_capture,
 )
+from engine.hardware.garbage import collect_garbage
 
 CPU = torch.device("cpu")
 
@@ -246,6 +248,19 @@ class FakeCuda:
     def replay(self) -> None:
         assert not graph._capturing.locked(), "others may capture meanwhile"
         self.ask("replay")
+
+
+def test_no_garbage_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeing another graph, or memory, would make the capture fail."""
+    FakeCuda(monkeypatch)
+    seen: list[bool] = []
+
+    def compute() -> None:
+        seen.extend([gc.isenabled(), collect_garbage()])
+
+    capture(torch.device("cuda:1"), compute)
+    assert seen == [False, False]
+    assert gc.isenabled()
 
 
 def test_parts_share_a_stream_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:

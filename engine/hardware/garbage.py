@@ -1,0 +1,60 @@
+"""Garbage collection, suspended while it could free the memory of devices at a bad moment.
+
+Freeing a device's memory or a graph may wait for all of that device's work. Between the starts of
+kernels that wait for each other on several devices, such a wait would never end; in a capture it
+makes the capture fail.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.RLock()
+"""Lock held by whoever collects; the same thread may enter again, from an object's finalizer."""
+
+
+class _Holding:
+    """State of `hold_garbage`: number of those that hold now, and what to restore behind them."""
+
+    count = 0
+    was_enabled = False
+
+
+@contextmanager
+def hold_garbage() -> Iterator[None]:
+    """Suspend garbage collection on all threads; waits for a running `collect_garbage`."""
+    with _lock:
+        if _Holding.count == 0:
+            _Holding.was_enabled = gc.isenabled()
+            gc.disable()
+        _Holding.count += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _Holding.count -= 1
+            if _Holding.count == 0 and _Holding.was_enabled:
+                gc.enable()
+
+
+def collect_garbage(generation: int = 2) -> bool:
+    """Collect garbage, unless collection is suspended at present.
+
+    Args:
+        generation: oldest generation to collect, see `gc.collect`.
+
+    Returns:
+        Whether it was collected; if not, call again later.
+    """
+    if not _lock.acquire(blocking=False):
+        return False
+    try:
+        if _Holding.count:
+            return False
+        gc.collect(generation)
+        return True
+    finally:
+        _lock.release()
