@@ -74,6 +74,7 @@ class ModelRunner:
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._refusal = ""
         self._in_micro_batches = False
+        self._has_tried_again = False
 
     @property
     def has_kernels(self) -> bool:
@@ -97,19 +98,23 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile, record and measure now, so that the first prompt and token do not wait for it.
 
-        If the ranks' kernels wait for each other in vain, one-shot all-reduces are retired.
+        If the ranks' kernels wait for each other in vain, all is computed once more, then without
+        one-shot all-reduces.
 
         Args:
             n_batch: largest number of prompt tokens in a pass.
         """
         if not self.has_kernels:
             return
-        try:
-            self._warm_up()
-        except CommError as error:
-            if self.executor.lost or not self._retire_one_shots(str(error)):
-                raise
-            self._warm_up()
+        while True:
+            try:
+                self._warm_up()
+            except CommError as error:
+                if self.executor.lost or not self._may_try_again(str(error)):
+                    raise
+            else:
+                self._has_tried_again = False
+                return
 
     def _warm_up(self) -> None:
         """Compute the passes of `warm_up` once."""
@@ -117,10 +122,23 @@ class ModelRunner:
             self.compute([0], 0, 0)
         if any(rank.backend.compiles for rank in self.ranks):
             for n in warm_rows(min(self.n_ctx, self.n_batch)):
+                self._rehearse(n)
                 self.compute([0] * n, 0, n - 1)
             self._try_micro_batches(min(self.n_ctx, self.n_batch))
         for rank in self.ranks:
             rank.backend.prepare()
+
+    def _rehearse(self, n: int) -> None:
+        """Compute n tokens while no kernel waits for another rank; what comes out is dropped.
+
+        A device's first pass allocates memory and loads libraries, which waits for its kernels. If
+        these wait for a rank that does the same, both wait in vain.
+        """
+        if self.one_shots is None or not self.executor.has_gpus:
+            return
+        with self.one_shots.without_waiting():
+            self._read(lambda: self._computed([0] * n, 0, n - 1))
+            self.executor.wait()
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones; see `Runtime.forward`."""
@@ -247,13 +265,28 @@ class ModelRunner:
             try:
                 replays, results = capture_on_all(self.executor, tasks, self.one_shots)
             except NotRepeatable as error:
-                if not isinstance(error, Unproven) or not self._retire_one_shots(str(error)):
+                if not isinstance(error, Unproven) or not self._may_try_again(str(error)):
                     self._refuse(str(error))
                     return self._computed([token], n_past, 0)
             else:
+                self._has_tried_again = False
                 for rank, part in zip(ranks, replays.parts, strict=True):
                     rank.recording, rank.refusal = Replay(part), ""
                 return _only(results)
+
+    def _may_try_again(self, why: str) -> bool:
+        """Return whether to repeat what failed because kernels of ranks meet, or might have.
+
+        The first time it is repeated as it was: what had to be allocated or loaded is there by
+        then. The second time one-shot all-reduces are retired.
+        """
+        if self.one_shots is None:
+            return False
+        if self._has_tried_again:
+            return self._retire_one_shots(why)
+        log.info("kernels of the ranks meet once more: %s", why)
+        self._has_tried_again = True
+        return True
 
     def _retire_one_shots(self, why: str) -> bool:
         """Stop using one-shot all-reduces; return whether they were in use."""

@@ -1,9 +1,10 @@
 """Captures one token's work on all ranks of a model, and proves that a replay gives the same bits.
 
 Where kernels of several devices wait for each other, all ranks must have captured before one is
-started, and nothing may be left to load. So there are four steps, each taken by all ranks before
-the next: compute a token without a capture; capture; start all captures once without waiting for
-each other; replay them as they will be used, which must give the bits of the first step.
+started, and nothing may be left to load. So there are five steps, each taken by all ranks before
+the next: compute a token without waiting for each other, whose numbers are dropped; compute it;
+capture it; start all captures once without waiting for each other; replay them as they will be
+used, which must give the bits of the second step.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ def capture_on_all(
         EngineError: the token itself could not be computed, or a rank is lost.
     """
     work = _Capturing(executor, tasks)
+    if one_shots is not None and executor.has_gpus:
+        work.rehearse(one_shots)
     expected = executor.run(work.computed, is_watched=True)
     try:
         return work.replays(expected, one_shots), expected
@@ -148,6 +151,16 @@ class _Capturing:
         """Restore a rank's states from before the token."""
         for state, before in zip(self._tasks[rank].states, self._kept[rank], strict=True):
             state.copy_(before)
+
+    def rehearse(self, one_shots: OneShotControl) -> None:
+        """Compute the token once while no kernel waits for another rank; restore the states.
+
+        A device's first pass allocates memory and loads libraries, which waits for its kernels.
+        """
+        with one_shots.without_waiting():
+            self._executor.run(self.computed, is_watched=True)
+            self._executor.wait()
+        self._executor.run(self.restore)
 
     def computed(self, rank: int) -> Tensor | None:
         """Compute the token on a rank; return its result in memory of its own."""

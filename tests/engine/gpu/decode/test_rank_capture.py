@@ -121,6 +121,33 @@ def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
     assert states(ranks) == [rank + 1.0 for rank in range(n)]
 
 
+def test_on_gpus_nobody_waits_at_first(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's first pass allocates and loads; kernels that wait meanwhile wait in vain."""
+    monkeypatch.setattr(RankExecutor, "has_gpus", True)
+    monkeypatch.setattr(RankExecutor, "make_room", RankExecutor.wait)
+    tasks = [ranks.capture_task(rank) for rank in ranks.executor.ranks]
+
+    def noted(rank: int) -> CaptureTask:
+        def compute() -> Tensor | None:
+            ranks.told.append(f"compute {rank}")
+            return tasks[rank].compute()
+
+        return CaptureTask(tasks[rank].begin, compute, tasks[rank].capture, tasks[rank].states)
+
+    _, results = capture_on_all(
+        ranks.executor, [noted(rank) for rank in ranks.executor.ranks], FakeOneShots(ranks.told)
+    )
+    n = len(ranks.x)
+    computed = [f"compute {rank}" for rank in range(n)]
+    assert ranks.told[0] == "nobody waits"
+    assert sorted(ranks.told[1 : n + 1]) == computed
+    assert ranks.told[n + 1] == "all wait"
+    assert sorted(ranks.told[n + 2 : 2 * n + 2]) == computed
+    assert [float(found[0]) for found in results if found is not None] == [
+        10.0 * (rank + 1) for rank in range(n)
+    ], "from the states before"
+
+
 @pytest.mark.parametrize(
     ("error", "is_unproven"),
     [
@@ -384,8 +411,49 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     assert passes.compute([3], 0, 0).shape == (1, 10)
     assert passes.ranks[0].refusal == str(error)
     assert (passes.one_shots is one_shots) == keeps_one_shots
-    assert tried == ([one_shots] if keeps_one_shots else [one_shots, None])
+    assert tried == ([one_shots] if keeps_one_shots else [one_shots, one_shots, None])
     passes.executor.close()
+
+
+def test_a_capture_is_tried_again_before_kernels_meet_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[object] = []
+    replay = SimpleNamespace(result=torch.zeros(1, 10), is_whole=True)
+
+    def fail_once(executor: RankExecutor, tasks: object, one_shots: object) -> object:
+        tried.append(one_shots)
+        if len(tried) == 1:
+            raise Unproven("something else")
+        return SimpleNamespace(parts=[replay]), [replay.result]
+
+    monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail_once)
+    monkeypatch.setattr(ModelRunner, "sample_on_device", lambda self, n_past: None)
+    one_shots = SimpleNamespace(retire=None, problem=lambda: None)
+    passes = Capturing(one_shots)
+    passes.compute([3], 0, 0)
+    assert tried == [one_shots] * 2
+    assert passes.one_shots is one_shots
+    assert passes.ranks[0].refusal == ""
+    passes.executor.close()
+
+
+def test_passes_are_rehearsed_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So all is allocated and loaded before kernels wait for other ranks."""
+    monkeypatch.setattr(RankExecutor, "has_gpus", True)
+    told: list[str] = []
+    one_shots = FakeOneShots(told)
+    passes = Warming(one_shots, lambda n: told.append(f"compute {n}") is not None)
+    monkeypatch.setattr(
+        passes, "_computed", lambda ids, *rest: told.append(f"try {len(ids)}") or torch.zeros(1)
+    )
+    passes.warm_up()
+    passes.executor.close()
+    rehearsed = [
+        step for n in (1, 2, 4)
+        for step in ("nobody waits", f"try {n}", "all wait", f"compute {n}")
+    ]  # fmt: skip
+    assert told == ["compute 1", *rehearsed]
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
@@ -395,6 +463,7 @@ def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
     passes = Warming(one_shots, lambda n: n == 2 and passes.one_shots is not None)
     passes.warm_up()
     assert passes.asked == [
+        (1, True), (1, True), (2, True),
         (1, True), (1, True), (2, True),
         (1, False), (1, False), (2, False), (4, False),
     ]  # fmt: skip
