@@ -1,0 +1,125 @@
+"""A child process that tries what may hang or end a program, and is killed when it falls silent.
+
+Drivers hang, and a kernel at a bad address leaves its process without the GPU. The child gets a
+request as one line of JSON, and writes a line of JSON before each trial and one with its result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MOST_SAID = 2000
+"""Bytes of a failed child's error output that go to the log."""
+
+NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
+"""Creation flag that keeps Windows from opening a console window."""
+
+HUNG = "hung"
+"""Last message of a child that fell silent."""
+
+
+def program_command(module: str) -> tuple[str, ...]:
+    """Return the command that runs a module; nothing in the working directory is imported."""
+    return sys.executable, "-P", "-m", module
+
+
+class TrialProcess:
+    """A child process that makes trials one by one, and is killed when the context ends.
+
+    Args:
+        command: command line of the child.
+        request: what it is to do, for JSON.
+        variables: environment variables that it has besides those of this process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], request: object, variables: Mapping[str, str]
+    ) -> None:
+        paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+        python_path = os.pathsep.join(filter(None, paths))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed when the context ends
+        try:
+            self._process = subprocess.Popen(
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                env={**os.environ, **variables, "PYTHONPATH": python_path},
+                text=True, encoding="utf-8", creationflags=NO_WINDOW,
+            )  # fmt: skip
+        except BaseException:
+            self._errors.close()
+            raise
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, name="tandem-trials", daemon=True)
+        self._reader.start()
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.close()
+
+    def __enter__(self) -> TrialProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the child, whatever it does."""
+        if self._process.poll() is None:
+            self._process.kill()
+        # a process inside a hung driver does not end before the driver returns
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._reader.join(1)
+        if not self._reader.is_alive() and self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
+
+    def messages(self, start_s: float, step_s: float) -> Iterator[dict[str, Any] | str]:
+        """Yield the child's messages, and at last why it stopped early, if it did.
+
+        Args:
+            start_s: seconds it may be silent before its first message.
+            step_s: seconds it may be silent later.
+
+        Returns:
+            Iterator over JSON objects; the last item is `HUNG` or text such as "exit status 3" if
+            the child did not end well.
+        """
+        patience = start_s
+        while True:
+            try:
+                line = self._lines.get(timeout=patience)
+            except queue.Empty:
+                yield HUNG
+                return
+            if line is None:
+                if code := self._process.wait():
+                    yield f"exit status {code}"
+                return
+            with suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
+                    patience = step_s
+
+    def said(self) -> str:
+        """Return the end of the child's error output."""
+        self._errors.seek(0)
+        return self._errors.read()[-MOST_SAID:].decode(errors="replace").strip()
+
+    def _read(self) -> None:
+        """Queue the lines of the child's output, then None; the reader thread's function."""
+        assert self._process.stdout is not None
+        with suppress(OSError, ValueError):
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put(None)
