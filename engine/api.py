@@ -29,6 +29,7 @@ from engine.generation.state_file import StateFiles
 from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
 from engine.hardware.fallbacks import Fallback
+from engine.hardware.faults import has_stopped
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.info import ModelInfo, describe
 from engine.planning.memory import DeviceMemory
@@ -340,6 +341,11 @@ class Model:
     def is_loaded(self) -> bool:
         """Whether the model is still loaded: False once it is closed."""
         return bool(self.runtime.ranks)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a GPU of the model has stopped working, so that it cannot answer any more."""
+        return has_stopped(self.runtime.devices)
 
     def _check_loaded(self) -> None:
         if not self.is_loaded:

@@ -13,6 +13,7 @@ there; `error.hint` says what to do. Any other exception is a bug.
     │  ├─ NoDevice(device)
     │  ├─ OutOfDeviceMemory(device, needed_bytes, free_bytes)
     │  ├─ KernelError(device, why)
+    │  ├─ DeviceStopped(device, why)
     │  └─ CommError(rank, device)
     │     └─ LeftAlone
     ├─ SplitError
@@ -176,6 +177,23 @@ class KernelError(DeviceError):
         super().__init__(
             f"Tandem's kernels do not work on {device}: {why}.",
             "Set TANDEM_BACKEND=reference to do without them.",
+        )
+
+
+class DeviceStopped(DeviceError):
+    """Error of a GPU that this process cannot use any more, because of a fault there.
+
+    Args:
+        device: id of the GPU.
+        why: what the driver reports, as the end of a sentence.
+    """
+
+    def __init__(self, device: str, why: str) -> None:
+        self.device = device
+        self.why = why
+        super().__init__(
+            f"{device} has stopped working: {why}.",
+            f"Restart Tandem to use {device} again; models still run on the CPU.",
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.api import Model
-from engine.errors import EngineError, OutOfDeviceMemory
+from engine.errors import DeviceStopped, EngineError, OutOfDeviceMemory
 from engine.progress import IsCancelled, ProgressSink, never
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def replace_model(
     """Load a model in place of another, and keep the old one if the new one fails.
 
     Where both fit, the old one is freed last. Where not, it makes room first and is loaded again
-    after a failure.
+    after a failure. One whose GPU has stopped working is not kept.
 
     Args:
         old: loaded model; None for none.
@@ -42,6 +42,11 @@ def replace_model(
     except OutOfDeviceMemory:
         if old is None:
             raise
+    except DeviceStopped:
+        if old is not None and old.has_stopped:  # it can neither answer nor be saved
+            hold(None)
+            old.close()
+        raise
     else:
         hold(new)
         if old is not None:

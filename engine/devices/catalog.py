@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from engine.devices.host import cpu_info
 from engine.devices.nvml import Gpu, Memory, Nvml
+from engine.devices.stopped import stopped_gpus
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
 from engine.devices.visibility import VISIBLE, order_problem, visible, visible_problem
-from engine.errors import DeviceError
+from engine.errors import DeviceError, DeviceStopped
 
 __all__ = ["cuda_status", "hidden_gpus", "list_devices", "numbered_gpus"]
 
@@ -93,6 +94,9 @@ def _describe(nvml: Nvml, device: str, gpu: Gpu, driver: str, problem: str) -> D
         memory = nvml.memory(gpu)
     except DeviceError as error:
         memory, problem = NO_MEMORY, str(error)
+    if device in stopped_gpus():
+        stopped = DeviceStopped(device, stopped_gpus()[device])
+        problem = f"{stopped} {stopped.hint}"
     return DeviceInfo(
         id=device,
         kind="cuda",

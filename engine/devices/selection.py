@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from engine.devices.catalog import cuda_status, list_devices
+from engine.devices.stopped import require_running
 from engine.devices.types import DeviceInfo
 from engine.errors import NoDevice
 
@@ -81,7 +82,10 @@ def require_devices(
 
     Raises:
         NoDevice: one does not exist or is not usable; the message says why.
+        DeviceStopped: one has stopped working in this process.
     """
+    for device in ids:
+        require_running(device)
     known = {info.id: info for info in (list_devices() if available is None else available)}
     for device in ids:
         if device not in known:

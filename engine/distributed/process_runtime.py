@@ -15,6 +15,7 @@ import torch
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
 from engine.forward.state import RecurrentState
+from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory, torch_device
 from engine.models.declare import declare
 from engine.planning.plan import make_plan
@@ -130,7 +131,8 @@ class ProcessRuntime:
             context.is_sliced = False
         if found is None:
             return np.empty((len(ids) - first_logit, 0), np.float32)
-        logits: Logits = found.float().cpu().numpy()
+        with explain_faults([self.rank.device]):
+            logits: Logits = found.float().cpu().numpy()
         return logits
 
     def forward_whole(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits | None:
@@ -140,16 +142,18 @@ class ProcessRuntime:
             (len(ids) - first_logit, n_vocab) on the rank that samples; None on the others.
         """
         found = self._computed(ids, n_past, first_logit)
-        return None if found is None else found.cpu().numpy()
+        with explain_faults([self.rank.device]):
+            return None if found is None else found.cpu().numpy()
 
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> torch.Tensor | None:
         """Run tokens on this rank; return its logits on its device.
 
         Raises:
             OutOfDeviceMemory: the rank's device is full.
+            DeviceStopped: it has stopped working.
         """
         try:
-            with torch.inference_mode():
+            with explain_faults([self.rank.device]), torch.inference_mode():
                 return self.rank.compute(torch.tensor(ids), n_past, first_logit)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -42,6 +42,18 @@ Dim = tuple[int, int, int]
 """Size of a grid in x, y and z."""
 
 
+class CudaCallError(EngineError):
+    """Error that a function of the driver returned.
+
+    Args:
+        error_code: number of the error, a CUresult.
+    """
+
+    def __init__(self, message: str, hint: str, error_code: int) -> None:
+        super().__init__(message, hint)
+        self.error_code = error_code
+
+
 class LoadedKernel(NamedTuple):
     """A kernel loaded on a device.
 
@@ -251,7 +263,8 @@ class CudaApi:
             text = c_char_p()
             self._library.cuGetErrorString(c_int(failed), byref(text))
             why = text.value.decode(errors="replace") if text.value else "an unknown error"
-            raise EngineError(
+            raise CudaCallError(
                 f"NVIDIA's driver reports '{why}' ({name}: {failed}).",
                 "Load the model again; if that fails as well, restart Tandem.",
+                failed,
             )

@@ -7,12 +7,15 @@ import logging
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.cleanup import call_all
+from engine.devices.stopped import stopped_gpus
 from engine.hardware.cuda_api import CudaApi
 
 log = logging.getLogger(__name__)
@@ -40,7 +43,8 @@ class HostTensor:
         self.value: Tensor = torch.frombuffer(self._pages, dtype=dtype, count=n).view(*shape)
         self.is_pinned = device.type == "cuda" and _pin(self.value, device)
         if self.is_pinned:
-            finalizer = weakref.finalize(self, _unpin, self.value.data_ptr(), device)
+            unpin = partial(_unpin, self.value.data_ptr(), device)
+            finalizer = weakref.finalize(self, call_all, unpin)
             finalizer.atexit = False  # CUDA may have shut down before
 
     def address_on(self, device: torch.device) -> int:
@@ -75,5 +79,7 @@ def _cuda() -> Any:
 
 
 def _unpin(address: int, device: torch.device) -> None:
+    if str(device) in stopped_gpus():
+        return
     with torch.cuda.device(device):
         _cuda().cudaHostUnregister(address)

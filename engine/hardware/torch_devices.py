@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from engine.devices import DeviceInfo, cuda_status, list_devices, require_devices
+from engine.devices.stopped import stopped_gpus
 from engine.errors import NoDevice
 from engine.hardware.cuda_overhead import overhead_bytes
 
@@ -30,6 +31,7 @@ def torch_device(name: str) -> torch.device:
 
     Raises:
         NoDevice: it does not exist here, or torch gives that number to another GPU.
+        DeviceStopped: it has stopped working in this process.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -117,12 +119,13 @@ def release_cached_memory(devices: Sequence[torch.device]) -> None:
     """Give freed memory back to the system; use no GPU but these.
 
     Torch frees the reserve of all GPUs of this process at once and waits for their work. So if one
-    hangs, nothing is freed: the memory stays in torch's reserve, for the next model.
+    hangs or has stopped working, nothing is freed: the memory stays in torch's reserve, for the
+    next model.
     """
     for device in set(devices):
         if device.type != "cuda":
             trim_heap()
-        elif not _hanging:
+        elif not _hanging and not stopped_gpus():
             with torch.cuda.device(device):
                 torch.cuda.empty_cache()
 

@@ -261,11 +261,16 @@ class Prover:
     def _tried(
         self, a: str, b: str, means: Means, place: Place, effort: Effort
     ) -> Mapping[Pair, TrialRecord]:
+        import torch
+
+        from engine.hardware.faults import stopped_error
         from engine.links.trial import failed_trials, try_route
 
         try:
             there, back = try_route(self._machine.bench(a, b), means, place, effort)
         except (EngineError, RuntimeError) as error:  # CUDA fails in all ways
+            if stopped := stopped_error(error, [torch.device(name) for name in (a, b)]):
+                raise stopped from None
             log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
             there, back = failed_trials(error)
         return {(a, b): there, (b, a): back}

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.devices import list_devices, parse_devices
 from engine.errors import EngineError
+from engine.hardware.faults import explain_faults
 from engine.hardware.gpu_path import find_gpu_path
+from engine.hardware.torch_devices import torch_device
 from engine.progress import never
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def tune_kernels(
     found = tunable(devices)
     from engine.gpu.matmul.config_search import tune  # Triton is not everywhere
 
-    return tune(path, found, on_progress, is_cancelled)
+    with explain_faults([torch_device(name) for name in found]):
+        return tune(path, found, on_progress, is_cancelled)
 
 
 def tunable(wanted: Sequence[str] = ()) -> list[str]:

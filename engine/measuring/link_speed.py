@@ -14,6 +14,7 @@ import torch
 
 from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for, uses_kernels
+from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, torch_device
 from engine.links.proof import find_routes
 from engine.parallel.rank_threads import RankThreads
@@ -62,11 +63,14 @@ def measure_link(a: str, b: str) -> LinkSpeed:
 
     Raises:
         NoDevice: a device does not exist here.
-        EngineError: a device has no memory left, or the two cannot reach each other.
+        EngineError: a device has no memory left or stops working, or they cannot reach each other.
     """
     devices = [torch_device(name) for name in (a, b)]
     try:
-        with _two_ranks(devices, _group(a, b, devices)) as (threads, ranks):
+        with (
+            explain_faults(devices),
+            _two_ranks(devices, _group(a, b, devices)) as (threads, ranks),
+        ):
             small = {n: _seconds(threads, ranks, n, N_SMALL) for n in SMALL_BYTES}
             large = _seconds(threads, ranks, LARGE_BYTES, N_LARGE)
     except (RuntimeError, MemoryError) as error:

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.devices import DeviceInfo
 from engine.devices.host import usable_cores
 from engine.errors import EngineError
+from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import (
     free_bytes,
     is_out_of_memory,
@@ -81,7 +82,7 @@ def measure_device(name: str) -> DeviceSpeed:
 
     Raises:
         NoDevice: the device does not exist here.
-        EngineError: the device has no memory left to measure with.
+        EngineError: the device has no memory left to measure with, or stops working.
     """
     device = torch_device(name)
     is_cpu = device.type == "cpu"
@@ -89,7 +90,7 @@ def measure_device(name: str) -> DeviceSpeed:
     try:
         if is_cpu:
             torch.set_num_threads(usable_cores())
-        with torch.inference_mode():
+        with torch.inference_mode(), explain_faults([device]):
             return DeviceSpeed(
                 device=name,
                 n_threads=torch.get_num_threads() if is_cpu else 0,

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from engine.errors import CommError, DeviceError
+from engine.hardware.faults import explain_faults
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, stream_of_rank
 from engine.parallel.rank_threads import RankThreads
@@ -100,13 +101,15 @@ class RankExecutor:
 
         Raises:
             RankOutOfMemory: a rank's device has no memory left.
+            DeviceStopped: a GPU is lost to this process.
             CommError: a rank is lost.
             BaseException: the first failure of any rank, after all have ended.
         """
 
         def ranked(rank: int) -> T:
+            own = self.devices[rank]
             try:
-                with torch.inference_mode(), self._on(rank):
+                with explain_faults([own, *self.devices]), torch.inference_mode(), self._on(rank):
                     found = fn(rank)
                     stream = self._streams[rank]
                     if stream is not None:
@@ -115,7 +118,7 @@ class RankExecutor:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                raise RankOutOfMemory(rank, self.devices[rank]) from None
+                raise RankOutOfMemory(rank, own) from None
 
         try:
             if len(self.devices) == 1:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.cleanup import call_all
 from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
+from engine.hardware.faults import stopped_error
 from engine.runtime.micro_batches import LEAST_ROWS, micro_batches_pay
 from engine.runtime.rank import Rank, Replay, warm_rows
 
@@ -323,11 +325,16 @@ class ModelRunner:
         if not steps:
             return
         try:
-            stream = TokenStream(steps, self.executor, self.one_shots, lambda: _recover(me()))
+            stream = TokenStream(
+                steps, self.executor, self.one_shots, lambda error: _fail(me(), error)
+            )
             stream.prepare(0, n_past)
         except (EngineError, NotRepeatable) as error:
-            if self.executor.lost:
+            stopped = stopped_error(error, self.executor.devices)
+            if self.executor.lost or stopped:
                 self.close()
+                if stopped is not None:
+                    raise stopped from None
                 raise
             log.warning("tokens are sampled by the host: %s", error)
         else:
@@ -365,14 +372,13 @@ class ModelRunner:
             rank.recording = None
 
     def close(self) -> None:
-        """Free everything; safe to call twice.
+        """Free everything, and raise nothing; safe to call twice.
 
         What a lost rank uses is freed when its thread returns.
         """
-        self.drop_recordings()
-        for rank in self.ranks:
-            if rank.number not in self.executor.lost:
-                rank.close()
+        lost = self.executor.lost
+        closing = [rank.close for rank in self.ranks if rank.number not in lost]
+        call_all(self.drop_recordings, *closing)
         self.ranks.clear()  # a lost rank's function refers to this list, too
 
 
@@ -382,7 +388,13 @@ def _only(found: Sequence[Tensor | None]) -> Tensor:
     return logits
 
 
-def _recover(runner: ModelRunner | None) -> None:
-    """Call `ModelRunner.recover`, unless the runner is gone."""
+def _fail(runner: ModelRunner | None, error: Exception) -> None:
+    """Make a runner usable again after a failure, and explain that; do nothing once it is gone.
+
+    Raises:
+        Exception: the error to show.
+    """
     if runner is not None:
         runner.recover()
+        with runner._guard("to compute the next tokens", 1):
+            raise error

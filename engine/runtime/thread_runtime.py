@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.errors import EngineError, KernelError, OutOfDeviceMemory
+from engine.cleanup import call_all
+from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels
+from engine.hardware.faults import explain_faults, has_stopped, stopped_error
 from engine.hardware.process_memory import ResidentPeak, resident_bytes
 from engine.hardware.torch_devices import (
     free_bytes,
@@ -170,7 +172,7 @@ class ThreadRuntime:
 
         with self._explaining("to load the model"):
             self.runner.ranks = self.runner.executor.run(load)
-        self._steer()
+            self._steer()
         with self._explaining("to compute the first tokens"):
             self.runner.warm_up()
         self.runner.sample_on_device(0)
@@ -243,10 +245,10 @@ class ThreadRuntime:
 
     @contextmanager
     def _explaining(self, doing: str, n_tokens: int = 1) -> Iterator[None]:
-        """Turn running out of memory into `OutOfDeviceMemory`; drop recordings after any failure.
+        """Turn failures into errors that a person understands; drop recordings after each.
 
-        The collectives in them cannot be replayed after a failure. If a rank is lost, the runtime
-        is closed.
+        The collectives in them cannot be replayed after a failure. If a rank or a GPU is lost, the
+        runtime is closed.
 
         Args:
             doing: what the memory is needed for, such as "to load the model".
@@ -256,16 +258,25 @@ class ThreadRuntime:
             torch.set_num_threads(self.threads_per_rank)  # torch has one setting for all models
         try:
             yield
-        except RankOutOfMemory as error:
+        except BaseException as error:
             self.runner.drop_recordings()
-            raise self._out_of_memory(error.rank, doing) from None
-        except BaseException:
-            self.runner.drop_recordings()
-            if self.runner.executor.lost:
+            explained = self._explained(error, doing)
+            if self.runner.executor.lost or has_stopped(self.devices):
                 self.close()
-            raise
+            if explained is error:
+                raise
+            raise explained from None
         if n_tokens > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
+
+    def _explained(self, error: BaseException, doing: str) -> BaseException:
+        """Return the error to show instead of one of a call on the ranks, or the same one."""
+        try:
+            if isinstance(error, RankOutOfMemory):
+                return self._out_of_memory(error.rank, doing)
+        except RuntimeError as worse:
+            error = worse
+        return stopped_error(error, self.devices) or error
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
         """Return the error that a rank's device is full."""
@@ -319,17 +330,20 @@ class ThreadRuntime:
         )
 
     def close(self) -> None:
-        """Free everything; safe to call twice.
+        """Free everything, and raise nothing; safe to call twice.
 
         What a lost rank uses is freed when its thread returns.
         """
-        self._finalizer()
-        self.runner.close()
-        if not self.runner.executor.lost:
-            self.group.close()
-        release_scratch()
-        mark_hanging(self.devices[rank] for rank in self.runner.executor.lost)
-        release_cached_memory(self.devices)
+        lost = self.runner.executor.lost
+        mark_hanging(self.devices[rank] for rank in lost)
+        is_in_use = lost or has_stopped(self.devices)  # kernels of the others may still write there
+        call_all(
+            self._finalizer,
+            self.runner.close,
+            *(() if is_in_use else (self.group.close,)),
+            release_scratch,
+            lambda: release_cached_memory(self.devices),
+        )
 
 
 def open_runtime(
@@ -337,9 +351,15 @@ def open_runtime(
     donor: ThreadRuntime | None = None, n_past: int = 0,
 ) -> ThreadRuntime:  # fmt: skip
     """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference."""
+    gpus = [torch.device(name) for name in params.all_devices if name != "cpu"]
     while True:
         try:
-            return ThreadRuntime(file, params, on_progress, is_cancelled, donor, n_past)
+            with explain_faults(gpus):
+                return ThreadRuntime(file, params, on_progress, is_cancelled, donor, n_past)
+        except DeviceStopped:
+            if donor is not None and has_stopped(donor.devices):
+                donor.close()
+            raise
         except KernelError as error:
             log.warning("%s", error)
             refuse_kernels(error.device, error.why)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from engine.errors import CommError, LeftAlone
+from engine.cleanup import call_all
+from engine.errors import EngineError, LeftAlone
 from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.gpu.comm.copies import CopyCollectives, Seat, is_rounded
 from engine.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
@@ -159,10 +160,8 @@ class DeviceGroup(ThreadGroup):
         self.one_shots.abort()
 
     def close(self) -> None:
-        super().close()
-        self.one_shots.close()
-        for made in (self._copying, self._nccl_sums, self._gather_buffers, self._queues):
-            made.clear()
+        made = self._copying, self._nccl_sums, self._gather_buffers, self._queues
+        call_all(super().close, self.one_shots.close, *(some.clear for some in made))
 
     def abort_for_good(self) -> None:
         super().abort_for_good()
@@ -183,7 +182,7 @@ class DeviceGroup(ThreadGroup):
         try:
             self.marks.until([queue.record() for queue in queues], WAKING_S)
             self.one_shots.reset()
-        except (CommError, RuntimeError) as error:  # whoever was interrupted reports the failure
+        except (EngineError, RuntimeError) as error:  # whoever was interrupted reports the failure
             log.warning("%s", error)
             self.abort_for_good()
             return

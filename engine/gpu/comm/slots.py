@@ -9,11 +9,13 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from engine.cleanup import call_all
 from engine.errors import EngineError
 from engine.gpu.launch.target import target_of
 from engine.hardware.cuda_api import CudaApi
@@ -145,7 +147,8 @@ class _OnPeer:
         self._api, self._device, self.device_bytes = CudaApi.open(), goal.index or 0, 8 * n_packet
         self._api.allow_peer(source.index or 0, self._device)
         self.source = self.goal = self._api.allocate(self.device_bytes, self._device)
-        finalizer = weakref.finalize(self, self._api.free, self.goal, self._device)
+        free = partial(self._api.free, self.goal, self._device)
+        finalizer = weakref.finalize(self, call_all, free)
         finalizer.atexit = False  # CUDA may be gone by then
 
     def clear(self) -> None:

@@ -126,7 +126,8 @@ class TokenStream:
         steps: each rank's step; None for ranks that have no part of the model.
         executor: executor of the ranks.
         one_shots: the one-shot all-reduces in which kernels of the ranks meet, if they do.
-        on_failure: called before an error is raised, after which the stream is unusable.
+        on_failure: called with an error before it is raised, after which the stream is unusable;
+            may raise another one.
         ahead: steps enqueued beyond the token that the host waits for.
 
     Attributes:
@@ -139,7 +140,7 @@ class TokenStream:
     def __init__(
         self, steps: Sequence[TokenStep | None], executor: RankExecutor,
         one_shots: OneShotControl | None = None,
-        on_failure: Callable[[], None] = lambda: None, ahead: int = AHEAD,
+        on_failure: Callable[[Exception], None] = lambda error: None, ahead: int = AHEAD,
     ) -> None:  # fmt: skip
         self._executor, self._one_shots, self._on_failure = executor, one_shots, on_failure
         self._wanted = min(ahead, RING - 2)
@@ -265,10 +266,10 @@ class TokenStream:
         """Call `on_failure` once, at the first failure inside."""
         try:
             yield
-        except Exception:
+        except Exception as error:
             self._n_read = self._n_enqueued  # no step is waited for any more
-            on_failure, self._on_failure = self._on_failure, lambda: None
-            on_failure()
+            on_failure, self._on_failure = self._on_failure, lambda error: None
+            on_failure(error)
             raise
 
     def _begin(self, token: int, n_past: int) -> None:

@@ -31,6 +31,7 @@ from engine.gpu.matmul import experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
 from engine.gpu.matmul.weights import GpuPlanes
 from engine.gpu.routing import DeviceGroups, assign
+from engine.hardware.faults import fault_of
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
 
@@ -233,7 +234,9 @@ class ConfigSearch:
                 return self._timer.seconds(self._device, compute, product.n_copies)
             except (Cancelled, KeyboardInterrupt):
                 raise
-            except Exception as error:  # noqa: BLE001 compilers fail in all ways
+            except Exception as error:  # compilers fail in all ways
+                if fault_of(error):
+                    raise
                 log.info("%s cannot be %s: %s", case.kernel, dict(config), error)
                 return math.inf
 

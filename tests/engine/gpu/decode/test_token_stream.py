@@ -220,7 +220,7 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
     runtime: Any = ahead
     stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
-    stream._on_failure = lambda: failed.append(1)
+    stream._on_failure = lambda error: failed.append(1)
     assert told(answer(runtime, SamplingParams(temperature=0, max_tokens=2)))
     ahead.toys[2].token.fill_(7)
     stream._step.token.fill_(8)
@@ -238,7 +238,7 @@ def test_a_kernel_that_waited_in_vain_is_an_error(
     ahead = split_toy(2, device)
     stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
-    stream._on_failure = lambda: failed.append(1)
+    stream._on_failure = lambda error: failed.append(1)
     assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
     problem = CommError(1, "did not answer", "cuda:1")
     monkeypatch.setattr(OneShotGroups, "problem", lambda self: problem)
@@ -253,7 +253,7 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     ahead = split_toy(2, device)
     stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
-    stream._on_failure = lambda: failed.append(1)
+    stream._on_failure = lambda error: failed.append(1)
     assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)

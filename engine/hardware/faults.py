@@ -1,0 +1,136 @@
+"""Tells faults after which a GPU is lost to this process from errors after which it can go on.
+
+A kernel that ends abnormally takes its GPU's context with it: "any further CUDA work will return
+the same error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime
+API, "Error Handling", cudaErrorIllegalAddress and others). The call that reports it is often not
+the one that caused it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from engine.devices.stopped import mark_stopped, stopped_gpus
+from engine.errors import CommError, DeviceStopped, EngineError
+
+log = logging.getLogger(__name__)
+
+FAULT_CODES = {
+    214: "uncorrectable ECC error encountered",
+    220: "uncorrectable NVLink error detected during the execution",
+    226: "invalid access of peer GPU memory over NVLink or a hardware error",
+    700: "an illegal memory access was encountered",
+    702: "the launch timed out and was terminated",
+    709: "context is destroyed",
+    710: "device-side assert triggered",
+    714: "hardware stack error",
+    715: "an illegal instruction was encountered",
+    716: "misaligned address",
+    717: "operation not supported on global/shared address space",
+    718: "invalid program counter",
+    719: "unspecified launch failure",
+    999: "unknown error",
+}
+"""Words of the driver for each fault, by its number in CUDA and HIP (cudaError_t, hipError_t)."""
+
+VAGUE = "unknown error"
+"""Words that also occur elsewhere; they count only where CUDA or HIP says them."""
+
+MORE_WORDS = ("GPU is lost", "fallen off the bus", "Memory access fault by GPU", "GPU Hang")
+"""Words of drivers for faults that have no number of their own."""
+
+WORDS = re.compile(
+    "|".join(re.escape(words) for words in (*FAULT_CODES.values(), *MORE_WORDS) if words != VAGUE)
+    + rf"|(?<=CUDA error: ){VAGUE}|(?<=HIP error: ){VAGUE}"
+    + rf"|(?<=Triton Error \[CUDA\]: ){VAGUE}|(?<=Triton Error \[HIP\]: ){VAGUE}",
+    re.IGNORECASE,
+)
+
+
+def fault_of(error: BaseException) -> str:
+    """Return the words of the driver if an error means that a GPU is lost, else "".
+
+    An error's causes count, too; a lack of memory is no such fault.
+    """
+    for one in _chain(error):
+        if isinstance(one, DeviceStopped):
+            return one.why
+        if not isinstance(one, RuntimeError | EngineError):
+            continue
+        code = getattr(one, "error_code", None)  # torch.AcceleratorError's, and our driver calls'
+        if code in FAULT_CODES:
+            return FAULT_CODES[code]
+        if found := WORDS.search(str(one)):
+            return found.group()
+    return ""
+
+
+def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> DeviceStopped | None:
+    """Return the error to show if a GPU is lost to this process; None if none is.
+
+    Lost GPUs are marked, so that nobody uses them again.
+
+    Args:
+        error: any error of a computation.
+        devices: devices that took part; the likeliest to be lost comes first.
+    """
+    if isinstance(error, DeviceStopped):
+        return error
+    why = fault_of(error)
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    if not gpus or not (why or isinstance(error, CommError)):  # others may miss a lost one
+        return None
+    lost = {device: found for device in gpus if (found := fault_on(device))}
+    if why and not lost:
+        lost = {gpus[0]: why}
+    for device, found in lost.items():
+        log.warning("%s is lost to this process: %s", device, error)
+        mark_stopped(str(device), found)
+    return next((DeviceStopped(str(device), found) for device, found in lost.items()), None)
+
+
+@contextmanager
+def explain_faults(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Turn an error after which a GPU is lost into one sentence; for `devices` see `stopped_error`.
+
+    Raises:
+        DeviceStopped: a GPU is lost to this process.
+    """
+    try:
+        yield
+    except (RuntimeError, EngineError) as error:
+        stopped = stopped_error(error, devices)
+        if stopped is None or stopped is error:
+            raise
+        raise stopped from None
+
+
+def fault_on(device: torch.device) -> str:
+    """Return the fault that a GPU reports, "" for none; its work is not waited for."""
+    if known := stopped_gpus().get(str(device)):
+        return known
+    try:
+        torch.cuda.current_stream(device).query()
+    except RuntimeError as error:
+        return fault_of(error)
+    return ""
+
+
+def has_stopped(devices: Iterable[torch.device]) -> bool:
+    """Return whether one of some devices is known to have stopped working."""
+    return any(str(device) in stopped_gpus() for device in devices)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        yield found
+        seen.append(found)
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
