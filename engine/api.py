@@ -188,7 +188,7 @@ class Model:
         session.check(ids)
         turn = session.begin()
         session.ids.clear()
-        return np.concatenate([session.forward(c, 0, turn) for c in session.chunks(ids)])
+        return np.concatenate([session.forward(c, 0, turn) for c, _ in session.chunks(ids)])
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,

@@ -130,10 +130,21 @@ class ProcessRuntime:
         finally:
             context.is_sliced = False
         if found is None:
+            self.finish()
             return np.empty((len(ids) - first_logit, 0), np.float32)
         with explain_faults([self.rank.device]):
             logits: Logits = found.float().cpu().numpy()
         return logits
+
+    @property
+    def n_running(self) -> int:
+        """Number of tokens that are started but not computed yet: none."""
+        return 0
+
+    def finish(self) -> None:
+        """Wait for the device, which other ranks' exchanges wait for anyway."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def forward_whole(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits | None:
         """Run tokens after `n_past` cached ones; return the logits of the whole vocabulary.

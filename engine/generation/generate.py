@@ -128,13 +128,13 @@ class Generation:
         logits = None
         total = len(ids) - len(self._session.ids)
         done = 0
-        for chunk in self._session.chunks(ids):
+        for chunk, first_logit in self._session.chunks(ids):
             if self._is_cancelled():
                 return None
-            logits = self._session.forward(chunk, len(chunk) - 1, self._turn)[0]
+            logits = self._session.forward(chunk, first_logit, self._turn)
             done += len(chunk)
-            yield PrefillProgress(done, total)
-        return logits
+            yield PrefillProgress(done - self._session.n_running, total)
+        return None if logits is None else logits[0]
 
     def _decode(self, found: int | Logits) -> Generator[GenerationEvent, None, FinishReason]:
         """Generate tokens until a stop rule ends the answer; return the reason.

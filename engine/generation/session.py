@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.errors import ContextOverflow, PromptError
@@ -35,6 +36,7 @@ class Session:
         self._saved: list[int] = []
         self._turn = 0
         self._sampled_at: float | None = None
+        self._is_unfinished = False
 
     @property
     def ids(self) -> list[int]:
@@ -90,12 +92,30 @@ class Session:
         return self._turn
 
     def _halt(self) -> None:
+        """End computing ahead, and wait for tokens whose logits nobody has read."""
+        self._stop_ahead()
+        if self._is_unfinished:
+            with self._forgetting():
+                self._runtime.finish()
+            self._is_unfinished = False
+
+    def _stop_ahead(self) -> None:
         """End computing ahead; note the tokens that were computed ahead and stay in the cache."""
         self._sampled_at = None
         if self._runtime.token_source is not None:
             beyond = self._runtime.token_source.stop()
             self._ids.extend(beyond)
             self._n_beyond += len(beyond)
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Forget all cached tokens and the saved state if a call on the runtime fails."""
+        try:
+            yield
+        except BaseException:
+            self._ids.clear()
+            self._saved, self._is_unfinished = [], False
+            raise
 
     def keep_common(self, ids: Sequence[int]) -> int:
         """Drop the cached tokens after the common prefix with `ids`; return the prefix's length.
@@ -137,15 +157,19 @@ class Session:
             PromptError: another turn has begun since `turn`.
         """
         self._check_turn(turn)
-        try:
-            self._halt()
+        with self._forgetting():
+            self._stop_ahead()
             n_past = len(self._ids)
             logits = self._runtime.forward(ids, n_past, first_logit)
-        except BaseException:
-            self._ids.clear()
-            raise
+        self._is_unfinished = first_logit >= len(ids)
         self._ids.extend(ids)
         return logits
+
+    @property
+    def n_running(self) -> int:
+        """Number of cached tokens that devices have not computed yet."""
+        with self._forgetting():
+            return self._runtime.n_running
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
@@ -192,8 +216,8 @@ class Session:
         """Return the logits after a token, where the cache holds more than an answer has read."""
         whole = [*self._ids[: -self._n_beyond], token]
         self.keep_common(whole)
-        for chunk in self.chunks(whole):
-            logits = self.forward(chunk, len(chunk) - 1, turn)
+        for chunk, first_logit in self.chunks(whole):
+            logits = self.forward(chunk, first_logit, turn)
         row: Logits = logits[0]
         return row
 
@@ -213,17 +237,19 @@ class Session:
             self._sampled_at,
         )
 
-    def chunks(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    def chunks(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
         """Yield the tokens of `ids` that are not cached, in batches.
 
-        Before the last token a recurrent state is saved, so that a prompt with the same beginning
-        can go on from there.
+        Each comes with the index of its first token whose logits are needed if only those of the
+        last of `ids` are: its length in all batches but the last. Before the last token a recurrent
+        state is saved, so that a prompt with the same beginning can go on from there.
         """
         step, stop = self._runtime.n_batch, len(ids)
         if not self._runtime.can_rewind:
             stop -= 1
         for start in range(len(self._ids), stop, step):
-            yield ids[start : min(start + step, stop)]
+            chunk = ids[start : min(start + step, stop)]
+            yield chunk, len(chunk) - (start + len(chunk) == len(ids))
         if stop < len(ids):
             self.save()
-            yield ids[stop:]
+            yield ids[stop:], 0

@@ -1,7 +1,7 @@
 """Benchmark of a loaded model: speeds of prefill and decode, computed as for an answer.
 
-A prompt is computed in batches, each with the logits of its last token; tokens are computed one by
-one, each chosen from the logits of the one before. Tokenizer and sampling are not measured, but
+A prompt is computed in batches, with the logits of its last token; tokens are computed one by one,
+each chosen from the logits of the one before. Tokenizer and sampling are not measured, but
 where a device samples tokens by itself, sampling is a part of computing them.
 """
 
@@ -250,9 +250,9 @@ class Benchmark:
 
     def _compute(self, ids: list[int]) -> None:
         """Compute the tokens of `ids` that are not cached, in batches."""
-        for chunk in self._session.chunks(ids):
+        for chunk, first_logit in self._session.chunks(ids):
             self._check()
-            self._session.forward(chunk, len(chunk) - 1, self._turn)
+            self._session.forward(chunk, first_logit, self._turn)
 
     def _generate(self, ids: list[int]) -> None:
         """Generate as many tokens as `ids` has.

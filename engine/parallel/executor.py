@@ -10,8 +10,8 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 STALL_S = 5.0
 """Seconds after which a device that still computes one token counts as hung."""
+
+BATCH_STALL_S = 300.0
+"""Seconds after which a device that still computes a batch of a prompt counts as hung."""
 
 POLL_S = 50e-6
 """Seconds between two queries of a device; other threads run meanwhile."""
@@ -43,6 +46,21 @@ class RankOutOfMemory(DeviceError):
             f"The memory of {device} (rank {rank}) is full.", "Choose a smaller context."
         )
         self.rank = rank
+
+
+class Mark(NamedTuple):
+    """A point in the work of all devices.
+
+    Attributes:
+        events: event at that point, by the rank of a GPU.
+    """
+
+    events: Mapping[int, torch.cuda.Event]
+
+    @property
+    def late(self) -> list[int]:
+        """Ranks whose devices have not passed it; all are asked, see `RankExecutor.wait`."""
+        return [rank for rank, event in self.events.items() if not event.query()]  # type: ignore[no-untyped-call]
 
 
 class RankExecutor:
@@ -90,7 +108,9 @@ class RankExecutor:
         """Ranks whose thread does not return (see `RankThreads.lost`) or whose device hangs."""
         return {*self._threads.lost, *self._stalled}
 
-    def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
+    def run(
+        self, fn: Callable[[int], T], *, is_watched: bool = False, is_awaited: bool = True
+    ) -> list[T]:
         """Call `fn` for all ranks at once; return the results in rank order.
 
         Several ranks have a thread each, a single one uses the calling thread.
@@ -98,6 +118,7 @@ class RankExecutor:
         Args:
             is_watched: whether a rank that shows no sign of life for seconds counts as lost, see
                 `engine.parallel.watch`; for functions in which ranks never idle for long.
+            is_awaited: whether results are used on other streams than those of the ranks.
 
         Raises:
             RankOutOfMemory: a rank's device has no memory left.
@@ -112,7 +133,7 @@ class RankExecutor:
                 with explain_faults([own, *self.devices]), torch.inference_mode(), self._on(rank):
                     found = fn(rank)
                     stream = self._streams[rank]
-                    if stream is not None:
+                    if stream is not None and is_awaited:
                         stream.synchronize()  # the result is used on another stream
                     return found
             except (RuntimeError, MemoryError) as error:
@@ -178,26 +199,50 @@ class RankExecutor:
             self.check(busy[0], begun)
             time.sleep(POLL_S)
 
+    def mark(self) -> Mark:
+        """Return a mark behind all work that was started on the devices so far."""
+        events: dict[int, torch.cuda.Event] = {}
+        for rank, device in enumerate(self.devices):
+            if device.type == "cuda":
+                with self._on(rank):
+                    events[rank] = event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    event.record()
+        return Mark(events)
+
+    def wait_for(self, mark: Mark) -> None:
+        """Wait until all devices have passed a mark.
+
+        Raises:
+            CommError: a device does not within `BATCH_STALL_S`; see `check`.
+        """
+        begun = time.perf_counter()
+        while late := mark.late:
+            self.check(late[0], begun, BATCH_STALL_S)
+            time.sleep(POLL_S)
+
     def make_room(self) -> None:
         """Free memory that torch has cached on GPUs; waits for the devices first."""
         self.wait()
         if self.has_gpus:
             release_cached_memory([device for device in self.devices if device.type == "cuda"])
 
-    def check(self, rank: int, begun: float) -> None:
-        """Check how long a rank's device has been computing a token; a single rank has no limit.
+    def check(self, rank: int, begun: float, limit_s: float | None = None) -> None:
+        """Check how long a rank's device has been computing; a single rank has no limit.
 
         Args:
             rank: number of the rank that is waited for.
-            begun: time when the token was started, in seconds of `time.perf_counter`.
+            begun: time when the work was started, in seconds of `time.perf_counter`.
+            limit_s: most seconds that it may take; None for those of a token, `STALL_S`.
 
         Raises:
-            CommError: more than `STALL_S`; the rank counts as lost from now on.
+            CommError: it takes longer; the rank counts as lost from now on.
         """
-        if len(self.devices) > 1 and time.perf_counter() > begun + STALL_S:
+        limit_s = STALL_S if limit_s is None else limit_s
+        if len(self.devices) > 1 and time.perf_counter() > begun + limit_s:
             self._stalled.add(rank)
             self.group.abort_for_good()
-            what = f"has not computed a token within {STALL_S:.0f} s"
+            work = "a token" if limit_s == STALL_S else "a part of a prompt"
+            what = f"has not computed {work} within {limit_s:.0f} s"
             raise CommError(rank, what, str(self.devices[rank]))
 
     def reset(self) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from engine.runtime.rank import Rank
     from engine.sampling.token_source import Logits, TokenSource
+
+Guard = Callable[[str, int], AbstractContextManager[None]]
+"""Function that returns the context of a call on the ranks, which explains failures.
+
+It is given the purpose, such as "to compute the next tokens", and the number of tokens.
+"""
 
 
 class Runtime(Protocol):
@@ -40,13 +47,24 @@ class Runtime(Protocol):
         """Source of tokens sampled where they are computed; None if the host samples all."""
         ...
 
+    @property
+    def n_running(self) -> int:
+        """Number of tokens that `forward` has started and devices have not computed yet.
+
+        Raises:
+            EngineError: a device has failed meanwhile, see `forward`.
+        """
+        ...
+
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones and return their logits.
 
         Args:
             ids: ids of the tokens.
             n_past: number of cached tokens.
-            first_logit: index into `ids` of the first token whose logits are wanted.
+            first_logit: index into `ids` of the first token whose logits are wanted. With
+                `len(ids)` there are none, and devices may still compute afterwards: what fails
+                there is raised by a later call, by `finish` at the latest.
 
         Returns:
             (len(ids) - first_logit, n_vocab), or this process's slice of the vocabulary.
@@ -54,6 +72,14 @@ class Runtime(Protocol):
         Raises:
             EngineError: the model was closed, a device ran out of memory or a rank was lost; what
                 the cache holds from `n_past` on is then undefined.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Wait until devices have computed all tokens that were started.
+
+        Raises:
+            EngineError: see `forward`.
         """
         ...
 

@@ -79,7 +79,7 @@ class MicroBatches:
 
         def part(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
             context.begin(n_past + start, stop - start, first_row)
-            return model.forward(ids[start:stop].to(context.device), context)
+            return model.forward(ids[start:stop].to(context.device, non_blocking=True), context)
 
         self._comm.turns = turns
         try:

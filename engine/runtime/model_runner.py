@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from engine.cleanup import call_all
@@ -17,23 +17,16 @@ from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import stopped_error
 from engine.runtime.micro_batches import LEAST_ROWS, micro_batches_pay
-from engine.runtime.rank import Rank, Replay, warm_rows
+from engine.runtime.prompt_batches import PromptBatches
+from engine.runtime.rank import Rank, Replay, token_steps, warm_rows
 
 if TYPE_CHECKING:
     from engine.gpu.decode.rank_capture import OneShotControl
-    from engine.gpu.decode.sampling import WordExchange
-    from engine.gpu.decode.token_stream import TokenStep
     from engine.parallel.executor import RankExecutor
+    from engine.runtime.interface import Guard
     from engine.sampling.token_source import Logits, TokenSource
 
 log = logging.getLogger(__name__)
-
-
-Guard = Callable[[str, int], AbstractContextManager[None]]
-"""Function that returns the context of a call on the ranks, which explains failures.
-
-It is given the purpose, such as "to compute the next tokens", and the number of tokens.
-"""
 
 
 class ModelRunner:
@@ -56,6 +49,7 @@ class ModelRunner:
     Attributes:
         executor: executor of the ranks.
         ranks: the ranks, in rank order; empty once closed.
+        batches: batches of prompts.
         token_source: samples tokens where they are computed; None if the host samples all.
         one_shots: one-shot all-reduces of the ranks' kernels; None if there are none, or retired.
         n_single: number of tokens computed singly since the recordings were last dropped.
@@ -75,7 +69,7 @@ class ModelRunner:
         self._guard = guard
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._refusal = ""
-        self._in_micro_batches = False
+        self.batches = PromptBatches(executor)
         self._has_tried_again = False
 
     @property
@@ -102,9 +96,6 @@ class ModelRunner:
 
         If the ranks' kernels wait for each other in vain, all is computed once more, then without
         one-shot all-reduces.
-
-        Args:
-            n_batch: largest number of prompt tokens in a pass.
         """
         if not self.has_kernels:
             return
@@ -149,6 +140,17 @@ class ModelRunner:
         with self._guard("to compute the next tokens", len(ids)):
             return self.compute(ids, n_past, first_logit)
 
+    @property
+    def n_running(self) -> int:
+        """Number of tokens that were started without logits and are not computed yet."""
+        with self._guard("to compute the next tokens", 1), self._recovering():
+            return self.batches.n_running
+
+    def finish(self) -> None:
+        """Wait for all batches that were started without logits; see `Runtime.finish`."""
+        with self._guard("to compute the next tokens", 1), self._recovering():
+            self.batches.finish()
+
     def save_recurrent(self) -> None:
         """Save a copy of all recurrent states, in place of an earlier one."""
         ranks = self.ranks
@@ -164,12 +166,12 @@ class ModelRunner:
     def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones and return their logits; see `Runtime.forward`.
 
-        Returns:
-            (len(ids) - first_logit, n_vocab)
-
-        Raises:
-            EngineError: see `Runtime.forward`.
+        Without logits nothing is read from devices: hosts start a few batches ahead of them.
         """
+        if first_logit >= len(ids):
+            with self._recovering():
+                self.batches.start(self.ranks, ids, n_past)
+            return np.empty((0, self.n_vocab), np.float32)
         is_single = len(ids) == 1 and self.has_kernels
         self.n_single += is_single and captures_tokens()
         if is_single and all(rank.recording for rank in self.ranks):
@@ -186,21 +188,14 @@ class ModelRunner:
             return
 
         def compute(in_micro_batches: bool) -> None:
-            self._in_micro_batches = in_micro_batches
+            self.batches.in_micro_batches = in_micro_batches
             self.compute([0] * n, 0, n - 1)
 
-        self._in_micro_batches = micro_batches_pay(compute)
+        self.batches.in_micro_batches = micro_batches_pay(compute)
 
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> Tensor:
         """Compute tokens on all ranks, without recordings; return the logits."""
-        whole, n = torch.tensor(ids), len(ids)
-        in_micro_batches = self._in_micro_batches and n >= LEAST_ROWS and n // 2 <= first_logit
-        ranks = self.ranks
-        return self._logits(
-            lambda rank: ranks[rank].compute(
-                whole, n_past, first_logit, in_micro_batches=in_micro_batches
-            )
-        )
+        return self._logits(self.batches.task(self.ranks, ids, n_past, first_logit))
 
     def _logits(self, compute: Callable[[int], Tensor | None]) -> Tensor:
         """Compute on all ranks; return the logits, which exactly one rank returns."""
@@ -241,15 +236,22 @@ class ModelRunner:
         Raises:
             CommError: a rank was missing from an all-reduce, or does not finish.
         """
-        try:
+        with self._recovering():
             found: Logits = compute().cpu().numpy()
+            self.batches.finish()
+        return found
+
+    @contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """Recover after any failure, also one of a one-shot all-reduce; see `recover`."""
+        try:
+            yield
             problem = self.one_shots.problem() if self.one_shots else None
             if problem is not None:
                 raise problem
         except BaseException:
             self.recover()
             raise
-        return found
 
     def _record(self, token: int, n_past: int) -> Tensor:
         """Compute a token and record or capture it; return the logits.
@@ -311,9 +313,10 @@ class ModelRunner:
         Args:
             n_past: number of cached tokens; these and recurrent states stay as they are.
         """
-        holders = [rank for rank in self.ranks if not rank.is_idle]
         is_sure = all(
-            rank.backend.captures and rank.recording and not rank.refusal for rank in holders
+            rank.backend.captures and rank.recording and not rank.refusal
+            for rank in self.ranks
+            if not rank.is_idle
         )
         has_room = n_past < self.n_ctx
         if self.token_source is not None or not has_room or not captures_tokens() or not is_sure:
@@ -321,7 +324,8 @@ class ModelRunner:
         from engine.gpu.decode.token_stream import TokenStream
         from engine.gpu.launch.graph import NotRepeatable
 
-        steps, me = self._token_steps(tuple(rank.number for rank in holders)), weakref.ref(self)
+        steps = token_steps(self.ranks, self.one_shots, self.n_vocab, can_rewind=self.can_rewind)
+        me = weakref.ref(self)
         if not steps:
             return
         try:
@@ -340,25 +344,13 @@ class ModelRunner:
         else:
             self.token_source = stream
 
-    def _token_steps(self, holders: tuple[int, ...]) -> list[TokenStep | None]:
-        """Return each rank's part in sampling on devices; none if candidates cannot be sent."""
-        one_shots: dict[int, WordExchange] = {}
-        if len(holders) > 1 and self.one_shots is not None:
-            found = {rank: self.one_shots.one_shot(rank, holders) for rank in holders}
-            one_shots = {rank: one_shot for rank, one_shot in found.items() if one_shot is not None}
-        if len(one_shots) < len(holders) > 1:
-            return []
-        return [
-            rank.token_step(self.n_vocab, one_shots.get(rank.number), can_rewind=self.can_rewind)
-            for rank in self.ranks
-        ]
-
     def recover(self) -> None:
         """Make the runner usable again after a failure, perhaps in the middle of a token.
 
         If a rank is lost, close it.
         """
         self.drop_recordings()
+        self.batches.forget()
         if self.executor.lost:
             self.close()
         else:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.forward.context import Context
     from engine.forward.recording import TokenRecording
     from engine.forward.weight import Weight
-    from engine.gpu.decode.rank_capture import CaptureTask
+    from engine.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
@@ -97,7 +97,9 @@ class Rank:
             logits = self.micro_batches.compute(self.model, self.context, ids, n_past, first_logit)
         else:
             self.context.begin(n_past, len(ids), first_logit)
-            logits = self.model.forward(ids.to(self.context.device), self.context)
+            logits = self.model.forward(
+                ids.to(self.context.device, non_blocking=True), self.context
+            )
         self._forget()
         return logits
 
@@ -238,6 +240,28 @@ def warm_rows(most: int) -> list[int]:
         most: largest number of tokens in a pass.
     """
     return [*(1 << n for n in range((most - 1).bit_length())), most]
+
+
+def token_steps(
+    ranks: Sequence[Rank], one_shots: OneShotControl | None, n_vocab: int, *, can_rewind: bool
+) -> list[TokenStep | None]:
+    """Return each rank's part in sampling on devices; none if candidates cannot be sent.
+
+    Args:
+        one_shots: one-shot all-reduces of the ranks' kernels; None if there are none.
+        n_vocab, can_rewind: see `Rank.token_step`.
+    """
+    holders = tuple(rank.number for rank in ranks if not rank.is_idle)
+    exchanges: dict[int, WordExchange] = {}
+    if len(holders) > 1 and one_shots is not None:
+        found = {rank: one_shots.one_shot(rank, holders) for rank in holders}
+        exchanges = {rank: one_shot for rank, one_shot in found.items() if one_shot is not None}
+    if len(exchanges) < len(holders) > 1:
+        return []
+    return [
+        rank.token_step(n_vocab, exchanges.get(rank.number), can_rewind=can_rewind)
+        for rank in ranks
+    ]
 
 
 class Replay:

@@ -27,6 +27,8 @@ class ToyRuntime:
         spoilt: values to add to all logits, (n_vocab,).
     """
 
+    n_running = 0
+
     def __init__(
         self, device: str = "cpu", *, n_vocab: int = 90, n_ctx: int = 64,
         is_recurrent: bool = False, sharpness: float = 1.5,
@@ -59,7 +61,10 @@ class ToyRuntime:
         for place, token in enumerate(ids, n_past):
             self.begin(token, place)
             rows.append(self.compute().cpu().numpy().copy())
-        return np.stack(rows[first_logit:])
+        return np.stack(rows)[first_logit:]
+
+    def finish(self) -> None:
+        """Do nothing: every token is computed at once."""
 
     def save_recurrent(self) -> None:
         self._saved.copy_(self._state)
@@ -117,6 +122,8 @@ class SplitToy:
         own: token ids of each rank's logits.
     """
 
+    n_running = 0
+
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]
         first = self.toys[0]
@@ -139,6 +146,9 @@ class SplitToy:
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> np.ndarray:
         first, *_ = [toy.forward(ids, n_past, first_logit) for toy in self.toys]
         return first
+
+    def finish(self) -> None:
+        """Do nothing: every token is computed at once."""
 
     def save_recurrent(self) -> None:
         for toy in self.toys:

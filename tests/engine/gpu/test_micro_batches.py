@@ -21,7 +21,7 @@ IDS = [5, 9, 33, 12, 7, 40, 2]
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks meet as on GPUs, and never by one-shot all-reduces."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
-    monkeypatch.setattr("engine.runtime.model_runner.LEAST_ROWS", 2)
+    monkeypatch.setattr("engine.runtime.prompt_batches.LEAST_ROWS", 2)
     monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
@@ -43,7 +43,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
 
 
 def in_micro_batches(model: Model, *, wanted: bool) -> None:
-    model.runtime.runner._in_micro_batches = wanted
+    model.runtime.runner.batches.in_micro_batches = wanted
 
 
 def batches(model: Model) -> np.ndarray:
@@ -136,7 +136,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=4) as model:
         assert len(tried) == 1
-        assert model.runtime.runner._in_micro_batches
+        assert model.runtime.runner.batches.in_micro_batches
         assert all(isinstance(rank.micro_batches, MicroBatches) for rank in model.runtime.ranks)
     with load_model(path, n_ctx=4) as model:
         assert len(tried) == 1, "one rank has nobody to wait for"

@@ -1,0 +1,78 @@
+"""Batches of a prompt on all ranks; those whose logits nobody reads run ahead of their reader."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.runtime.micro_batches import LEAST_ROWS
+
+if TYPE_CHECKING:
+    from engine.parallel.executor import Mark, RankExecutor
+    from engine.runtime.rank import Rank
+
+MOST_AHEAD = 2
+"""Most batches that run or wait on devices: with one, devices would idle while their hosts start
+another; with more, Cancel would have to wait for more."""
+
+
+class PromptBatches:
+    """Batches of a prompt on all ranks of a model.
+
+    Args:
+        executor: executor of the ranks.
+
+    Attributes:
+        in_micro_batches: whether large batches are computed in two halves.
+    """
+
+    def __init__(self, executor: RankExecutor) -> None:
+        self._executor = executor
+        self._started: deque[tuple[int, Mark]] = deque()
+        self.in_micro_batches = False
+
+    def task(
+        self, ranks: Sequence[Rank], ids: Sequence[int], n_past: int, first_logit: int
+    ) -> Callable[[int], Tensor | None]:
+        """Return the function that computes tokens on a rank, given its number."""
+        whole, n = torch.tensor(ids), len(ids)
+        if self._executor.has_gpus:
+            whole = whole.pin_memory()  # copied to devices without waiting for the work before
+        in_halves = self.in_micro_batches and n >= LEAST_ROWS and n // 2 <= first_logit
+        return lambda rank: ranks[rank].compute(
+            whole, n_past, first_logit, in_micro_batches=in_halves
+        )
+
+    def start(self, ranks: Sequence[Rank], ids: Sequence[int], n_past: int) -> None:
+        """Start a batch without logits; wait only while more than `MOST_AHEAD` run."""
+        task = self.task(ranks, ids, n_past, len(ids))
+        self._executor.run(task, is_watched=True, is_awaited=False)
+        self._started.append((len(ids), self._executor.mark()))
+        self._wait(MOST_AHEAD)
+
+    @property
+    def n_running(self) -> int:
+        """Number of tokens that were started without logits and are not computed yet."""
+        return sum(n for n, mark in self._started if mark.late)
+
+    def finish(self) -> None:
+        """Wait until all batches have ended.
+
+        Raises:
+            CommError: see `RankExecutor.wait_for`.
+        """
+        self._wait(0)
+
+    def _wait(self, n: int) -> None:
+        """Wait until at most n batches have not ended."""
+        while len(self._started) > n:
+            self._executor.wait_for(self._started[0][1])
+            self._started.popleft()
+
+    def forget(self) -> None:
+        """Discard all batches, after something has failed."""
+        self._started.clear()
