@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     )
     from engine.generation.scoring import Perplexity, perplexity
     from engine.gpu.matmul.tuning_report import KernelTuning
+    from engine.hardware.card_records import card_problems
     from engine.hardware.fallbacks import Fallback, FallbackKind
     from engine.hardware.garbage import collect_garbage
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
@@ -153,6 +154,7 @@ if TYPE_CHECKING:
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
     from engine.progress import LoadProgress, StateProgress
+    from engine.runtime.kernel_proof import prove_cards
     from engine.runtime.timeline import RankTimes, TokenTimes
     from engine.text import ChatTemplate, load_tokenizer
     from engine.text.messages import ChatMessage
@@ -284,6 +286,7 @@ __all__ = [
     "UnsupportedQuant",
     "Usage",
     "Way",
+    "card_problems",
     "choose",
     "chosen_way",
     "collect_garbage",
@@ -310,6 +313,7 @@ __all__ = [
     "parse_rig",
     "parse_target",
     "perplexity",
+    "prove_cards",
     "prove_links",
     "read_model_info",
     "read_topology",
@@ -353,6 +357,7 @@ _HOME = {
         "LoadProgress", "StateProgress",
     ),
     "text.messages": ("ChatMessage",),
+    "hardware.card_records": ("card_problems",),
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
@@ -373,6 +378,7 @@ _HOME = {
     "planning.tensor_map": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
     "text": ("ChatTemplate", "load_tokenizer"),
+    "runtime.kernel_proof": ("prove_cards",),
     "runtime.timeline": ("RankTimes", "TokenTimes"),
     "planning.token_work": ("TokenWork", "token_work"),
     "links.proof": ("prove_links",),

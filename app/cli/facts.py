@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.links import (
+    kernels_text,
     measure,
     measured_document,
     measured_text,
@@ -35,6 +36,7 @@ from engine import (
     LoadParams,
     Plan,
     Planner,
+    card_problems,
     choose,
     cuda_status,
     find_gpu_path,
@@ -69,6 +71,7 @@ def run_devices(args: argparse.Namespace) -> None:
         gpu = find_gpu_path(devices)
         status = {"cuda": cuda_status(), "hidden": hidden_gpus()}
         document = {"devices": devices, **status, "gpu": gpu, **links}
+        document["kernel_problems"] = card_problems(devices)
         write_json({**document, "ways": ways_document(devices, topology), "measured": found})
         return
     rows = [
@@ -76,7 +79,10 @@ def run_devices(args: argparse.Namespace) -> None:
         for d in devices
     ]
     write(table(("DEVICE", "NAME", "MEMORY", "FREE", ""), rows, frozenset({2, 3})))
-    about = topology_text(topology), ways_text(devices, topology), measured_text(devices)
+    about = (
+        kernels_text(devices), topology_text(topology), ways_text(devices, topology),
+        measured_text(devices),
+    )  # fmt: skip
     for text in (hidden_gpus(), *about):
         if text:
             write("\n" + text)

@@ -15,6 +15,7 @@ from engine import (
     MachineFile,
     Pcie,
     Topology,
+    card_problems,
     record_document,
 )
 
@@ -22,6 +23,14 @@ UNTRIED = (
     "Routes between GPUs are tested when a model is first loaded on them; "
     "'tandem devices --measure' does it now."
 )
+
+
+def kernels_text(devices: Sequence[DeviceInfo]) -> str:
+    """Return a line for each GPU on which the kernels failed a test; "" for none."""
+    return "\n".join(
+        f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}."
+        for gpu, why in card_problems(devices).items()
+    )
 
 
 def topology_text(topology: Topology) -> str:

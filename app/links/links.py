@@ -224,7 +224,7 @@ def measure_links(
 ) -> None:
     """Measure devices and the links between them, about a second each, and save the results.
 
-    The routes between GPUs are tested again, even if they were tested before.
+    Kernels of GPUs and the routes between these are tested again, even if they were before.
 
     Args:
         say: receives a sentence on each measurement, and on each that failed and is left out.
@@ -242,6 +242,8 @@ def measure_links(
         except EngineError as error:
             say(str(error))
     gpus = [device.id for device in usable if device.kind != "cpu"]
+    if gpus and not is_stopped():
+        _test_kernels(usable, say)
     if len(gpus) > 1 and not is_stopped():
         _test_routes(gpus, say)
     for a, b in combinations_with_replacement(usable, 2):
@@ -254,6 +256,17 @@ def measure_links(
             file.keep_link(a, b, engine.measure_link(a.id, b.id).facts)
         except EngineError as error:
             say(str(error))
+
+
+def _test_kernels(devices: Sequence[DeviceInfo], say: Callable[[str], None]) -> None:
+    """Test Tandem's kernels on all GPUs, in processes of their own."""
+    gpus = [device.id for device in devices if device.kind != "cpu"]
+    say(f"Testing kernels on {', '.join(gpus)} …")
+    try:
+        for gpu, why in engine.prove_cards(devices).items():
+            say(f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}.")
+    except EngineError as error:
+        say(str(error))
 
 
 def _test_routes(gpus: Sequence[str], say: Callable[[str], None]) -> None:

@@ -7,6 +7,7 @@ GPU path is not used and the reference computes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import gguf
@@ -24,6 +25,8 @@ from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.loading.pack import pack
 from engine.gpu.matmul import gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlanes
+from engine.hardware.faults import fault_of
+from engine.hardware.torch_devices import is_out_of_memory
 from engine.ops.attention import attend
 from engine.ops.reference import ReferenceOps
 from engine.quants.dequantise import dequantise
@@ -45,19 +48,30 @@ TOLERANCE = 0.03
 
 @cache
 def problem_of(device: torch.device) -> str:
-    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may."""
+    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may.
+
+    Raises:
+        RuntimeError: the GPU is lost to this process, or its memory is full.
+    """
     try:
         if device.type == "cuda":
             prepare()
         with torch.inference_mode():
-            for check in (_norm, _products, _attention, _replay):
+            for check in CHECKS.values():
                 check(device)
-    except EngineError as error:
-        return str(error).rstrip(".")
     except Exception as error:  # drivers and compilers fail in all ways
-        log.exception("kernels do not work on %s", device)
-        return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        if fault_of(error) or is_out_of_memory(error):
+            raise
+        log.warning("kernels do not work on %s", device, exc_info=True)
+        return described(error)
     return ""
+
+
+def described(error: Exception) -> str:
+    """Return an error of a check as the end of a sentence."""
+    if isinstance(error, EngineError):
+        return str(error).rstrip(".")
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
 def _norm(device: torch.device) -> None:
@@ -98,6 +112,15 @@ def _replay(device: torch.device) -> None:
     x.copy_(_random(1, N_COLUMN, device=device) + 1)
     captured.replay()
     _compare("a replayed product", captured.result, x @ numbers.T)
+
+
+CHECKS: Mapping[str, Callable[[torch.device], None]] = {
+    "norms": _norm,
+    "products": _products,
+    "attention": _attention,
+    "replays": _replay,
+}
+"""Checks by name, in order."""
 
 
 def _matrix(kind: gguf.GGMLQuantizationType, device: torch.device) -> tuple[GpuPlanes, Tensor]:

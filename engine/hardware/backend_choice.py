@@ -80,6 +80,11 @@ def refuse_kernels(device: str, why: str) -> None:
     _refused[device] = why
 
 
+def allow_kernels(device: str) -> None:
+    """Take back `refuse_kernels`: our kernels have been found to work on a GPU."""
+    _refused.pop(device, None)
+
+
 def refused_kernels() -> Mapping[str, str]:
     """Return the reason against our kernels for each GPU that cannot use them, by name."""
     return _refused

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -22,9 +22,16 @@ from engine.hardware.gpu_path import chosen_launcher, triton_version
 from engine.json_file import cache_folder, read_json, write_json
 from engine.version import package_version
 
-__all__ = ["CardRecords", "CardVerdict", "Outcome", "card_key"]
+__all__ = [
+    "WHOLE_CARD", "CardRecords", "CardVerdict", "Outcome", "card_key", "card_problems",
+]  # fmt: skip
 
 FILE_NAME = "cards.json"
+
+WHOLE_CARD = "card"
+"""Name of the check whether kernels work on a card at all."""
+
+TRIES_AGAIN = "'tandem devices --measure' tests again"
 
 MOST_CARDS = 12
 """Most keys in the file; those written to last are kept."""
@@ -135,6 +142,23 @@ def card_key(info: DeviceInfo) -> str:
         f"triton {triton_version()} {chosen_launcher()}".strip(),
         f"tandem {package_version()} {gpu_code_hash()}",
     ))  # fmt: skip
+
+
+def card_problems(
+    devices: Iterable[DeviceInfo], records: CardRecords | None = None
+) -> dict[str, str]:
+    """Return why our kernels are not used on some GPUs, as the end of a sentence, by id.
+
+    Args:
+        devices: any devices.
+        records: place for verdicts; the user's by default.
+    """
+    records, found = records or CardRecords.of_user(), dict[str, str]()
+    for info in devices:
+        verdict = None if info.kind == "cpu" else records.find(card_key(info), WHOLE_CARD)
+        if verdict is not None and not verdict.passed:
+            found[info.id] = f"{verdict.why}, tested on {verdict.date}; {TRIES_AGAIN}"
+    return found
 
 
 @cache

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
+from engine.devices import DeviceInfo, list_devices
+from engine.errors import EngineError, OutOfDeviceMemory
 from engine.hardware.backend_choice import (
     VARIABLE,
+    allow_kernels,
     captures_tokens,
     chosen_backend,
+    has_triton,
     kernels_for,
     refuse_kernels,
     refused_kernels,
 )
+from engine.hardware.card_records import WHOLE_CARD, CardRecords, card_key, card_problems
 from engine.hardware.fallbacks import OF_THIS_PROCESS, Fallbacks
 from engine.hardware.gpu_path import triton_package
+from engine.hardware.torch_devices import free_bytes, is_out_of_memory
+from engine.runtime.card_trial import verdict_on
 
 UNSET = f"Unset the environment variable {VARIABLE}."
 """Sentence on what helps where a person chose the slower way."""
+
+NEEDED_BYTES = 64 << 20
+"""Bytes that the test needs beside what is loaded, mostly for the code of kernels."""
 
 
 def prove_kernels(names: Iterable[str]) -> Fallbacks:
@@ -36,13 +46,68 @@ def prove_kernels(names: Iterable[str]) -> Fallbacks:
     with_kernels = {name for name in names if kernels_for(name) == "gpu"}
     found = Fallbacks({*gpus, *with_kernels}, OF_THIS_PROCESS)
     for name in gpus:
-        if kernels_for(name):
-            from engine.gpu.self_test import problem_of  # needs Triton
-
-            if problem := problem_of(torch.device(name)):
-                refuse_kernels(name, problem)
+        if kernels_for(name) and (problem := _problem_of(name)):
+            refuse_kernels(name, problem)
         _report_choice(name, found)
     return found
+
+
+def prove_cards(devices: Iterable[DeviceInfo]) -> Mapping[str, str]:
+    """Test our kernels on GPUs in child processes again, whatever is known of them.
+
+    Args:
+        devices: any devices; the CPU is skipped, and all are where no kernels would be used.
+
+    Returns:
+        What is wrong, as the end of a sentence, by the id of the GPU; the others passed, or could
+        not be tested.
+    """
+    records, uses_kernels = CardRecords.of_user(), has_triton() and chosen_backend() != "reference"
+    gpus = [info for info in devices if info.kind != "cpu" and uses_kernels]
+    for info in gpus:
+        records.forget(card_key(info), WHOLE_CARD)
+    for info in gpus:  # equal cards share a verdict
+        verdict = verdict_on(info, records)
+        if verdict is not None and verdict.passed:
+            allow_kernels(info.id)
+    return card_problems(gpus, records)
+
+
+def _problem_of(name: str) -> str:
+    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may.
+
+    The card is tested in a child process once, or in this one where that is not possible.
+
+    Raises:
+        OutOfDeviceMemory: it has no memory left.
+        RuntimeError: it is lost to this process.
+    """
+    from engine.gpu.launch.launcher_choice import prepare  # needs Triton
+
+    info = next((info for info in list_devices() if info.id == name), None)
+    if info is None:
+        return _problem_here(name)
+    try:
+        prepare()
+    except EngineError as error:  # is said of this machine, not of the card
+        return str(error).rstrip(".")
+    records = CardRecords.of_user()
+    if verdict_on(info, records) is None:
+        return _problem_here(name)
+    return card_problems([info], records).get(name, "")
+
+
+def _problem_here(name: str) -> str:
+    """Test kernels on a GPU in this process; see `_problem_of`."""
+    from engine.gpu.self_test import problem_of  # needs Triton
+
+    try:
+        return problem_of(torch.device(name))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        free = free_bytes([name])[name]
+        raise OutOfDeviceMemory(name, free + NEEDED_BYTES, free, "to test its kernels") from None
 
 
 def _report_choice(name: str, found: Fallbacks) -> None:

@@ -220,7 +220,7 @@ class ThreadRuntime:
             transfer.undo()
         except BaseException:  # noqa: BLE001 the first failure is the one to tell
             self.close()
-            if isinstance(error, EngineError):
+            if isinstance(error, EngineError) and not isinstance(error, DeviceStopped):
                 error.hint = "The old split could not be restored either: load the model again."
 
     def free_once_closed(self, free: Mapping[str, int]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import pytest
 
 from engine import EngineError, LinkRecord, LinkSpeed, MachineFile, list_devices
+from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
 from engine.planning.speed.link_records import TrialRecord
 from tests.helpers.command_line import Run
 from tests.helpers.fake_nvml import FakeDriver, FakeGpu, install
@@ -77,9 +78,11 @@ def test_what_cannot_be_measured_is_said_and_left_out(
 
     monkeypatch.setattr("engine.measure_facts", fail)
     monkeypatch.setattr("engine.measure_link", link)
+    monkeypatch.setattr("engine.prove_cards", fail)
     monkeypatch.setattr("engine.prove_links", refuse)
     outcome = run("devices", "--measure", "--json")
-    assert outcome.err.count("no memory left") == 4
+    assert outcome.err.count("no memory left") == 5, "three GPUs, the CPU, and kernels"
+    assert outcome.err.count("Testing kernels on cuda:0, cuda:1, cuda:2 …") == 1
     assert "cuda:2 cannot reach cpu." in outcome.err
     links = outcome.document["measured"]["links"]
     assert {(found["a"], found["b"]) for found in links} == {
@@ -118,3 +121,14 @@ def test_ways_that_were_proven_are_shown_with_what_is_wrong(run: Run, driver: Fa
     assert ways[1]["trials"]["stores/peer"]["verdict"] == "lost"
     assert ways[0]["trials"]["copies/peer"]["seconds"] == {"16384": 8e-6, str(1 << 24): 1e-3}
     assert (ways[0]["problems"], len(ways[1]["problems"])) == ([], 1)
+
+
+def test_a_card_whose_kernels_failed_a_test_is_shown(run: Run, driver: FakeDriver) -> None:
+    assert "instead of Tandem's kernels" not in run("devices").out
+    gpu = next(d for d in list_devices() if d.id == "cuda:2")
+    CardRecords.of_user().keep(
+        card_key(gpu), WHOLE_CARD, CardVerdict("hung", "a test did not end", "2026-03-01")
+    )
+    why = "a test did not end, tested on 2026-03-01; 'tandem devices --measure' tests again"
+    assert f"PyTorch computes on cuda:2 instead of Tandem's kernels: {why}." in run("devices").out
+    assert run("devices", "--json").document["kernel_problems"] == {"cuda:2": why}

@@ -189,8 +189,9 @@ def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
 def test_gpus_are_tried_together_and_what_is_found_is_said(
     pair: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Routes come before all-reduces are measured, which use them."""
+    """Kernels come first, then routes, and then all-reduces, which use both."""
     tried, measured, said = [], [], []
+    broken = {"cuda:1": "a test program ended"}
 
     def prove(devices: Sequence[str]) -> Routes:
         tried.append(tuple(devices))
@@ -201,6 +202,7 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
         return LinkSpeed(a, b, {8192: 1e-6}, 1e9)
 
     monkeypatch.setattr("engine.measure_facts", lambda *_: None)
+    monkeypatch.setattr("engine.prove_cards", lambda devices: broken)
     monkeypatch.setattr("engine.prove_links", prove)
     monkeypatch.setattr("engine.measure_link", measure)
     measure_links([*pair, CPU], said.append)
@@ -208,7 +210,12 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
     assert measured == [
         ("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu")
     ]  # fmt: skip
-    assert said[3:5] == ["Testing routes between cuda:0, cuda:1 …", "cuda:0 is slow."]
+    assert said[3:7] == [
+        "Testing kernels on cuda:0, cuda:1 …",
+        "PyTorch computes on cuda:1 instead of Tandem's kernels: a test program ended.",
+        "Testing routes between cuda:0, cuda:1 …",
+        "cuda:0 is slow.",
+    ]
     tried.clear()
     measure_links([pair[0], CPU], said.append)
     assert tried == [], "one GPU has no links"

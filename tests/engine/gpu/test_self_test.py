@@ -36,7 +36,7 @@ def test_a_compiler_that_fails_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*args: object) -> None:
         raise RuntimeError("ptxas died\nin many lines")
 
-    monkeypatch.setattr(self_test, "_norm", fail)
+    monkeypatch.setattr(self_test, "CHECKS", {"norms": fail})
     assert self_test.problem_of(CPU) == "RuntimeError: ptxas died"
 
 
