@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import QObject, Qt, QTimer, Slot
 from PySide6.QtWidgets import QApplication
 
 from app import paths
+from app.background import LatestJob
 from app.chat.cache import ChatCache
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
@@ -34,6 +35,7 @@ from app.theme import apply_theme, icon, theme
 from app.units import GIB
 from engine import (
     SIMULATED,
+    DeviceInfo,
     EngineError,
     EngineHost,
     Finished,
@@ -87,15 +89,16 @@ class Shell(QObject):
     def start(self) -> None:
         """Restore the window as it was left, and show it."""
         current, window = self.settings.current, self.window
-        devices = list_devices() if self._rig is None else self._rig.list_devices()
-        self.split.set_devices(devices)
-        self.side_panels.set_devices(devices, self._rig)
+        self._show_devices(
+            list_devices(wait=False) if self._rig is None else self._rig.list_devices()
+        )
         window.sampling.set_theme(current.theme)
         window.restore_layout(current.geometry, current.window_state)
         self.model_presenter.start()
         self.chat_presenter.start()
         if self._rig is None:
             self.poller.start()
+            self._find_more_devices()
         self.garbage.start()
         window.show()
         window.composer.setFocus()
@@ -108,6 +111,7 @@ class Shell(QObject):
             return
         self._is_closed = True
         self._engine_timer.stop()
+        self._devices_job.close()
         self.chat_presenter.flush()
         self.poller.stop()
         self.split.stop()
@@ -128,6 +132,24 @@ class Shell(QObject):
         self._save_timer.stop()
         self.settings.save()
         self.garbage.stop()
+
+    def _show_devices(self, devices: Sequence[DeviceInfo]) -> None:
+        self._devices = tuple(devices)
+        self.split.set_devices(devices)
+        self.side_panels.set_devices(devices, self._rig)
+
+    def _find_more_devices(self) -> None:
+        """Look on a thread for GPUs that only torch may know, where no driver told any at once."""
+        if not any(device.kind == "cuda" for device in self._devices):
+            self._devices_job.run(list_devices)
+
+    @Slot(object)
+    def _on_devices(self, devices: Sequence[DeviceInfo]) -> None:
+        """Show devices that were found since the start."""
+        if [device.id for device in devices] != [device.id for device in self._devices]:
+            self.poller.stop()
+            self._show_devices(devices)
+            self.poller.start()
 
     def keep(self, settings: Settings) -> None:
         """Use other settings; a timer writes them a moment later."""
@@ -158,6 +180,8 @@ class Shell(QObject):
         n_gib = self.settings.current.chat_cache_gib
         self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
         self.poller = DevicePoller(self)
+        self._devices_job = LatestJob("tandem-devices", self)
+        self._devices_job.done.connect(self._on_devices)
         self.garbage = GarbageCollector(self._is_idle, self)
         self.crashes = CrashReporter(self)
 

@@ -131,13 +131,18 @@ class DeviceError(EngineError):
 
 
 class NoDevice(DeviceError):
-    """Error of a requested device that does not exist here."""
+    """Error of a requested device that does not exist here, or cannot be used.
 
-    def __init__(self, device: str, reason: str = "") -> None:
+    Args:
+        reason: why, as the end of a sentence.
+        remedy: command that makes it usable, if there is one.
+    """
+
+    def __init__(self, device: str, reason: str = "", remedy: str = "") -> None:
         why = f" ({reason})" if reason else ""
         super().__init__(
             f"There is no device '{device}' on this machine{why}.",
-            "`tandem devices` lists what can be used.",
+            f"Run: {remedy}" if remedy else "`tandem devices` lists what can be used.",
         )
         self.device = device
 

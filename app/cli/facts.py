@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -32,6 +32,7 @@ from app.cli.split.simulate import (
 )
 from engine import (
     SPLIT_MODES,
+    DeviceInfo,
     Inspection,
     LoadParams,
     Plan,
@@ -83,10 +84,35 @@ def run_devices(args: argparse.Namespace) -> None:
         kernels_text(devices), topology_text(topology), ways_text(devices, topology),
         measured_text(devices),
     )  # fmt: skip
-    for text in (hidden_gpus(), *about):
+    for text in (hidden_gpus(), *about, *_notes(devices)):
         if text:
             write("\n" + text)
     write("\n" + find_gpu_path(devices).sentence)
+    for text in _remedies(devices):
+        write("\n" + text)
+
+
+def _notes(devices: Sequence[DeviceInfo]) -> list[str]:
+    """Return what is not proven about devices, a line for each sentence."""
+    by_note = _grouped(devices, lambda device: device.note)
+    return [f"{', '.join(ids)}: {note}" for note, ids in by_note.items()]
+
+
+def _remedies(devices: Sequence[DeviceInfo]) -> list[str]:
+    """Return commands that make devices usable, each on a line of its own to be copied."""
+    by_command = _grouped(devices, lambda device: device.remedy)
+    return [f"To use {', '.join(ids)}:\n  {command}" for command, ids in by_command.items()]
+
+
+def _grouped(
+    devices: Sequence[DeviceInfo], text_of: Callable[[DeviceInfo], str]
+) -> dict[str, list[str]]:
+    """Return the ids of devices by a text of theirs; without those whose text is empty."""
+    found: dict[str, list[str]] = {}
+    for device in devices:
+        if text := text_of(device):
+            found.setdefault(text, []).append(device.id)
+    return found
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ class PlansPresenter(QObject):
         parent: QObject | None = None,
         *,
         store: Callable[[], PlanStore] = PlanStore.of_user,
-        devices: Callable[[], list[DeviceInfo]] = list_devices,
+        devices: Callable[[], list[DeviceInfo]] = lambda: list_devices(wait=False),
     ) -> None:
         super().__init__(parent)
         self._menu, self._split = menu, split

@@ -39,6 +39,7 @@ class RowFigures:
         guests: KV cache of GPUs that lies in this device's memory (host memory).
         reserve: memory that has to stay free.
         is_taker: whether the rank has no share but holds tensors that were moved to it.
+        note: sentence on what is not proven about the device, or "".
     """
 
     index: int
@@ -59,6 +60,7 @@ class RowFigures:
     reserve: int = 0
     is_locked: bool = False
     is_taker: bool = False
+    note: str = ""
 
     @property
     def taken(self) -> int:
@@ -167,6 +169,7 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         reserve=reserve,
         is_locked=rank.is_locked,
         is_taker=not is_on and (planned is not None or (is_first and guests > 0)),
+        note=device.note,
     )
     return replace(figures, free=device.total_bytes - outside - figures.taken - reserve)
 

@@ -1,102 +1,218 @@
-"""Lists the devices of this machine under torch's ids, and says whether torch can use them."""
+"""Lists the devices of this machine under torch's ids, and says whether torch can use them.
+
+The drivers tell of GPUs at once: NVML of NVIDIA's, files of the kernel of AMD's. Where neither
+does, torch is asked (`torch_gpus`). The GPUs of the maker that torch was built for come first, with
+torch's numbers; others follow, with the reason why torch cannot use them.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
+from engine.devices.drivers.adapters import Adapter, GpuMaker, find_adapters
+from engine.devices.drivers.amd import AmdGpu, access_problem, amd_driver, amd_gpus, amd_memory
+from engine.devices.drivers.nvml import NO_DRIVER, Gpu, Nvml
+from engine.devices.drivers.torch_gpus import TorchGpu, ask_torch
 from engine.devices.host import cpu_info
-from engine.devices.nvml import Gpu, Memory, Nvml
 from engine.devices.stopped import stopped_gpus
-from engine.devices.torch_build import find_torch_build
-from engine.devices.types import DeviceInfo
-from engine.devices.visibility import VISIBLE, order_problem, visible, visible_problem
+from engine.devices.torch_build import TorchBuild, find_torch_build
+from engine.devices.types import DeviceInfo, Memory
+from engine.devices.visibility import (
+    VISIBLE,
+    hiding_variables,
+    hip_visible,
+    hip_visible_problem,
+    order_problem,
+    visible,
+    visible_problem,
+)
+from engine.devices.wheels import Advice, advise_amd, advise_nvidia
 from engine.errors import DeviceError, DeviceStopped
 
-__all__ = ["cuda_status", "hidden_gpus", "list_devices", "numbered_gpus"]
+__all__ = ["Source", "cuda_status", "find_gpus", "hidden_gpus", "list_devices", "numbered_gpus"]
 
 log = logging.getLogger(__name__)
 
+Source = Gpu | AmdGpu | TorchGpu | Adapter
+"""A GPU, as what found it describes it."""
+
 NO_MEMORY = Memory(0, 0, 0)
 
+LEAST_BYTES = 4 << 30
+"""Bytes of memory from which on a GPU of another maker than torch's is worth a mention; what a
+processor has built in usually has less."""
 
-def list_devices() -> list[DeviceInfo]:
+UNPROVEN_AMD = "Tandem has not been run on AMD GPUs yet."
+"""What is not proven about AMD's GPUs."""
+
+ADD_TO_GROUPS = "sudo usermod -aG render,video $USER"
+"""Command that lets a person use AMD's GPUs from the next login on."""
+
+
+def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
     """Return all devices: GPUs by number, then the CPU; without GPUs hidden by the environment.
 
-    The numbers are torch's: PCI order, or the order of CUDA_VISIBLE_DEVICES where that is set.
+    The numbers are torch's: PCI order on NVIDIA's, the driver's on AMD's, or that of the variables
+    that show some of them.
+
+    Args:
+        wait: whether to wait some seconds for torch, where only it knows the GPUs. Without, they
+            are missing until it has answered.
     """
-    return [*_list_gpus(), cpu_info()]
+    build = find_torch_build()
+    with _open_nvml() as nvml:
+        gpus = find_gpus(nvml, wait=wait)
+        found = [_noted(_describe(nvml, build, name, gpu)) for name, gpu in gpus.items()]
+    return [*found, cpu_info()]
+
+
+def find_gpus(nvml: Nvml | None, *, wait: bool = True) -> dict[str, Source]:
+    """Return the GPUs of this machine by id, see `list_devices`.
+
+    Args:
+        nvml: open session with NVIDIA's driver; None without one.
+    """
+    build = find_torch_build()
+    nvidia = _nvidia_gpus(nvml)
+    own: list[Source]
+    others: list[Source]
+    if build.hip:
+        amd = amd_gpus()
+        own = [amd[index] for index in hip_visible([gpu.uuid for gpu in amd])]
+        is_known, others = bool(amd), [*nvidia]
+    else:
+        own = [nvidia[index] for index in _shown(nvidia)]
+        is_known, others = bool(nvidia), _large_amd_gpus()
+    if not is_known:
+        own = [*(ask_torch(build, wait=wait) or ())]
+    return {f"cuda:{number}": gpu for number, gpu in enumerate([*own, *others])}
 
 
 def cuda_status() -> str:
     """Return why no GPU can be used, as a sentence; "" if one can."""
-    try:
-        with Nvml() as nvml:
-            all_gpus = nvml.gpus()
-            problem = order_problem(len(all_gpus)) or _build_problem(nvml.cuda_major())
-    except DeviceError as error:
-        return str(error)
-    if not all_gpus:
-        return "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
-    gpus = list(_numbered(all_gpus).values())
-    if not gpus:
-        hidden = f"{VISIBLE} is '{os.environ.get(VISIBLE, '')}' and hides all GPUs."
-        return f"{_hidden(all_gpus) or hidden} Tandem runs on the CPU."
-    all_fail = all(gpu.problem for gpu in gpus)
-    return problem or (gpus[0].problem if all_fail else "")
+    gpus = [info for info in list_devices() if info.kind == "cuda"]
+    if any(info.usable for info in gpus):
+        return ""
+    return gpus[0].reason if gpus else _why_no_gpu()
 
 
 def hidden_gpus() -> str:
-    """Return what is wrong with CUDA_VISIBLE_DEVICES, as a sentence; "" if nothing is."""
-    try:
-        with Nvml() as nvml:
-            return _hidden(nvml.gpus())
-    except DeviceError:
-        return ""
-
-
-def _hidden(gpus: Sequence[Gpu]) -> str:
-    return visible_problem([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
+    """Return which GPUs variables of the environment hide, or name in vain; "" if all are shown."""
+    is_hip = bool(find_torch_build().hip)
+    with _open_nvml() as nvml:
+        gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else _nvidia_gpus(nvml)
+    shown = hip_visible([gpu.uuid for gpu in gpus]) if is_hip else _shown(gpus)
+    problem = _visible_problem(gpus, is_hip=is_hip)
+    hidden = [gpu.name for index, gpu in enumerate(gpus) if index not in shown]
+    if problem or not hidden or not shown:  # `cuda_status` says that none is shown
+        return problem
+    return f"{hiding_variables(on_hip=is_hip)} and hides {', '.join(hidden)}."
 
 
 def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
-    """Return the GPUs that CUDA shows to this process, by id.
+    """Return NVIDIA's GPUs that torch shows to this process, by id.
 
     Raises:
         DeviceError: the driver does not answer.
     """
-    return _numbered(nvml.gpus())
+    if find_torch_build().hip:
+        return {}
+    gpus = nvml.gpus()
+    return {f"cuda:{number}": gpus[index] for number, index in enumerate(_shown(gpus))}
 
 
-def _numbered(gpus: Sequence[Gpu]) -> dict[str, Gpu]:
-    """Return by id those of `gpus`, all GPUs in PCI order, that CUDA shows."""
-    order = visible([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
-    return {f"cuda:{number}": gpus[index] for number, index in enumerate(order)}
-
-
-def _list_gpus() -> list[DeviceInfo]:
+@contextmanager
+def _open_nvml() -> Iterator[Nvml | None]:
+    """Open a session with NVIDIA's driver; None where there is no driver."""
     try:
-        with Nvml() as nvml:
-            gpus, driver = nvml.gpus(), nvml.driver_version()
-            problem = order_problem(len(gpus)) or _build_problem(nvml.cuda_major())
-            return [
-                _describe(nvml, device, gpu, driver, problem)
-                for device, gpu in _numbered(gpus).items()
-            ]
+        nvml = Nvml()
     except DeviceError as error:
-        log.info("no GPU is listed: %s", error)
+        log.info("NVML lists no GPU: %s", error)
+        yield None
+        return
+    with nvml:
+        yield nvml
+
+
+def _nvidia_gpus(nvml: Nvml | None) -> list[Gpu]:
+    """Return all GPUs of NVIDIA's in PCI order; none where the driver does not answer."""
+    if nvml is None:
+        return []
+    try:
+        return nvml.gpus()
+    except DeviceError as error:
+        log.info("NVML lists no GPU: %s", error)
         return []
 
 
-def _describe(nvml: Nvml, device: str, gpu: Gpu, driver: str, problem: str) -> DeviceInfo:
+def _shown(gpus: Sequence[Gpu | AmdGpu]) -> list[int]:
+    """Return the indices of those of `gpus`, all GPUs in PCI order, that CUDA shows."""
+    return visible([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
+
+
+def _visible_problem(gpus: Sequence[Gpu | AmdGpu], *, is_hip: bool) -> str:
+    uuids = [gpu.uuid for gpu in gpus]
+    if not uuids:
+        return ""
+    return hip_visible_problem(uuids) if is_hip else visible_problem(uuids, os.environ.get(VISIBLE))
+
+
+def _large_amd_gpus() -> list[Source]:
+    """Return AMD's GPUs that models could use if torch were built for them."""
+    large: list[Source] = []
+    for gpu in amd_gpus():
+        try:
+            if amd_memory(gpu).total_bytes >= LEAST_BYTES:
+                large.append(gpu)
+        except DeviceError:
+            continue
+    return large or [
+        one for one in find_adapters() if one.maker == "amd" and one.total_bytes >= LEAST_BYTES
+    ]
+
+
+def _noted(info: DeviceInfo) -> DeviceInfo:
+    """Return a GPU with the reason if it has stopped working in this process."""
+    if info.id not in stopped_gpus():
+        return info
+    stopped = DeviceStopped(info.id, stopped_gpus()[info.id])
+    return replace(info, usable=False, reason=f"{stopped} {stopped.hint}", note="", remedy="")
+
+
+def _describe(nvml: Nvml | None, build: TorchBuild, device: str, gpu: Source) -> DeviceInfo:
+    if isinstance(gpu, Gpu):
+        assert nvml is not None
+        return _describe_nvidia(nvml, build, device, gpu)
+    if isinstance(gpu, AmdGpu):
+        return _describe_amd(build, device, gpu)
+    if isinstance(gpu, Adapter):
+        advice = advise_amd(build)
+        return DeviceInfo(
+            id=device, kind="cuda", name=gpu.name, total_bytes=gpu.total_bytes,
+            free_bytes=gpu.total_bytes, usable=False, reason=advice.reason, remedy=advice.remedy,
+        )  # fmt: skip
+    return DeviceInfo(
+        id=device, kind="cuda", name=gpu.name, total_bytes=gpu.total_bytes,
+        free_bytes=gpu.free_bytes, uuid=gpu.uuid, pci_bus=gpu.pci_bus,
+        compute_capability=gpu.compute_capability, usable=not gpu.problem, reason=gpu.problem,
+        arch=gpu.arch, note=UNPROVEN_AMD if build.hip else "",
+    )  # fmt: skip
+
+
+def _describe_nvidia(nvml: Nvml, build: TorchBuild, device: str, gpu: Gpu) -> DeviceInfo:
+    order = "" if build.hip else order_problem(len(nvml.gpus()))
+    if order:
+        advice = Advice(order)
+    else:
+        advice = advise_nvidia(build, gpu.compute_capability, nvml.cuda_major())
     try:
         memory = nvml.memory(gpu)
     except DeviceError as error:
-        memory, problem = NO_MEMORY, str(error)
-    if device in stopped_gpus():
-        stopped = DeviceStopped(device, stopped_gpus()[device])
-        problem = f"{stopped} {stopped.hint}"
+        memory, advice = NO_MEMORY, Advice(str(error))
     return DeviceInfo(
         id=device,
         kind="cuda",
@@ -106,26 +222,69 @@ def _describe(nvml: Nvml, device: str, gpu: Gpu, driver: str, problem: str) -> D
         uuid=gpu.uuid,
         pci_bus=gpu.pci_bus,
         compute_capability=gpu.compute_capability,
-        driver=driver,
-        usable=not problem,
-        reason=problem,
+        driver=nvml.driver_version(),
+        usable=not advice.reason,
+        reason=advice.reason,
+        remedy=advice.remedy,
     )
 
 
-def _build_problem(driver_cuda: int | None) -> str:
-    """Return why the installed PyTorch cannot use the driver, or ""."""
-    build = find_torch_build()
-    if not build.is_installed:
-        return "An NVIDIA driver is here but PyTorch is not installed; install torch to run models."
-    if not build.cuda:
+def _describe_amd(build: TorchBuild, device: str, gpu: AmdGpu) -> DeviceInfo:
+    advice = advise_amd(build, gpu.arch)
+    if not advice.reason and (problem := access_problem()):
+        advice = Advice(problem, ADD_TO_GROUPS if "groups" in problem else "")
+    try:
+        memory = amd_memory(gpu)
+    except DeviceError as error:
+        memory, advice = NO_MEMORY, Advice(str(error))
+    return DeviceInfo(
+        id=device,
+        kind="cuda",
+        name=gpu.name,
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        uuid=gpu.uuid,
+        pci_bus=gpu.pci_bus,
+        driver=amd_driver(),
+        usable=not advice.reason,
+        reason=advice.reason,
+        arch=gpu.arch,
+        note="" if advice.reason else UNPROVEN_AMD,
+        remedy=advice.remedy,
+    )
+
+
+def _why_no_gpu() -> str:
+    """Return why no GPU is listed, as a sentence."""
+    is_hip = bool(find_torch_build().hip)
+    makers = {adapter.maker for adapter in find_adapters()}
+    try:
+        with Nvml() as nvml:
+            gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else nvml.gpus()
+            problem = "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
+    except DeviceError as error:
+        gpus, problem = amd_gpus() if is_hip else [], str(error)
+    if gpus:
+        hidden = f"{hiding_variables(on_hip=is_hip)} and hides all GPUs."
+        return f"{_visible_problem(gpus, is_hip=is_hip) or hidden} Tandem runs on the CPU."
+    if is_hip:
+        return "No AMD GPU was found that this PyTorch build can use; Tandem runs on the CPU."
+    if problem == NO_DRIVER and makers:
+        return _without_driver(makers)
+    return problem
+
+
+def _without_driver(makers: Collection[GpuMaker]) -> str:
+    """Return why no GPU can be used where NVIDIA's driver is missing but there are adapters."""
+    if "nvidia" in makers:
         return (
-            "An NVIDIA driver is here but this PyTorch build has no CUDA support; "
-            "install a CUDA build of torch to use the GPUs."
+            "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver, or give this "
+            "container access to the GPU. Tandem runs on the CPU."
         )
-    # a driver runs every CUDA of its major version, even a newer one
-    if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
+    if "amd" in makers:
         return (
-            f"The NVIDIA driver runs CUDA {driver_cuda} but this PyTorch build needs CUDA "
-            f"{build.cuda}; update the driver."
+            "The AMD GPU here has little memory of its own, or no driver for computing; Tandem "
+            "runs on the CPU."
         )
-    return ""
+    maker = "Apple" if "apple" in makers else "Intel"
+    return f"Tandem can use GPUs of NVIDIA and AMD, but not {maker}'s; it runs on the CPU."

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Literal
 
 from engine.devices.catalog import numbered_gpus
-from engine.devices.nvml import Gpu, Nvml
+from engine.devices.drivers.nvml import Gpu, Nvml
 from engine.errors import DeviceError
 
 __all__ = ["Link", "LinkKind", "Pcie", "Topology", "read_topology"]

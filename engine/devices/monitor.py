@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from engine.devices.catalog import numbered_gpus
+from engine.devices.catalog import cuda_status, find_gpus
+from engine.devices.drivers.adapters import Adapter
+from engine.devices.drivers.amd import AmdGpu, read_amd
+from engine.devices.drivers.nvml import Gpu, Nvml
+from engine.devices.drivers.torch_gpus import TorchGpu, read_torch_gpu
 from engine.devices.host import CpuReader
-from engine.devices.nvml import Gpu, Nvml
 from engine.devices.types import DeviceSnapshot
 from engine.errors import DeviceError, NoDevice
 
@@ -39,14 +42,16 @@ class DeviceMonitor:
         self._thread: threading.Thread | None = None
         self._cpu = CpuReader()
         self._nvml: Nvml | None = None
-        self._gpus: dict[str, Gpu] = {}
-        reason = "" if devices is not None and set(devices) <= {"cpu"} else self._find_gpus()
+        self._gpus: dict[str, Gpu | AmdGpu | TorchGpu] = {}
+        if devices is None or not set(devices) <= {"cpu"}:
+            self._find_gpus(wait=devices is not None)
         here = [*self._gpus, "cpu"]
         self.devices = tuple(dict.fromkeys(here if devices is None else devices))
         for device in self.devices:
             if device not in here:
                 self.close()
-                raise NoDevice(device, reason.rstrip(".") or f"there is {', '.join(here)}")
+                why = "" if self._gpus else cuda_status().rstrip(".")
+                raise NoDevice(device, why or f"there is {', '.join(here)}")
 
     def __enter__(self) -> DeviceMonitor:
         return self
@@ -89,22 +94,29 @@ class DeviceMonitor:
                 self._nvml.close()
                 self._nvml = None
 
-    def _find_gpus(self) -> str:
-        """Open a session with the driver; return why there are no GPUs, or ""."""
+    def _find_gpus(self, *, wait: bool) -> None:
+        """Open a session with NVIDIA's driver, if it is here, and find the GPUs of all makers."""
         try:
             self._nvml = Nvml()
-            self._gpus = numbered_gpus(self._nvml)
         except DeviceError as error:
-            log.info("no GPU is watched: %s", error)
-            return str(error)
-        return ""
+            log.info("no NVIDIA GPU is watched: %s", error)
+        self._gpus = {
+            device: gpu
+            for device, gpu in find_gpus(self._nvml, wait=wait).items()
+            if not isinstance(gpu, Adapter)  # nothing tells its state
+        }
 
     def _read(self, device: str) -> DeviceSnapshot:
         if device == "cpu":
             return self._cpu.read()
+        gpu = self._gpus[device]
+        if isinstance(gpu, AmdGpu):
+            return read_amd(device, gpu)
+        if not isinstance(gpu, Gpu):
+            return read_torch_gpu(device, gpu)
         if self._nvml is None:
             raise RuntimeError("the monitor is closed")
-        return self._nvml.read(device, self._gpus[device])
+        return self._nvml.read(device, gpu)
 
     def _run(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
         while not self._stopping.is_set():

@@ -91,7 +91,7 @@ def require_devices(
         if device not in known:
             raise NoDevice(device, _why_missing(list(known)))
         if not known[device].usable:
-            raise NoDevice(device, known[device].reason.rstrip("."))
+            raise NoDevice(device, known[device].reason.rstrip("."), known[device].remedy)
     return [known[device] for device in ids]
 
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CPU", "DeviceInfo", "DeviceKind", "DeviceSnapshot"]
+__all__ = ["CPU", "DeviceInfo", "DeviceKind", "DeviceSnapshot", "Memory"]
 
 DeviceKind = Literal["cpu", "cuda"]
 
 CPU = "cpu"
 """Id of the CPU; a GPU's is "cuda:N"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a GPU, in bytes."""
+
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +35,13 @@ class DeviceInfo:
         uuid: UUID of a GPU, stable over reboots; "" for the CPU.
         pci_bus: PCI bus id of a GPU, such as "00000000:01:00.0"; "" for the CPU.
         n_cores: number of CPU cores that this process may use; 0 for a GPU.
-        compute_capability: compute capability such as "8.9"; "" for the CPU.
-        driver: version of the NVIDIA driver; "" for the CPU.
+        compute_capability: compute capability such as "8.9" of an NVIDIA GPU; "" for others.
+        driver: version of the GPU's driver; "" for the CPU.
         usable: whether a model can be put there.
         reason: sentence that says why it is not usable, else "".
+        arch: instruction set of an AMD GPU such as "gfx1100"; "" for others.
+        note: sentence on what is not proven about a usable device, else "".
+        remedy: command that makes an unusable device usable on this system, else "".
     """
 
     id: str
@@ -44,6 +56,9 @@ class DeviceInfo:
     driver: str = ""
     usable: bool = True
     reason: str = ""
+    arch: str = ""
+    note: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,31 @@
-"""Tells which GPUs CUDA shows to this process, from the variables that it reads when it starts.
+"""Tells which GPUs CUDA or HIP shows to this process, from the variables that they read.
 
 CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or prefixes of UUIDs; the first that
 fits no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
 Guide, "CUDA Environment Variables"). Numbers count in the order that CUDA_DEVICE_ORDER sets.
+
+HIP knows the same kind of list, as HIP_VISIBLE_DEVICES or, without that, CUDA_VISIBLE_DEVICES; it
+counts the GPUs that ROCR_VISIBLE_DEVICES has left, in that one's order (ROCm's documentation, "GPU
+isolation techniques").
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["order_problem", "visible", "visible_problem"]
+__all__ = [
+    "hiding_variables",
+    "hip_visible",
+    "hip_visible_problem",
+    "order_problem",
+    "variables_for",
+    "visible",
+    "visible_problem",
+]
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+HIP_VISIBLE, ROCR_VISIBLE = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 PCI_ORDER = "PCI_BUS_ID"
 NONE = ("", "-1", "NoDevFiles")
 """Entries that people and programs write to hide all GPUs; the last one is SLURM's."""
@@ -38,10 +51,62 @@ def visible(uuids: Sequence[str], value: str | None) -> list[int]:
     return shown
 
 
-def visible_problem(uuids: Sequence[str], value: str | None) -> str:
-    """Return what is wrong with CUDA_VISIBLE_DEVICES, as a sentence; "" if it shows all it names.
+def hip_visible(uuids: Sequence[str]) -> list[int]:
+    """Return the GPUs that HIP shows to this process, in its order, as indices into `uuids`.
 
-    For the arguments see `visible`.
+    Args:
+        uuids: UUIDs of all GPUs in the driver's order.
+    """
+    left = visible(uuids, os.environ.get(ROCR_VISIBLE))
+    return [left[index] for index in visible([uuids[i] for i in left], _hip_value())]
+
+
+def hip_visible_problem(uuids: Sequence[str]) -> str:
+    """Return what is wrong with HIP's variables, as a sentence; see `hip_visible`."""
+    rocr = os.environ.get(ROCR_VISIBLE)
+    left = [uuids[index] for index in visible(uuids, rocr)]
+    return visible_problem(uuids, rocr, ROCR_VISIBLE) or visible_problem(
+        left, _hip_value(), _hip_variable()
+    )
+
+
+def hiding_variables(*, on_hip: bool) -> str:
+    """Return which variables choose GPUs, such as "CUDA_VISIBLE_DEVICES is '1'"."""
+    names = (ROCR_VISIBLE, _hip_variable()) if on_hip else (VISIBLE,)
+    return " and ".join(f"{name} is '{os.environ[name]}'" for name in names if name in os.environ)
+
+
+def variables_for(uuids: Mapping[str, str], *, on_hip: bool) -> dict[str, str]:
+    """Return the variables that show these GPUs alone, in this order, to a child process.
+
+    Args:
+        uuids: UUID of each GPU by id; "" where it is not known.
+        on_hip: whether torch was built for AMD's GPUs.
+    """
+    if not on_hip and all(uuids.values()):
+        return {VISIBLE: ",".join(uuids.values())}
+    value = _hip_value() if on_hip else os.environ.get(VISIBLE)
+    entries = None if value is None else _entries(value)
+    numbers = [int(name.partition(":")[2]) for name in uuids]
+    chosen = [str(number) if entries is None else entries[number] for number in numbers]
+    variables = (HIP_VISIBLE, VISIBLE) if on_hip else (VISIBLE,)  # PyTorch wants both alike
+    return dict.fromkeys(variables, ",".join(chosen))
+
+
+def _hip_variable() -> str:
+    return HIP_VISIBLE if HIP_VISIBLE in os.environ else VISIBLE
+
+
+def _hip_value() -> str | None:
+    return os.environ.get(_hip_variable())
+
+
+def visible_problem(uuids: Sequence[str], value: str | None, variable: str = VISIBLE) -> str:
+    """Return what is wrong with a list of GPUs, as a sentence; "" if it shows all it names.
+
+    Args:
+        uuids, value: see `visible`.
+        variable: name of the variable that has the list.
     """
     if value is None:
         return ""
@@ -51,9 +116,11 @@ def visible_problem(uuids: Sequence[str], value: str | None) -> str:
         if entry in NONE:
             return ""
         if len(found) != 1:
-            return f"{VISIBLE} is '{value}': {_why_none(uuids, entry, found)}, which ends the list."
+            return (
+                f"{variable} is '{value}': {_why_none(uuids, entry, found)}, which ends the list."
+            )
         if found[0] in seen:
-            return f"{VISIBLE} is '{value}': it names GPU {found[0]} twice, which hides all GPUs."
+            return f"{variable} is '{value}': it names GPU {found[0]} twice, which hides all GPUs."
         seen += found
     return ""
 

@@ -44,8 +44,10 @@ class GpuPath:
         launcher: launcher of the kernels, see `Launcher`.
         triton: version of Triton; "" where it is not installed.
         torch_cuda: version of CUDA that torch was built for; "" for none.
+        torch_hip: version of HIP that torch was built for, for AMD's GPUs; "" for none.
         launcher_problem: why Triton's launcher cannot be compiled; "" if it can.
         missing: names of what a GPU needs and is not here.
+        remedy: command that lets torch use a GPU of this machine; "" if it can, or if nothing does.
         sentence: summary in one or two sentences.
     """
 
@@ -54,8 +56,10 @@ class GpuPath:
     launcher: Launcher
     triton: str
     torch_cuda: str
+    torch_hip: str
     launcher_problem: str
     missing: tuple[str, ...]
+    remedy: str
     sentence: str
 
 
@@ -71,19 +75,21 @@ def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
     missing: list[str] = []
     if not any(d.kind == "cuda" for d in devices):
         missing.append(GPU)
-    if not build.cuda:
+    if not build.has_gpus:
         missing.append("a PyTorch build with CUDA")
     if not triton:
         missing.append(f"Triton (pip install {triton_package()})")
     launcher = chosen_launcher()
     return GpuPath(
         has_gpu=has_gpu,
-        arithmetic="reference" if is_exact or not triton else "kernels",
+        arithmetic="reference" if is_exact or not launcher else "kernels",
         launcher=launcher,
         triton=triton,
         torch_cuda=build.cuda,
+        torch_hip=build.hip,
         launcher_problem=problem,
         missing=tuple(missing),
+        remedy="" if has_gpu else next((d.remedy for d in devices if d.remedy), ""),
         sentence=(
             _describe_path(is_exact, triton, launcher, problem)
             if has_gpu
@@ -100,6 +106,11 @@ def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str
         return (
             "GPUs compute with PyTorch in F32, which is slow and takes much memory, because Triton "
             f"is missing: pip install {triton_package()}."
+        )
+    if not launcher:
+        return (
+            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because "
+            f"{problem}."
         )
     if launcher == "triton":
         return f"GPUs compute with Tandem's kernels, compiled and started by Triton {triton}."
@@ -167,4 +178,7 @@ def chosen_launcher() -> Launcher:
     """Return the launcher of kernels on this machine."""
     if not triton_version():
         return ""
-    return "own" if launcher_problem() or os.environ.get(LAUNCHER_VARIABLE) == "own" else "triton"
+    problem = launcher_problem()
+    if find_torch_build().hip:  # our own launcher knows only CUDA
+        return "" if problem else "triton"
+    return "own" if problem or os.environ.get(LAUNCHER_VARIABLE) == "own" else "triton"

@@ -6,14 +6,19 @@ import ctypes
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import psutil
 import torch
 
 from engine.devices import DeviceInfo, cuda_status, list_devices, require_devices
 from engine.devices.stopped import stopped_gpus
+from engine.devices.torch_build import find_torch_build
+from engine.devices.visibility import ORDER, PCI_ORDER
+from engine.devices.wheels import amd_command, choose_wheel
 from engine.errors import NoDevice
 from engine.hardware.cuda_overhead import overhead_bytes
+from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of
 
 RANK_PRIORITY = -1
 """Priority of the CUDA streams in which ranks compute; other streams have 0, which is lower."""
@@ -27,10 +32,11 @@ OUT_OF_MEMORY_TEXTS = (
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the torch device for "cpu" or "cuda:N".
+    """Return the torch device for "cpu" or "cuda:N", which names AMD's GPUs as well.
 
     Raises:
-        NoDevice: it does not exist here, or torch gives that number to another GPU.
+        NoDevice: it does not exist here, torch gives that number to another GPU, or the installed
+            torch has no code for it.
         DeviceStopped: it has stopped working in this process.
     """
     if name == "cpu":
@@ -39,27 +45,54 @@ def torch_device(name: str) -> torch.device:
     require_devices([name], devices)
     if not torch.cuda.is_available():
         raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
-    _check_number(name, devices)
+    properties = torch.cuda.get_device_properties(name)
+    _check_number(name, properties, devices)
+    _check_code(name, properties)
     return torch.device(name)
 
 
-def _check_number(name: str, devices: Sequence[DeviceInfo]) -> None:
-    """Check that torch and NVML give this number to the same GPU.
+def _check_number(name: str, properties: Any, devices: Sequence[DeviceInfo]) -> None:
+    """Check that torch and the driver's list give this number to the same GPU.
 
     They differ where CUDA was started before the order of GPUs was set, or with other variables
-    than now. A part of a GPU (MIG) has a UUID of another kind, which cannot be compared.
+    than now. GPUs are the same that have the same UUID or, where torch does not tell a UUID that
+    the driver knows, the same place on the PCI bus.
+
+    Args:
+        properties: torch's description of the GPU.
 
     Raises:
         NoDevice: they mean different GPUs.
     """
-    uuid = getattr(torch.cuda.get_device_properties(name), "uuid", None)
-    meant = next((d.id for d in devices if uuid and d.uuid == f"GPU-{uuid}"), name)
-    if meant != name:
+    uuid, bus = uuid_of(properties), pci_bus_of(properties)
+    by_uuid = [d.id for d in devices if uuid and d.uuid == uuid]
+    meant = by_uuid or [d.id for d in devices if bus and d.pci_bus == bus]
+    if meant and meant[0] != name:
+        order = (
+            "with the same variables as now" if torch.version.hip else f"with {ORDER}={PCI_ORDER}"
+        )
         raise NoDevice(
             name,
-            f"CUDA was started with GPUs in another order, in which {name} is what the driver "
-            f"calls {meant}; restart with CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            f"{'HIP' if torch.version.hip else 'CUDA'} was started with GPUs in another order, in "
+            f"which {name} is what the driver calls {meant[0]}; restart {order}",
         )
+
+
+def _check_code(name: str, properties: Any) -> None:
+    """Check that the installed torch has code for a GPU.
+
+    Raises:
+        NoDevice: it has none; the hint is a command that installs one that has.
+    """
+    if not torch.cuda.get_arch_list() or has_code_for(arch := arch_of(properties)):
+        return
+    if torch.version.hip:
+        remedy = amd_command(arch, from_amd=True)
+    else:
+        with_code = choose_wheel(arch, find_torch_build().cuda_major)
+        remedy = with_code.command if with_code else ""
+        arch = f"compute capability {arch}"
+    raise NoDevice(name, f"this PyTorch build has no code for {arch}", remedy)
 
 
 def stream_of_rank(device: torch.device) -> torch.cuda.Stream:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.devices.routes import Pair, Place
-from engine.devices.visibility import VISIBLE
+from engine.devices.torch_build import find_torch_build
+from engine.devices.visibility import variables_for
 from engine.hardware.trial_process import HUNG, TrialProcess, program_command
 from engine.planning.speed.link_records import Means, TrialRecord, trial_from
 
@@ -67,13 +68,13 @@ def try_steps(
 
     Args:
         steps: the trials to make.
-        gpus: UUID of each device by id; no other GPU is touched.
+        gpus: UUID of each device by id, "" where it is not known; no other GPU is touched.
         command: command line of the child.
         start_s: seconds the child may be silent before its first trial.
         step_s: seconds the child may be silent later.
     """
     left, found = list(steps), list[StepResult]()
-    names, visible = list(gpus), {VISIBLE: ",".join(gpus.values())}
+    names, visible = list(gpus), variables_for(gpus, on_hip=bool(find_torch_build().hip))
     while left:
         request = {
             "names": names,

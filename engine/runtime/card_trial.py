@@ -6,14 +6,13 @@ A driver that hangs and a kernel that takes its process's GPU along must not tak
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from datetime import date
 
 import torch
 
 from engine.devices.types import DeviceInfo
-from engine.devices.visibility import VISIBLE
+from engine.devices.visibility import variables_for
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
 from engine.hardware.trial_process import HUNG, TrialProcess, program_command
 
@@ -27,9 +26,6 @@ START_S = 120.0
 
 STEP_S = 120.0
 """Seconds for one check, which compiles its kernels first."""
-
-HIP_VISIBLE = "HIP_VISIBLE_DEVICES"
-"""Environment variable that chooses AMD's GPUs, by number only."""
 
 
 def verdict_on(info: DeviceInfo, records: CardRecords | None = None) -> CardVerdict | None:
@@ -105,9 +101,4 @@ def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict 
 
 def only_shown(info: DeviceInfo) -> Mapping[str, str]:
     """Return the environment variables for a process that sees one GPU alone, as cuda:0."""
-    if not torch.version.hip:
-        return {VISIBLE: info.uuid}
-    number = int(info.id.partition(":")[2])
-    shown = os.environ.get(HIP_VISIBLE) or os.environ.get(VISIBLE)
-    entry = shown.split(",")[number].strip() if shown else str(number)
-    return {HIP_VISIBLE: entry, VISIBLE: entry}  # PyTorch wants both alike
+    return variables_for({info.id: info.uuid}, on_hip=bool(torch.version.hip))

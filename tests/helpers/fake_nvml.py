@@ -4,6 +4,7 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -176,9 +177,17 @@ def no_gpus(init_error: str = "NVML_ERROR_LIBRARY_NOT_FOUND") -> FakeDriver:
 
 
 def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """Install a fake driver on this machine, with a torch that can use it; return the driver."""
+    """Install a fake driver on this machine, with a torch that can use it; return the driver.
+
+    Nothing else of this machine is seen: neither its display adapters nor AMD's GPUs nor torch's.
+    """
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("engine.devices.drivers.amd.SYSFS", Path("/nowhere"))
+    monkeypatch.setattr("engine.devices.catalog.find_adapters", list)
+    monkeypatch.setattr("engine.devices.drivers.torch_gpus.CUDA_FILES", ())
+    monkeypatch.setattr("engine.devices.drivers.torch_gpus.HIP_FILES", ())
     use_build(monkeypatch, TorchBuild(is_installed=True, cuda="13.0"))
     return driver
 

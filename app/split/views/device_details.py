@@ -1,4 +1,4 @@
-"""Details of a device's row: bytes by kind, memory to keep free, place in the order."""
+"""Details of a device's row: bytes by kind, what is unproven, memory to keep free, the order."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class DeviceDetails(QWidget):
         self.kinds.setTextFormat(Qt.TextFormat.RichText)
         self.kinds.setProperty("role", "muted")
         self.kinds.setWordWrap(True)
+        self.note = label(role="muted")
+        self.note.setWordWrap(True)
         self.reserve = QSpinBox()
         self.reserve.setSuffix(" MiB")
         self.reserve.setSingleStep(RESERVE_STEP_MIB)
@@ -66,6 +68,8 @@ class DeviceDetails(QWidget):
             button.setEnabled(is_possible)
             button.setVisible(count > 1)
         self._order.setVisible(count > 1)
+        self.note.setText(figures.note)
+        self.note.setVisible(bool(figures.note))
         if figures != self._figures:
             self._figures = figures
             self.refresh()
@@ -100,4 +104,5 @@ class DeviceDetails(QWidget):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
         layout.addWidget(self.kinds)
+        layout.addWidget(self.note)
         layout.addLayout(line)

@@ -21,7 +21,7 @@ class SplitLayout(QWidget):
 
     Attributes:
         inputs: everything that is disabled while a model loads.
-        unusable: names of devices that cannot be used, with reasons.
+        unusable: names of devices that cannot be used, with reasons and commands to copy.
         problem: sentences on what does not fit.
         cpu_ranks_host: row with the number of CPU ranks.
         rows_layout: layout of the device rows.
@@ -36,6 +36,8 @@ class SplitLayout(QWidget):
         for text in (self.unusable, self.problem):
             text.setWordWrap(True)
             text.hide()
+        self.unusable.setTextFormat(Qt.TextFormat.PlainText)
+        self.unusable.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.cpu_ranks, self.cpu_ranks_host = QSpinBox(), QWidget()
         self.rows_layout = QVBoxLayout()
         self.inputs = self._make_inputs()

@@ -40,9 +40,15 @@ class SplitPanel(SplitLayout):
 
     @Slot(object)
     def show_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Name the devices that cannot be used, with reasons."""
-        unusable = [f"{short_name(d.name)}: {d.reason}" for d in devices if not d.usable]
-        self.unusable.setText("\n".join(unusable))
+        """Name the devices that cannot be used, with reasons and the commands that help."""
+        lines: list[str] = []
+        for device in devices:
+            if not device.usable:
+                lines.append(f"{short_name(device.name)}: {device.reason}")
+                if device.remedy and device.remedy not in lines:
+                    lines.append(device.remedy)
+        unusable = "\n".join(lines)
+        self.unusable.setText(unusable)
         self.unusable.setVisible(bool(unusable))
 
     @Slot(str)

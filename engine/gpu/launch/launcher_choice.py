@@ -66,7 +66,7 @@ def _choose() -> Launcher:
     use_cache(targets(), version)
     configs.use_found(read_configs(configs_file()))
     why = launcher_problem()
-    if not why and os.environ.get(LAUNCHER_VARIABLE) != "own":
+    if not why and (torch.version.hip or os.environ.get(LAUNCHER_VARIABLE) != "own"):
         why = _build_launcher()
         if not why:
             return "triton"

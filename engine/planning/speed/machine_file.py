@@ -164,7 +164,8 @@ def _route_key(source: DeviceInfo, target: DeviceInfo) -> str:
 
 
 def _cuda() -> str:
-    return find_torch_build().cuda
+    build = find_torch_build()
+    return build.cuda or build.hip
 
 
 def _read(

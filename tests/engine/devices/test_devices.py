@@ -21,8 +21,9 @@ from engine.devices import (
     require_devices,
     torch_build,
 )
+from engine.devices.drivers.adapters import Adapter
 from engine.devices.torch_build import TorchBuild, find_torch_build
-from engine.devices.visibility import visible, visible_problem
+from engine.devices.visibility import variables_for, visible, visible_problem
 from engine.errors import NoDevice
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus, use_build
 
@@ -243,9 +244,45 @@ def test_gpus_that_are_named_in_vain_are_told_also_where_others_are_shown(driver
     assert "there is no GPU 7" in hidden_gpus()
 
 
+def test_gpus_that_are_hidden_on_purpose_are_named(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert hidden_gpus() == "CUDA_VISIBLE_DEVICES is '2' and hides RTX 3060, RTX 5090."
+
+
 def test_without_a_driver_no_gpu_is_hidden(no_driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert hidden_gpus() == ""
+
+
+def hip(value: str) -> dict[str, str]:
+    return dict.fromkeys(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), value)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "on_hip", "set_ones", "expected"),
+    [
+        (
+            {"cuda:1": "GPU-b", "cuda:0": "GPU-a"}, False, {},
+            {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"},
+        ),
+        ({"cuda:1": "", "cuda:0": ""}, False, {}, {"CUDA_VISIBLE_DEVICES": "1,0"}),
+        (
+            {"cuda:1": ""}, False, {"CUDA_VISIBLE_DEVICES": "5, 3"}, {"CUDA_VISIBLE_DEVICES": "3"},
+        ),
+        ({"cuda:1": "GPU-b"}, True, {}, hip("1")),
+        ({"cuda:1": ""}, True, {"CUDA_VISIBLE_DEVICES": "5,3"}, hip("3")),
+        (
+            {"cuda:0": ""}, True, {"CUDA_VISIBLE_DEVICES": "5,3", "HIP_VISIBLE_DEVICES": "7"},
+            hip("7"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_child_process_is_shown_the_same_gpus(monkeypatch, uuids, on_hip, set_ones, expected):
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_ones.items():
+        monkeypatch.setenv(name, value)
+    assert variables_for(uuids, on_hip=on_hip) == expected
 
 
 @pytest.mark.parametrize(
@@ -325,6 +362,30 @@ def test_a_driver_without_gpus_is_told_apart(driver):
     assert cuda_status() == "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
 
 
+@pytest.mark.parametrize(
+    ("makers", "expected"),
+    [
+        (["nvidia"], "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver"),
+        (["intel", "nvidia"], "An NVIDIA GPU is here but no driver for it"),
+        (["amd"], "The AMD GPU here has little memory of its own, or no driver for computing"),
+        (["intel"], "Tandem can use GPUs of NVIDIA and AMD, but not Intel's; it runs on the CPU."),
+        (["apple"], "but not Apple's; it runs on the CPU."),
+    ],
+)
+def test_without_a_driver_the_maker_of_the_gpu_is_told(no_driver, monkeypatch, makers, expected):
+    adapters = [Adapter(maker) for maker in makers]
+    monkeypatch.setattr("engine.devices.catalog.find_adapters", lambda: adapters)
+    assert expected in cuda_status()
+
+
+def test_a_gpu_that_torch_cannot_use_is_refused_with_the_command(driver, monkeypatch):
+    use_build(monkeypatch, TorchBuild(True, "", version="2.15.0+cpu"))
+    with pytest.raises(NoDevice, match="has no CUDA support") as caught:
+        require_devices(["cuda:0"])
+    assert caught.value.hint.startswith("Run: pip install --force-reinstall ")
+    assert pickle.loads(pickle.dumps(caught.value)).hint == caught.value.hint
+
+
 # --- the torch build
 
 
@@ -374,7 +435,8 @@ def find_build_with(monkeypatch, tmp_path, source: str | None, version: str = ""
     ],
 )
 def test_cuda_is_read_from_torchs_version_file(monkeypatch, tmp_path, source, expected):
-    assert find_build_with(monkeypatch, tmp_path, source) == TorchBuild(True, expected)
+    found = find_build_with(monkeypatch, tmp_path, source)
+    assert (found.is_installed, found.cuda, found.hip) == (True, expected, "")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +453,20 @@ def test_without_the_version_file_the_package_version_tells(
     monkeypatch, tmp_path, version, platform, expected
 ):
     monkeypatch.setattr(torch_build.sys, "platform", platform)
-    assert find_build_with(monkeypatch, tmp_path, None, version) == TorchBuild(True, expected)
+    found = find_build_with(monkeypatch, tmp_path, None, version)
+    assert found == TorchBuild(True, expected, version=version)
+
+
+def test_a_build_for_amd_is_told_apart(monkeypatch, tmp_path):
+    source = "__version__ = '2.13.0+rocm7.2'\ncuda: Optional[str] = None\nhip = '7.2.53211'\n"
+    found = find_build_with(monkeypatch, tmp_path, source)
+    assert found == TorchBuild(True, "", "7.2.53211", "2.13.0+rocm7.2")
+    assert found.has_gpus
+
+
+def test_a_build_for_amd_is_told_by_its_package_version(monkeypatch, tmp_path):
+    found = find_build_with(monkeypatch, tmp_path, None, "2.13.0+rocm7.2")
+    assert (found.cuda, found.hip) == ("", "7.2")
 
 
 def test_an_imported_torch_is_asked_itself(monkeypatch):

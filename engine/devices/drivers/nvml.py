@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from engine.devices.types import DeviceSnapshot
+from engine.devices.types import DeviceSnapshot, Memory
 from engine.errors import DeviceError
 
-__all__ = ["Gpu", "Memory", "Nvml"]
+__all__ = ["NO_DRIVER", "Gpu", "Nvml"]
 
 NO_DRIVER = "No NVIDIA driver was found; Tandem runs on the CPU."
 
@@ -34,15 +34,6 @@ class Gpu:
     pci_bus: str = ""
     compute_capability: str = ""
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of a GPU, in bytes."""
-
-    total_bytes: int
-    used_bytes: int
-    free_bytes: int
 
 
 class Nvml:

@@ -1,0 +1,177 @@
+"""Reads names, memory, load and temperature of AMD's GPUs from the files of Linux's amdgpu driver.
+
+The files are described in the kernel's documentation, "GPU Power/Thermal Controls and Monitoring"
+and "Misc AMDGPU driver information", and in ROCm's libhsakmt (`topology.c`). AMD's library amdsmi
+reads the same ones; it is not used, since loading it beside the copy that PyTorch brings along ends
+the process on some systems (ROCm/amdsmi, issue 72).
+
+HIP numbers GPUs as the driver numbers its compute nodes. Tandem has not been run on an AMD GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.devices.types import DeviceSnapshot, Memory
+from engine.errors import DeviceError
+
+__all__ = ["AmdGpu", "amd_driver", "amd_gpus", "amd_memory", "read_amd"]
+
+SYSFS = Path("/sys")
+"""Folder of the kernel's files on devices."""
+
+KFD = Path("/dev/kfd")
+"""Device file of the compute driver, which a process must open to use any GPU."""
+
+NAME_FILES = (
+    Path("/usr/share/libdrm/amdgpu.ids"), Path("/opt/amdgpu/share/libdrm/amdgpu.ids"),
+)  # fmt: skip
+"""Tables of product names by PCI device and revision; part of libdrm."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmdGpu:
+    """A GPU of AMD's.
+
+    Attributes:
+        name: product name.
+        arch: its instruction set, such as "gfx1100".
+        uuid: "GPU-" and 16 digits, as ROCm names it; "" where the card has no number of its own.
+        pci_bus: PCI bus id, such as "00000000:03:00.0".
+        kfd_id: number of the GPU in the compute driver.
+        folder: the driver's files on it.
+    """
+
+    name: str
+    arch: str
+    uuid: str
+    pci_bus: str
+    kfd_id: int
+    folder: Path
+
+
+def amd_gpus() -> list[AmdGpu]:
+    """Return the GPUs that this process may use, in HIP's order; none but on Linux."""
+    nodes = SYSFS / "class/kfd/kfd/topology/nodes"
+    try:
+        numbers = sorted(int(node.name) for node in nodes.iterdir() if node.name.isdigit())
+    except OSError:
+        return []
+    found = (_gpu_of(nodes / str(number)) for number in numbers)
+    return [gpu for gpu in found if gpu is not None]
+
+
+def amd_driver() -> str:
+    """Return the version of the amdgpu driver, or of the kernel that it is a part of."""
+    return _text(SYSFS / "module/amdgpu/version") or f"Linux {platform.release()}"
+
+
+def access_problem() -> str:
+    """Return why this process may not compute on AMD's GPUs, as a sentence; "" if it may."""
+    if not KFD.exists():
+        return f"The amdgpu driver offers no {KFD}, which computing on AMD's GPUs needs."
+    if not os.access(KFD, os.R_OK | os.W_OK):
+        return f"This user may not open {KFD}; add the user to the groups render and video."
+    return ""
+
+
+def amd_memory(gpu: AmdGpu) -> Memory:
+    """Return the memory of a GPU; that of an APU is the part set aside for graphics.
+
+    Raises:
+        DeviceError: the driver does not tell.
+    """
+    total, used = (_number(gpu.folder / f"mem_info_vram_{kind}") for kind in ("total", "used"))
+    if total is None or used is None:
+        raise DeviceError("The amdgpu driver does not tell the memory of the GPU.")
+    return Memory(total, used, max(0, total - used))
+
+
+def read_amd(device: str, gpu: AmdGpu) -> DeviceSnapshot:
+    """Return the state of `gpu` now, under the id `device`; never raises."""
+    now = time.monotonic()
+    try:
+        memory = amd_memory(gpu)
+    except DeviceError as error:
+        return DeviceSnapshot(device, now, 0, 0, 0, problem=str(error))
+    temperature_mc, clock_hz = _sensor(gpu, "temp1_input"), _sensor(gpu, "freq1_input")
+    power_uw = _sensor(gpu, "power1_average")
+    if power_uw is None:  # a card has either file
+        power_uw = _sensor(gpu, "power1_input")
+    load = _number(gpu.folder / "gpu_busy_percent")
+    return DeviceSnapshot(
+        device,
+        now,
+        memory.used_bytes,
+        memory.total_bytes,
+        memory.free_bytes,
+        load_percent=None if load is None else float(load),
+        temperature_c=None if temperature_mc is None else temperature_mc / 1000,
+        power_w=None if power_uw is None else power_uw / 1e6,
+        own_bytes=_number(SYSFS / f"class/kfd/kfd/proc/{os.getpid()}/vram_{gpu.kfd_id}"),
+        clock_mhz=None if clock_hz is None else clock_hz // 1_000_000,
+    )
+
+
+def _gpu_of(node: Path) -> AmdGpu | None:
+    """Return the GPU of a compute node; None for a CPU, or where this process may not read it."""
+    properties = dict(
+        line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line
+    )
+
+    def number(name: str) -> int:
+        value = properties.get(name, "0")
+        return int(value) if value.isdigit() else 0
+
+    version = number("gfx_target_version")
+    if not version or not number("simd_count"):
+        return None
+    major, minor, step = version // 10000, version // 100 % 100, version % 100
+    place = number("location_id")
+    address = f"{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+    folder = SYSFS / f"bus/pci/devices/{number('domain'):04x}:{address}"
+    arch, own = f"gfx{major}{minor:x}{step:x}", number("unique_id")
+    return AmdGpu(
+        name=_name(folder) or f"AMD GPU {arch}",
+        arch=arch,
+        uuid=f"GPU-{own:016x}" if own else "",
+        pci_bus=f"{number('domain'):08x}:{address}".upper(),
+        kfd_id=_number(node / "gpu_id") or 0,
+        folder=folder,
+    )
+
+
+def _name(folder: Path) -> str:
+    """Return the product name of the GPU with this folder of files, or ""."""
+    if name := _text(folder / "product_name"):
+        return name
+    wanted = [_text(folder / part).removeprefix("0x").lower() for part in ("device", "revision")]
+    for file in NAME_FILES:
+        for line in _text(file).splitlines():
+            device, _, rest = line.partition(",")
+            revision, _, name = rest.partition(",")
+            if [device.strip().lower(), revision.strip().lower()] == wanted:
+                return name.strip()
+    return ""
+
+
+def _sensor(gpu: AmdGpu, name: str) -> int | None:
+    """Return what a sensor of the GPU says; None where there is no such sensor."""
+    return next((_number(path) for path in sorted(gpu.folder.glob(f"hwmon/hwmon*/{name}"))), None)
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, or "" where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

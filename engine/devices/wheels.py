@@ -1,0 +1,212 @@
+"""Says why the installed PyTorch cannot use a GPU, and which command installs a build that can.
+
+The table of builds is that of November 2026, from these sources:
+
+- Releases and what their builds have code for: RELEASE.md of pytorch/pytorch, its pull requests
+  175253 (2.11) and 182849 (2.12), and its issues 178665 (2.12 is the first without CUDA 12.8),
+  190355 (2.14) and 190385 (2.15 is the first without CUDA 12.6, so without Maxwell, Pascal and
+  Volta). That PyPI's 2.15 needs CUDA 13.2 is in its metadata.
+- Drivers: NVIDIA's "CUDA Compatibility", minor version compatibility: CUDA 13 runs on drivers from
+  580 on, CUDA 12 on those from 525 on (Windows: 528). Windows' drivers for CUDA 13 are not listed
+  there; 580 is the first branch that has it.
+- AMD: RELEASE.md names ROCm 7.14 for 2.14, on Linux alone. AMD publishes builds for Windows and
+  for more cards at stable.repo.amd.com (TheRock's RELEASES.md), as extras named after the card.
+
+No command was tried on a card.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.devices.torch_build import TorchBuild
+
+__all__ = ["Advice", "CudaWheel", "advise_amd", "advise_nvidia", "choose_wheel", "runs_on"]
+
+INDEX = "https://download.pytorch.org/whl/"
+"""Address of PyTorch's own package indexes."""
+
+AMD_INDEX = "https://stable.repo.amd.com/rocm/whl-next/"
+"""Address of AMD's package index, whose builds are for Linux and Windows."""
+
+ROCM = "rocm7.14"
+"""Newest of PyTorch's indexes for ROCm."""
+
+FIRST_DRIVERS: Mapping[int, str] = {13: "580", 12: "525"}
+"""First driver that runs each major version of CUDA."""
+
+ARM = ("aarch64", "arm64")
+"""Names of ARM processors, which builds of their own are for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaWheel:
+    """One of PyTorch's builds for CUDA.
+
+    Attributes:
+        cuda: version of CUDA.
+        requirement: what pip is asked for; releases from 2.11 on that have this build.
+        archs: compute capabilities that it has code for, on x86.
+        arm_archs: the same on ARM under Linux.
+    """
+
+    cuda: str
+    requirement: str
+    archs: tuple[str, ...]
+    arm_archs: tuple[str, ...]
+
+    @property
+    def major(self) -> int:
+        """Major version of CUDA."""
+        return int(self.cuda.partition(".")[0])
+
+    @property
+    def command(self) -> str:
+        """Command that installs it in place of another build."""
+        index = f"{INDEX}cu{self.cuda.replace('.', '')}"
+        return f'pip install --force-reinstall "{self.requirement}" --index-url {index}'
+
+    def has_code_for(self, capability: str) -> bool:
+        """Return whether it has code for a compute capability.
+
+        Taken for yes where that is unknown, "", or newer than this table.
+        """
+        archs = self.arm_archs if platform.machine().lower() in ARM else self.archs
+        return not capability or any(runs_on(arch, capability) for arch in (*archs, *NEWER))
+
+
+NEWER = tuple(f"{major}.0" for major in range(13, 30))
+"""Compute capabilities that came after this table."""
+
+X86_13 = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0")
+ARM_13 = ("8.0", "9.0", "10.0", "11.0", "12.0")
+
+WHEELS = (
+    CudaWheel("13.0", "torch>=2.11", X86_13, ARM_13),
+    CudaWheel(
+        "12.6", "torch>=2.11,<2.15",
+        ("5.0", "6.0", "7.0", "7.5", "8.0", "8.6", "9.0"), ("8.0", "9.0"),
+    ),
+    CudaWheel("12.8", "torch>=2.11,<2.12", X86_13, ("8.0", "9.0", "10.0", "12.0")),
+    CudaWheel("13.2", "torch>=2.12", X86_13, ARM_13),
+)  # fmt: skip
+"""PyTorch's builds from 2.11 on, the one to prefer first. 13.2 comes last, as 13.0 runs on the same
+cards and has been tried for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Why a GPU cannot be used, as a sentence, "" if it can; and the command that helps, or ""."""
+
+    reason: str = ""
+    remedy: str = ""
+
+
+def runs_on(arch: str, capability: str) -> bool:
+    """Return whether code for one compute capability runs on another: same major, not older."""
+    have, need = (tuple(int(part) for part in text.split(".")) for text in (arch, capability))
+    return have[0] == need[0] and have[1] <= need[1]
+
+
+def choose_wheel(capability: str, driver_cuda: int | None) -> CudaWheel | None:
+    """Return the build to install for a GPU; None if there is none.
+
+    Args:
+        capability: compute capability such as "8.9"; "" if unknown.
+        driver_cuda: newest major version of CUDA that its driver runs; None if unknown.
+    """
+    return next(
+        (
+            wheel for wheel in WHEELS
+            if wheel.has_code_for(capability) and wheel.major <= (driver_cuda or wheel.major)
+        ),
+        None,
+    )  # fmt: skip
+
+
+def advise_nvidia(build: TorchBuild, capability: str, driver_cuda: int | None) -> Advice:
+    """Return why the installed build cannot use an NVIDIA GPU, and what helps.
+
+    For the arguments see `choose_wheel`.
+    """
+    reason = _nvidia_problem(build, capability, driver_cuda)
+    if not reason:
+        return Advice()
+    wheel = choose_wheel(capability, driver_cuda)
+    if wheel is not None:
+        return Advice(reason, wheel.command)
+    newer = choose_wheel(capability, None)
+    if newer is None:
+        return Advice(
+            "No PyTorch from 2.11 on has code for GPUs of compute capability "
+            f"{capability}; Tandem cannot use this one."
+        )
+    return Advice(
+        f"The NVIDIA driver is too old for every PyTorch that can use this GPU; update it to "
+        f"{FIRST_DRIVERS[newer.major]} or newer.",
+        "" if build.cuda_major == newer.major else newer.command,
+    )
+
+
+def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None) -> str:
+    """Return why a build cannot use an NVIDIA GPU, or ""."""
+    if not build.is_installed:
+        return "An NVIDIA driver is here but PyTorch is not installed; install torch to run models."
+    if build.hip:
+        return (
+            "This PyTorch build is for AMD GPUs (ROCm); install a CUDA build of torch to use this "
+            "GPU instead."
+        )
+    if not build.cuda:
+        return (
+            "An NVIDIA driver is here but this PyTorch build has no CUDA support; "
+            "install a CUDA build of torch to use the GPUs."
+        )
+    # a driver runs every CUDA of its major version, even a newer one
+    if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
+        first = FIRST_DRIVERS.get(build.cuda_major)
+        return (
+            f"The NVIDIA driver runs CUDA {driver_cuda} but this PyTorch build needs CUDA "
+            f"{build.cuda}; update the driver{f' to {first} or newer' if first else ''}, or "
+            "install an older build."
+        )
+    installed = next((wheel for wheel in WHEELS if wheel.cuda == build.cuda), None)
+    if installed and build.is_official and not installed.has_code_for(capability):
+        return (
+            f"This PyTorch build (CUDA {build.cuda}) has no code for GPUs of compute capability "
+            f"{capability}; install one that has."
+        )
+    return ""
+
+
+def advise_amd(build: TorchBuild, arch: str = "") -> Advice:
+    """Return why the installed build cannot use an AMD GPU, and what helps.
+
+    Args:
+        arch: instruction set such as "gfx1100"; "" if unknown.
+    """
+    if build.hip:
+        return Advice()
+    if not build.is_installed:
+        reason = "An AMD GPU is here but PyTorch is not installed"
+    elif build.cuda:
+        reason = "This PyTorch build is for NVIDIA GPUs (CUDA)"
+    else:
+        reason = "This PyTorch build has no support for GPUs"
+    return Advice(f"{reason}; install a ROCm build of torch to use AMD GPUs.", amd_command(arch))
+
+
+def amd_command(arch: str = "", *, from_amd: bool = False) -> str:
+    """Return the command that installs a build for AMD's GPUs.
+
+    Args:
+        arch: instruction set such as "gfx1100"; "" if unknown.
+        from_amd: whether PyTorch's own build has no code for the GPU. It has none for Windows.
+    """
+    if sys.platform == "win32" or from_amd:
+        extra = f"device-{arch}" if arch else "device-all"
+        return f'pip install --force-reinstall "torch[{extra}]>=2.11" --index-url {AMD_INDEX}'
+    return f'pip install --force-reinstall "torch>=2.11" --index-url {INDEX}{ROCM}'
