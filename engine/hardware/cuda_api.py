@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple
@@ -19,6 +19,9 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 INVALID_VALUE = 1
 """CUDA_ERROR_INVALID_VALUE."""
+
+NO_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT."""
 
 FUNCTION_SHARED_BYTES, FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_THREADS = 1, 3, 4, 0
 FUNCTION_MOST_DYNAMIC_SHARED_BYTES = 8
@@ -37,9 +40,6 @@ PEER_ACCESS_ALREADY_ENABLED = 704
 
 PLAIN_SHARED_BYTES = 48 << 10
 """Bytes of shared memory that a kernel has without asking for more."""
-
-Dim = tuple[int, int, int]
-"""Size of a grid in x, y and z."""
 
 
 class CudaCallError(EngineError):
@@ -111,7 +111,7 @@ class CudaApi:
         Raises:
             EngineError: the driver refuses it.
         """
-        self._enter(device)
+        self.enter(device)
         module, function = c_void_p(), c_void_p()
         self._call("cuModuleLoadData", byref(module), c_char_p(code))
         self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
@@ -147,28 +147,14 @@ class CudaApi:
             )
             if failed == INVALID_VALUE:
                 return tuple(sizes)
-            self._check("cuFuncGetParamInfo", failed)
+            self.check("cuFuncGetParamInfo", failed)
             sizes.append(size.value)
 
-    def start(
-        self, function: int, device: int, grid: Dim, n_threads: int, shared_bytes: int, stream: int,
-        parameters: Sequence[Any],
-    ) -> None:  # fmt: skip
-        """Launch a kernel on a CUDA stream.
-
-        Args:
-            device: number of the device where it was loaded.
-            parameters: ctypes value of each parameter; further ones are ignored.
-
-        Raises:
-            EngineError: the driver refuses it.
-        """
-        self._enter(device)
-        addresses = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
-        self._call(
-            "cuLaunchKernel", c_void_p(function), *map(c_uint, grid), c_uint(n_threads), c_uint(1),
-            c_uint(1), c_uint(shared_bytes), c_void_p(stream), addresses, None,
-        )  # fmt: skip
+    @property
+    def launch_kernel(self) -> Callable[..., int]:
+        """The driver's function cuLaunchKernel; the device's context must be current."""
+        found: Callable[..., int] = self._library.cuLaunchKernel
+        return found
 
     def allocate(self, n_bytes: int, device: int) -> int:
         """Allocate zeros on a device and return their address.
@@ -211,7 +197,7 @@ class CudaApi:
         with self._on(device):
             failed = self._library.cuCtxEnablePeerAccess(context, c_uint(0))
             if failed != PEER_ACCESS_ALREADY_ENABLED:
-                self._check("cuCtxEnablePeerAccess", failed)
+                self.check("cuCtxEnablePeerAccess", failed)
 
     def host_address(self, address: int, device: int) -> int:
         """Return the address of mapped host memory for kernels on a device (other on Windows)."""
@@ -239,13 +225,13 @@ class CudaApi:
         """
         before = c_void_p()
         self._call("cuCtxGetCurrent", byref(before))
-        self._enter(device)
+        self.enter(device)
         try:
             yield
         finally:
             self._call("cuCtxSetCurrent", before)
 
-    def _enter(self, device: int) -> None:
+    def enter(self, device: int) -> None:
         """Make a device's primary context, which is torch's, current on this thread."""
         context, current = c_void_p(), c_int(-1)
         self._call("cuCtxGetCurrent", byref(context))
@@ -256,9 +242,18 @@ class CudaApi:
             self._call("cuCtxSetCurrent", context)
 
     def _call(self, name: str, *args: Any) -> None:
-        self._check(name, getattr(self._library, name)(*args))
+        self.check(name, getattr(self._library, name)(*args))
 
-    def _check(self, name: str, failed: int) -> None:
+    def check(self, name: str, failed: int) -> None:
+        """Raise an error if a function of the driver has failed.
+
+        Args:
+            name: name of the function.
+            failed: what it returned; 0 if it succeeded.
+
+        Raises:
+            EngineError: it failed.
+        """
         if failed:
             text = c_char_p()
             self._library.cuGetErrorString(c_int(failed), byref(text))

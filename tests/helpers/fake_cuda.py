@@ -23,6 +23,7 @@ class FakeCuda:
     Attributes:
         calls: names of the called functions, in order.
         started: launches: kernel, grid, threads, shared memory, stream and the parameters' bytes.
+        functions: handle of the kernel of each launch.
         attributes: attributes of functions that were set: number and value.
         context: number of the device whose context the thread has; None for none.
     """
@@ -34,6 +35,7 @@ class FakeCuda:
     ) -> None:
         self.calls: list[str] = []
         self.started: list[tuple[str, tuple[int, ...], int, int, int, list[bytes]]] = []
+        self.functions: list[int] = []
         self.attributes: list[tuple[int, int]] = []
         self.context: int | None = None
         self._parameter_bytes = parameter_bytes
@@ -101,13 +103,16 @@ class FakeCuda:
         return 0
 
     def _cuLaunchKernel(self, function: Any, *args: Any) -> int:  # noqa: N802
+        if self.context is None:
+            return 201
         *dims, shared, stream, addresses, extra = args
         assert extra is None
+        assert all(type(x) is int for x in (*dims, shared)), "ctypes makes C ints of these"
         sizes = self._sizes(function.value)
         found = [ctypes.string_at(addresses[n], size) for n, size in enumerate(sizes)]
-        grid, threads = tuple(d.value for d in dims[:3]), dims[3].value
         name = self._names[function.value - 1]
-        self.started.append((name, grid, threads, shared.value, stream.value or 0, found))
+        self.functions.append(function.value)
+        self.started.append((name, tuple(dims[:3]), dims[3], shared, stream.value or 0, found))
         return 0
 
     def _sizes(self, function: int) -> list[int]:

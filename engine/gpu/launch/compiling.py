@@ -22,7 +22,14 @@ from torch import Tensor
 from engine.devices.host import usable_cores
 from engine.errors import Cancelled, EngineError
 from engine.gpu.launch.kernel_cache import cache_in_use, is_full, leave_cache
-from engine.gpu.launch.kernel_launch import Argument, KernelLaunch, is_interpreted
+from engine.gpu.launch.kernel_launch import (
+    ALIGNMENT,
+    MOST_INT32,
+    Argument,
+    KernelLaunch,
+    is_far,
+    is_interpreted,
+)
 from engine.gpu.launch.launcher_choice import prepare
 
 log = logging.getLogger(__name__)
@@ -33,11 +40,7 @@ CompileProgress = Callable[[int, int], None]
 MOST_THREADS = 4
 """Largest number of compiling threads; more gain little, since part of the work is in Python."""
 
-MOST_INT32 = (1 << 31) - 1
 MOST_INT64 = (1 << 63) - 1
-
-ALIGNMENT = 16
-"""Divisor of addresses (in bytes) and integers for which Triton compiles a variant of its own."""
 
 POLL_S = 0.05
 """Time between two checks whether a wait was cancelled, in seconds."""
@@ -171,14 +174,10 @@ def compile_launch(launch: KernelLaunch, device: torch.device) -> Any:
 
 
 def _compiled(launch: KernelLaunch, device: torch.device) -> Any:
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    compiling = partial(
-        launch.kernel.warmup, *launch.args, grid=launch.grid, **launch.constants, **options
-    )
     if device.type != "cuda":
-        return compiling()
+        return launch.compiled()
     with torch.cuda.device(device):
-        kernel = compiling()
+        kernel = launch.compiled()
         _ = kernel.run  # reading this attribute makes Triton load the kernel
     return kernel
 
@@ -224,7 +223,7 @@ def _specialisation(arg: Argument, *, is_plain: bool) -> Hashable:
     """
     if isinstance(arg, Tensor):  # on "meta" an address is the offset from an aligned one
         is_aligned = not is_plain and arg.data_ptr() % ALIGNMENT == 0
-        return str(arg.dtype), is_aligned, arg.untyped_storage().nbytes() > MOST_INT32
+        return str(arg.dtype), is_aligned, is_far(arg)
     if isinstance(arg, bool | float):
         return type(arg).__name__
     size = "i32" if -MOST_INT32 - 1 <= arg <= MOST_INT32 else "i64" if arg <= MOST_INT64 else "u64"

@@ -2,12 +2,14 @@
 
 Triton has a driver object that describes the device, loads compiled kernels and launches them.
 `OwnDriver` is one for NVIDIA's GPUs, written with ctypes. Triton itself still compiles kernels and
-chooses the variant for the arguments.
+chooses the variant for the arguments, once for launches that are alike (`kernel_launch`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -23,25 +25,39 @@ from engine.hardware.cuda_api import (
     DEVICE_SHARED_BYTES,
     DEVICE_SHARED_BYTES_OPT_IN,
     DEVICE_WARP,
+    NO_CONTEXT,
     CudaApi,
 )
 
 WARP = 32
 
-TYPES: Mapping[str, Any] = {
-    "i1": ctypes.c_bool, "u1": ctypes.c_bool, "i8": ctypes.c_int8, "u8": ctypes.c_uint8,
-    "i16": ctypes.c_int16, "u16": ctypes.c_uint16, "i32": ctypes.c_int32, "u32": ctypes.c_uint32,
-    "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "f32": ctypes.c_float,
-    "fp64": ctypes.c_double,
+Start = Callable[[Sequence[int], int, Sequence[float]], None]
+"""Function that starts one compiled kernel; parameters as in `OwnLauncher.start`."""
+
+SIZES: Mapping[str, int] = {
+    "i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8,
+    "f32": 4, "fp32": 4, "fp64": 8, "*": 8,
 }  # fmt: skip
-"""ctypes type of each of Triton's scalar types."""
+"""Bytes of a parameter of each of Triton's types; "*" is an address."""
 
-SCRATCH = ("*i8", "*i8")
-"""Types of the two scratch memory addresses that each kernel takes after its own parameters."""
+NO_SCRATCH = (0, 0)
+"""Addresses of the two kinds of scratch memory, which follow a kernel's own arguments, for none."""
+
+SLOT_BYTES = 8
+"""Bytes of memory for each argument; CUDA reads as many of them as the parameter has."""
+
+MOST_ARGUMENTS = 128
+"""Largest number of arguments of a kernel, scratch memory included."""
+
+PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
+"""Format of `struct` that fills an argument's slot, by Triton's type; "q" for other integers.
+
+The low bytes come first, as on all processors that CUDA runs on.
+"""
 
 
-def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, Any]]:
-    """Return the position and ctypes type of each argument that a compiled kernel reads.
+def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Return the position and Triton's type of each argument that a compiled kernel reads.
 
     Args:
         signature: Triton's type of each argument, in order; constants that the kernel was compiled
@@ -50,19 +66,45 @@ def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, Any]]:
     Raises:
         ValueError: an argument's type cannot be passed.
     """
-    found: list[tuple[int, Any]] = []
+    found: list[tuple[int, str]] = []
     for place, (name, kind) in enumerate(signature.items()):
         if kind == "constexpr":
             continue
-        made = ctypes.c_uint64 if str(kind).startswith("*") else TYPES.get(kind)
-        if made is None:
+        kind = "*" if str(kind).startswith("*") else kind
+        if kind not in SIZES:
             raise ValueError(f"{name} is of the type {kind}, which cannot be passed to a kernel")
-        found.append((place, made))
+        found.append((place, kind))
     return found
 
 
+def parameter_bytes(signature: Mapping[str, str]) -> list[int]:
+    """Return the bytes of each parameter of a compiled kernel, scratch memory's included."""
+    return [SIZES[kind] for _, kind in parameter_types(signature)] + [SLOT_BYTES] * len(NO_SCRATCH)
+
+
+class _Arguments(threading.local):
+    """Memory of a thread for the arguments of the launch that it makes.
+
+    The driver copies the arguments before it returns. Other threads launch meanwhile, since a call
+    through ctypes releases Python's lock.
+
+    Attributes:
+        memory: slots of the arguments.
+        addresses: address of each slot, as the driver wants them.
+    """
+
+    def __init__(self) -> None:
+        self.memory = (ctypes.c_uint64 * MOST_ARGUMENTS)()
+        first = ctypes.addressof(self.memory)
+        places = range(first, first + SLOT_BYTES * MOST_ARGUMENTS, SLOT_BYTES)
+        self.addresses = (ctypes.c_void_p * MOST_ARGUMENTS)(*places)
+
+
+_arguments = _Arguments()
+
+
 class OwnLauncher:
-    """Launcher of one compiled kernel; Triton creates and calls it.
+    """Launcher of one compiled kernel; Triton creates it when it loads the kernel.
 
     Args:
         source: Triton's source of the kernel, with its signature.
@@ -78,59 +120,102 @@ class OwnLauncher:
     ) -> None:
         if getattr(metadata, "num_ctas", 1) != 1 or metadata.launch_cooperative_grid:
             raise ValueError(f"{metadata.name} needs clusters or a cooperative start")
-        self._api, self._current_device = api, current_device
-        self._types = parameter_types(source.signature)
+        self._api, self._launch = api, api.launch_kernel
+        self._current_device = current_device
+        self._name = metadata.name
+        types = parameter_types(source.signature)
+        self._places = [place for place, _ in types]
+        self._sizes = parameter_bytes(source.signature)
+        formats = [PACKED.get(kind, "q") for _, kind in types] + [PACKED["*"]] * len(NO_SCRATCH)
+        self._pack_into = struct.Struct("<" + "".join(formats)).pack_into
         self._n_threads = WARP * metadata.num_warps
         self._shared_bytes = metadata.shared
-        self._scratch_bytes = (metadata.global_scratch_size, metadata.profile_scratch_size)
-        self._name = metadata.name
-        self._checked: set[int] = set()
+        self._scratch_bytes = metadata.global_scratch_size, metadata.profile_scratch_size
+        self._has_scratch = any(self._scratch_bytes)
+        self._function: ctypes.c_void_p | None = None
+
+    def loaded(self, function: int, places: Sequence[int]) -> Start:
+        """Return the function that starts the loaded kernel; see `start`.
+
+        Args:
+            function: handle of the loaded kernel.
+            places: positions of the function's values among the kernel's parameters. A one may have
+                been compiled in, so the kernel need not read all of them.
+
+        Raises:
+            ValueError: the compiled kernel's parameters differ from its signature.
+        """
+        self._load(function)
+        if list(places) == self._places:
+            return self.start
+        read = [places.index(place) for place in self._places]
+        return lambda grid, stream, values: self.start(grid, stream, [values[n] for n in read])
+
+    def _load(self, function: int) -> None:
+        """Set the handle of the loaded kernel; raise `ValueError` as `loaded` does."""
+        sizes = self._api.parameter_bytes(function)
+        if sizes is not None and list(sizes) != self._sizes[: len(sizes)]:
+            raise ValueError(
+                f"{self._name} takes parameters of {list(sizes)} bytes, not {self._sizes}"
+            )
+        self._function = ctypes.c_void_p(function)
+
+    def start(self, grid: Sequence[int], stream: int, values: Sequence[float]) -> None:
+        """Launch the loaded kernel.
+
+        This is the path of each launch, so it does as little as it can: fill the slots, call the
+        driver. Numbers go to it as C ints, all that is longer as `c_void_p`.
+
+        Args:
+            grid: number of programs in x, y and z; none is 0.
+            stream: handle of the CUDA stream.
+            values: a number for each argument that the kernel reads, or its memory's address.
+
+        Raises:
+            EngineError: the driver refuses the launch.
+        """
+        x, y, z = grid
+        held = self._scratch(x * y * z) if self._has_scratch else ()
+        own, scratch = _arguments, [made.data_ptr() for made in held] or NO_SCRATCH
+        self._pack_into(own.memory, 0, *values, *scratch)
+        call = (
+            self._function, x, y, z, self._n_threads, 1, 1, self._shared_bytes,
+            ctypes.c_void_p(stream), own.addresses, None,
+        )  # fmt: skip
+        failed = self._launch(*call)
+        if failed == NO_CONTEXT:  # torch has not used the device in this thread yet
+            self._api.enter(self._current_device())
+            failed = self._launch(*call)
+        if failed:
+            self._api.check("cuLaunchKernel", failed)
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: int, packed: object, about: object,
         on_enter: object, on_exit: object, *args: Any,
     ) -> None:  # fmt: skip
-        """Launch the kernel; the parameters are those of Triton's own launcher.
+        """Launch the kernel as Triton asks for it; the parameters are those of its own launcher.
 
         Args:
             x, y, z: number of programs in each dimension.
             stream, function: handles of the CUDA stream and of the loaded kernel.
             packed, about, on_enter, on_exit: further parameters of Triton's launcher, unused.
             args: all arguments in order, constants included.
-
-        Raises:
-            EngineError: the driver refuses the launch.
-            ValueError: the compiled kernel's parameters differ from its signature.
         """
         if 0 in (x, y, z):
             return
-        if function not in self._checked:
-            self._check(function)
-            self._checked.add(function)
-        values = [kind(_value(args[place])) for place, kind in self._types]
-        scratch = [_scratch(n_bytes * x * y * z) for n_bytes in self._scratch_bytes]
-        values += [ctypes.c_uint64(0 if made is None else made.data_ptr()) for made in scratch]
-        device = self._current_device()
-        self._api.start(
-            function, device, (x, y, z), self._n_threads, self._shared_bytes, stream, values
-        )
+        if self._function is None:
+            self._load(function)
+        self.start((x, y, z), stream, [_value(args[place]) for place in self._places])
 
-    def _check(self, function: int) -> None:
-        """Compare the parameter sizes with those that the compiled code declares."""
-        sizes = self._api.parameter_bytes(function)
-        ours = [ctypes.sizeof(kind) for _, kind in self._types] + [8] * len(SCRATCH)
-        if sizes is not None and list(sizes) != ours[: len(sizes)]:
-            raise ValueError(f"{self._name} takes parameters of {list(sizes)} bytes, not {ours}")
+    def _scratch(self, n_program: int) -> list[torch.Tensor]:
+        """Allocate scratch memory; torch uses it for something else only in stream order."""
+        sizes = [n_bytes * n_program for n_bytes in self._scratch_bytes]
+        return [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sizes]
 
 
 def _value(argument: Any) -> Any:
     """Return a number as it is, or a tensor's address."""
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
-
-
-def _scratch(n_bytes: int) -> torch.Tensor | None:
-    """Allocate a kernel's scratch memory; torch reuses it only in stream order."""
-    return torch.empty(n_bytes, dtype=torch.uint8, device="cuda") if n_bytes else None
 
 
 class OwnUtils:

@@ -15,7 +15,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
+from torch import Tensor
+
+from engine.gpu.launch import kernel_launch
 from engine.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from tests.helpers.fake_cuda import SIZES, FakeCuda
@@ -24,6 +29,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ENTRY = re.compile(r"\.entry\s+\w+\s*\((.*?)\)", re.DOTALL)
 PARAMETER = re.compile(r"\.param\s+\.(\w+)")
+
+STREAM = 4711
+"""Handle of torch's current stream."""
 
 _numbers = itertools.count()
 
@@ -48,7 +56,7 @@ class OfflineDriver(OwnDriver):
         return self._number
 
     def get_current_stream(self, device: int) -> int:
-        return 4711
+        return STREAM
 
 
 @contextlib.contextmanager
@@ -61,6 +69,22 @@ def offline(target: Any, library: FakeCuda | None = None) -> Iterator[None]:
         yield
     finally:
         driver._active = None
+
+
+@contextlib.contextmanager
+def on_fake_gpu(target: Any, library: FakeCuda) -> Iterator[None]:
+    """Let `launch` start kernels on a fake driver, whatever device their tensors are on."""
+    with (
+        patch.object(Tensor, "get_device", lambda tensor: 0),
+        patch.object(torch.cuda, "_exchange_device", lambda device: 0),
+        patch.object(torch.cuda, "_maybe_exchange_device", lambda device: 0),
+        patch.object(kernel_launch, "current_device", lambda: 0),
+        patch.object(kernel_launch, "current_stream", lambda device: STREAM),
+        patch.object(kernel_launch, "prepare"),
+        patch.object(kernel_launch, "_known", {}),
+        offline(target, library),
+    ):
+        yield
 
 
 def parameter_bytes(ptx: str) -> list[int]:

@@ -1,14 +1,17 @@
 # ruff: noqa: N803 what a kernel is compiled for is written in capitals
 """Cases of `test_own_launcher` and `test_compiling`, for a process that compiles kernels."""
 
-import ctypes
+import itertools
 import json
 import os
 import struct
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import triton
@@ -19,16 +22,16 @@ from triton.runtime.jit import JITFunction
 
 from engine.config import LoadParams
 from engine.gguf import GGUFFile
-from engine.gpu.launch import compiling
+from engine.gpu.launch import compiling, own_launcher
 from engine.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
 from engine.gpu.launch.kernel_cache import leave_cache
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
-from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import declare
 from engine.runtime.rank import warm_rows
-from tests.engine.gpu.offline import offline, parameter_bytes
+from tests.engine.gpu.offline import offline, on_fake_gpu, parameter_bytes
+from tests.engine.gpu.targets import starts_for
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.hollow import hollow_llama, hollow_moe
 
@@ -54,30 +57,124 @@ def of_much_memory(a, b, c, SIZE: tl.constexpr):
 
 
 def packing() -> object:
-    """Pack arguments of all kinds into bytes, for each kind of GPU."""
+    """Pack arguments of all kinds into bytes, for each kind of GPU; the second launch is known."""
     a, b = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
     far = 1 << 40
-    start = KernelLaunch(
-        of_all_kinds, (3, 2), (a, b[1:], 48, -3, 1, far, 2.5, True), {"SIZE": 16}, 2, 2
-    )
     found = []
     for capability in (75, 80, 86, 90, 120):
         sizes: list[int] = []
         fake = FakeCuda(lambda name, sizes=sizes: sizes)
-        with offline(GPUTarget("cuda", capability, 32), fake):
+        with on_fake_gpu(GPUTarget("cuda", capability, 32), fake):
+            start = KernelLaunch(
+                of_all_kinds, (3, 2), (a, b[1:], 48, -3, 1, far, 2.5, True), {"SIZE": 16}, 2, 2
+            )
             kernel = compile_launch(start, CPU)
             sizes += parameter_bytes(kernel.asm["ptx"])
-            start.run()
-        ((name, grid, threads, shared, stream, values),) = fake.started
+            for x, y, f, flag in ((a, b[1:], 2.5, True), (a[8:], b[3:], -0.125, False)):
+                launch(
+                    of_all_kinds, (3, 2), x, y, 48, -3, 1, far, f, flag, num_warps=2, SIZE=16
+                )  # fmt: skip
+                wanted = [
+                    struct.pack("<Q", x.data_ptr()), struct.pack("<Q", y.data_ptr()),
+                    struct.pack("<i", 48), struct.pack("<i", -3), struct.pack("<q", far),
+                    struct.pack("<f", f), struct.pack("<?", flag), bytes(8), bytes(8),
+                ]  # fmt: skip
+                values = fake.started[-1][-1]
+                assert values == wanted, (capability, values, wanted)
         assert [fake.calls.count(n) for n in ("cuModuleLoadData", "cuCtxSetCurrent")] == [1, 1]
-        wanted = [
-            struct.pack("<Q", a.data_ptr()), struct.pack("<Q", b.data_ptr() + 1),
-            struct.pack("<i", 48), struct.pack("<i", -3), struct.pack("<q", far),
-            struct.pack("<f", 2.5), struct.pack("<?", True), bytes(8), bytes(8),
-        ]  # fmt: skip
-        assert values == wanted, (capability, values, wanted)
+        assert fake.started[0][:-1] == fake.started[1][:-1]
+        name, grid, threads, shared, stream, _ = fake.started[0]
         found.append([capability, name, grid, threads, shared == kernel.metadata.shared, stream])
     return found
+
+
+class Placed:
+    """A tensor of which a launch sees no more than type and address."""
+
+    def __init__(self, dtype: torch.dtype, address: int) -> None:
+        self.dtype, self.address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def get_device(self) -> int:
+        return 0
+
+
+def every_kernel() -> object:
+    """Start each kernel twice, each time followed by Triton's own way to the driver.
+
+    Returns:
+        The kernels' names, and what was passed wrongly. The second start has other addresses.
+    """
+    wrong: list[str] = []
+    sizes: list[int] = []
+    fake = FakeCuda(lambda name: sizes)
+    starts = starts_for("sm_90", is_brief=True)
+    with on_fake_gpu(GPUTarget("cuda", 90, 32), fake):
+        for start in starts:
+            addresses = itertools.count(1 << 44, 4096)
+            for _ in range(2):
+                args = tuple(
+                    Placed(x.dtype, next(addresses) + x.data_ptr() % 16)
+                    if isinstance(x, torch.Tensor)
+                    else x
+                    for x in start.args
+                )
+                mine = replace(start, args=args)
+                sizes[:] = parameter_bytes(mine.compiled().asm["ptx"])
+                launch(
+                    start.kernel, start.grid, *args, num_warps=start.num_warps,
+                    num_stages=start.num_stages, **start.constants,
+                )  # fmt: skip
+                mine.run()
+                ours, tritons = fake.started[-2:]
+                is_right = b"".join(ours[-1]) == expected(mine, sizes)
+                if ours != tritons or fake.functions[-1] != fake.functions[-2] or not is_right:
+                    wrong.append(f"{start.kernel.__name__}: {args}: {ours}, by Triton {tritons}")
+    return [sorted({start.kernel.__name__ for start in starts}), len(starts), wrong]
+
+
+def expected(start: KernelLaunch, sizes: Sequence[int]) -> bytes:
+    """Return the bytes of a launch's arguments, given the parameters' sizes.
+
+    A one is compiled in, unless the kernel asks not to be specialised for values.
+    """
+    params = [param for param in start.kernel.params if not param.is_constexpr]
+    left, found = iter(sizes), b""
+    for param, x in zip(params, start.args, strict=True):
+        if isinstance(x, float):
+            found += struct.pack({4: "<f", 8: "<d"}[next(left)], x)
+        elif isinstance(x, int):
+            is_compiled_in = x == 1 and type(x) is int and not param.do_not_specialize
+            found += b"" if is_compiled_in else x.to_bytes(next(left), "little", signed=x < 0)
+        else:
+            found += x.data_ptr().to_bytes(next(left), "little")
+    return found + bytes(sum(left))
+
+
+def same_choice() -> object:
+    """Start one kernel with many arguments; return where Triton would have started another variant.
+
+    The same arguments come again in another order, when all launches are known.
+    """
+    x, y = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
+    cases: list[tuple[Any, ...]] = [
+        (a, b, n, plain, n, far, f, flag, size)
+        for a, b in ((x, y), (x[1:], y), (x[8:], y[16:]), (x, y[1:]), (y, y), (x.float(), y))
+        for n in (0, 1, 2, 16, 1 << 33)
+        for plain, far in ((1, 16), (16, 1), (1 << 40, -16))
+        for f, flag, size in ((1.0, True, 16), (0.5, False, 16), (0.5, False, 32))
+    ]
+    fake, wrong = FakeCuda(), []
+    with on_fake_gpu(GPUTarget("cuda", 90, 32), fake):
+        for case in [*cases, *reversed(cases)]:
+            *args, size = case
+            launch(of_all_kinds, (1,), *args, SIZE=size)
+            KernelLaunch(of_all_kinds, (1,), tuple(args), {"SIZE": size}, 4, 2).run()
+            if fake.functions[-1] != fake.functions[-2]:
+                wrong.append(str(case))
+    return [len(cases), len(set(fake.functions)), wrong]
 
 
 def signatures() -> object:
@@ -91,8 +188,8 @@ def signatures() -> object:
     with offline(GPUTarget("cuda", 86, 32)):
         for start in starts:
             kernel = compile_launch(start, CPU)
-            ours = [ctypes.sizeof(kind) for _, kind in parameter_types(kernel.src.signature)]
-            found.append([parameter_bytes(kernel.asm["ptx"]), ours + [8] * len(SCRATCH)])
+            ours = own_launcher.parameter_bytes(kernel.src.signature)
+            found.append([parameter_bytes(kernel.asm["ptx"]), ours])
     return found
 
 

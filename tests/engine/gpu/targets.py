@@ -11,7 +11,6 @@ passes.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import re
@@ -32,9 +31,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from engine.gpu.launch import own_launcher
 from engine.gpu.launch.compiling import Compiling, compile_launch, variants
 from engine.gpu.launch.kernel_launch import KernelLaunch
-from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
 from engine.gpu.launch.target import KernelTarget
 from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.engine.gpu.scenes import collect
@@ -171,9 +170,9 @@ def parameter_problem(compiled: Any) -> str:
     """Return why our launcher would pass wrong parameters to a kernel for NVIDIA, "" if not."""
     if "ptx" not in compiled.asm:
         return ""
-    ours = [ctypes.sizeof(kind) for _, kind in parameter_types(compiled.src.signature)]
     wanted = parameter_bytes(compiled.asm["ptx"])
-    return "" if wanted == ours + [8] * len(SCRATCH) else f"has parameters of {wanted} bytes"
+    is_right = wanted == own_launcher.parameter_bytes(compiled.src.signature)
+    return "" if is_right else f"has parameters of {wanted} bytes"
 
 
 def table(found: Sequence[Usage]) -> str:

@@ -2,15 +2,25 @@
 
 import ctypes
 import logging
+import os
+import struct
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from engine.errors import EngineError
-from engine.gpu.launch import kernel_cache, launcher_choice
-from engine.gpu.launch.own_launcher import OwnDriver, parameter_types
+from engine.gpu.launch import kernel_cache, launcher_choice, own_launcher
+from engine.gpu.launch.own_launcher import (
+    OwnDriver,
+    OwnLauncher,
+    Start,
+    parameter_bytes,
+    parameter_types,
+)
 from engine.hardware import cuda_api, gpu_path
 from engine.hardware.cuda_api import CudaApi
 from tests.engine.gpu.offline import run_offline
@@ -47,9 +57,15 @@ def active(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """Run the cases in a process where kernels are compiled; return their results."""
-    names = ("packing", "signatures", "shared_memory", "other_parameters")
-    return dict(run_offline(CASES, *names))
+    """Run the cases in a process where kernels are compiled; return their results.
+
+    Kernels are kept where `test_targets` keeps them.
+    """
+    folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
+    names = (
+        "packing", "signatures", "shared_memory", "other_parameters", "same_choice", "every_kernel",
+    )  # fmt: skip
+    return dict(run_offline(CASES, *names, TRITON_CACHE_DIR=folder))
 
 
 def test_arguments_become_the_bytes_that_kernels_read(found: dict[str, Any]) -> None:
@@ -57,6 +73,19 @@ def test_arguments_become_the_bytes_that_kernels_read(found: dict[str, Any]) -> 
         [capability, "of_all_kinds", [3, 2, 1], 64, True, 4711]
         for capability in (75, 80, 86, 90, 120)
     ]
+
+
+def test_every_kernel_is_started_as_triton_would(found: dict[str, Any]) -> None:
+    names, n_start, wrong = found["every_kernel"]
+    assert {"attend", "dequantise", "gated", "products", "rotate", "store", "draw"} <= set(names)
+    assert n_start > len(names)
+    assert wrong == []
+
+
+def test_known_launches_start_the_variant_that_triton_would_choose(found: dict[str, Any]) -> None:
+    n_case, n_variant, wrong = found["same_choice"]
+    assert 1 < n_variant < n_case
+    assert wrong == []
 
 
 def test_parameters_are_those_of_the_compiled_code(found: dict[str, Any]) -> None:
@@ -75,33 +104,112 @@ def test_a_kernel_with_other_parameters_is_not_started(found: dict[str, Any]) ->
 
 
 def test_what_cannot_be_passed_is_refused() -> None:
-    assert parameter_types({"x": "*fp32", "S": "constexpr", "n": "i32"}) == [
-        (0, ctypes.c_uint64),
-        (2, ctypes.c_int32),
-    ]
+    signature = {"x": "*fp32", "S": "constexpr", "n": "i32"}
+    assert parameter_types(signature) == [(0, "*"), (2, "i32")]
+    assert parameter_bytes(signature) == [8, 4, 8, 8]
     with pytest.raises(ValueError, match="desc is of the type tensordesc"):
         parameter_types({"desc": "tensordesc<fp16[16,16]>"})
+    for name, value in (("num_ctas", 2), ("launch_cooperative_grid", 1)):
+        with pytest.raises(ValueError, match="needs clusters or a cooperative start"):
+            launcher(CudaApi(FakeCuda()), **{name: value})
+
+
+def launcher(api: CudaApi, signature: str = "x:*fp32 n:i32 f:fp32", **facts: Any) -> OwnLauncher:
+    """Return a launcher of a kernel with these parameters, which has not been loaded."""
+    plain = {
+        "name": "kernel", "num_ctas": 1, "launch_cooperative_grid": False, "num_warps": 2,
+        "shared": 64, "global_scratch_size": 0, "profile_scratch_size": 0,
+    }  # fmt: skip
+    source = SimpleNamespace(signature=dict(part.split(":") for part in signature.split()))
+    return OwnLauncher(api, source, SimpleNamespace(**(plain | facts)), lambda: 0)
+
+
+def loaded(fake: FakeCuda, signature: str = "x:*fp32 n:i32 f:fp32", **facts: Any) -> Start:
+    """Return the start of a loaded kernel with these parameters."""
+    api = CudaApi(fake)
+    function = api.load("kernel", b"\x7fELF", 0, 0).function
+    made = launcher(api, signature, **facts)
+    return made.loaded(function, range(len(signature.split())))
 
 
 def test_a_failure_of_the_driver_is_a_sentence() -> None:
-    api = CudaApi(FakeCuda(failing=("cuLaunchKernel", 719)))
+    fake = FakeCuda(lambda name: [8, 4, 4, 8, 8])
+    start = loaded(fake)
+    fake._failing = ("cuLaunchKernel", 719)
     with pytest.raises(EngineError, match=r"made-up error 719.*cuLaunchKernel") as caught:
-        api.start(1, 0, (1, 1, 1), 32, 0, 0, [])
+        start((1, 1, 1), 0, [0, 0, 0.0])
     assert caught.value.hint
     with pytest.raises(EngineError, match="made-up error 100"):
         CudaApi(FakeCuda(failing=("cuInit", 100)))
+    api = CudaApi(FakeCuda())
     api.unload(7)
     assert api.parameter_bytes(1) is None, "an older driver does not tell"
 
 
-def test_each_thread_has_the_context_of_the_device() -> None:
-    fake = FakeCuda()
-    api = CudaApi(fake)
-    loaded = api.load("kernel", b"\x7fELF", 0, 0)
-    for device, n_set in ((0, 1), (0, 1), (1, 2), (1, 2)):
-        api.start(loaded.function, device, (1, 1, 1), 32, 0, 0, [])
-        assert fake.calls.count("cuCtxSetCurrent") == n_set
-        assert fake.context == device
+def test_a_thread_without_a_context_gets_the_devices() -> None:
+    fake = FakeCuda(lambda name: [8, 4, 4, 8, 8])
+    start = loaded(fake)
+    fake.context = None
+    start((1, 1, 1), 0, [0, 0, 0.0])
+    start((1, 1, 1), 0, [0, 0, 0.0])
+    assert fake.context == 0
+    assert len(fake.started) == 2
+    assert fake.calls.count("cuLaunchKernel") == 3, "once in vain"
+
+
+def test_launches_of_several_threads_do_not_mix_their_arguments() -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    class Slow(FakeCuda):
+        """A driver whose launches overlap."""
+
+        def _cuLaunchKernel(self, *args: Any) -> int:  # noqa: N802
+            together.wait()
+            return super()._cuLaunchKernel(*args)
+
+    fake = Slow(lambda name: [8, 4, 4, 8, 8])
+    start = loaded(fake)
+    threads = [
+        threading.Thread(target=start, args=((1, 1, 1), 0, [n, n, n + 0.5])) for n in (1000, 2000)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wanted = [
+        [struct.pack("<Q", n), struct.pack("<i", n), struct.pack("<f", n + 0.5), bytes(8), bytes(8)]
+        for n in (1000, 2000)
+    ]
+    assert sorted(values for *_, values in fake.started) == sorted(wanted)
+
+
+def test_numbers_of_all_types_are_packed() -> None:
+    signature = "a:*u8 b:i1 c:i8 d:i16 e:u32 f:i64 g:u64 h:fp64 i:fp32"
+    sizes = [8, 1, 1, 2, 4, 8, 8, 8, 4, 8, 8]
+    fake = FakeCuda(lambda name: sizes)
+    values = [1 << 63, True, -5, -300, (1 << 32) - 1, -(1 << 62), (1 << 64) - 1, 0.1, 2.5]
+    loaded(fake, signature)((1, 2, 3), 7, values)
+    ((_, grid, threads, shared, stream, packed),) = fake.started
+    assert (grid, threads, shared, stream) == ((1, 2, 3), 64, 64, 7)
+    assert b"".join(packed) == struct.pack("<Q?bhIqQdf", *values) + bytes(16)
+
+
+def test_scratch_memory_is_allocated_for_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def empty(n: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        asked.append(n)
+        return torch.zeros(n, dtype=dtype)
+
+    fake = FakeCuda(lambda name: [8, 8, 8])
+    start = loaded(fake, "x:*u8", global_scratch_size=32)
+    monkeypatch.setattr(own_launcher.torch, "empty", empty)
+    start((2, 3, 1), 0, [16])
+    assert asked == [192, 0]
+    x, scratch, other = fake.started[0][-1]
+    assert int.from_bytes(x, "little") == 16
+    assert any(scratch)
+    assert not any(other)
 
 
 def test_without_nvidias_driver_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
