@@ -54,14 +54,7 @@ def collect_launches(
         target: target to compile for.
         row_counts: number of tokens of each pass.
     """
-    n_bytes = x_bytes(declaration.hp)
-    for slot in declaration.slots:
-        pieces = slot_pieces(slot, rank)
-        if pieces:
-            setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
-    cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
-    comm = _LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
-    context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
+    context, comm = dry_run_context(declaration, rank, params)
     launches: list[KernelLaunch] = []
     with (
         torch.inference_mode(),
@@ -74,6 +67,21 @@ def collect_launches(
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
     return launches
+
+
+def dry_run_context(
+    declaration: Declaration, rank: int, params: LoadParams
+) -> tuple[Context, LoneRank]:
+    """Give a rank's modules tensors without memory; return its context and communicator."""
+    n_bytes = x_bytes(declaration.hp)
+    for slot in declaration.slots:
+        pieces = slot_pieces(slot, rank)
+        if pieces:
+            setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
+    cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
+    comm = LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
+    context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
+    return context, comm
 
 
 def _record(launches: list[KernelLaunch], launch: KernelLaunch) -> bool:
@@ -123,7 +131,7 @@ def _one_shots(declaration: Declaration) -> OneShotGroups | None:
     return None if "cpu" in devices else OneShotGroups([META] * len(devices), Routes())
 
 
-class _LoneRank:
+class LoneRank:
     """Communicator of a rank without others: it adds nothing, and invents what others would send.
 
     Attributes:
