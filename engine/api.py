@@ -148,8 +148,12 @@ class Model:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on the split, the file and slow GPUs that a person should see, as of now."""
-        slower = tuple(fallback.sentence for fallback in self.fallbacks)
-        return self.plan.warnings + self._prompts.warnings + slower
+        return self.other_warnings + tuple(fallback.sentence for fallback in self.fallbacks)
+
+    @property
+    def other_warnings(self) -> tuple[str, ...]:
+        """Sentences of `warnings` that are not about `fallbacks`."""
+        return self.plan.warnings + self._prompts.warnings
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:

@@ -10,7 +10,8 @@ A host answers every command with any number of progress events and exactly one 
     LoadState StateProgress*                      StateLoaded | Failed
     Tune      TuneStarted TuneProgress*           Tuned | Failed
 
-At an interval, a token of a `Generate` also has a `TokenTimes`, before its text.
+At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
+have a `FallbacksChanged` before its closing event, or right behind it.
 
 Commands are done one after another, but a `Resplit` that is next in line is done in the middle of a
 `Generate`, between two tokens: its events come among those of the answer, which then goes on.
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING
 from engine.config import SPLIT_MODES, LoadParams, SamplingParams
 from engine.errors import EngineError
 from engine.generation.results import GenerationEvent
+from engine.hardware.fallbacks import Fallback
 from engine.models.info import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.progress import LoadProgress, StateProgress
@@ -63,6 +65,7 @@ class ModelLoaded:
         memory: memory of each rank, in rank order.
         seconds: seconds that loading took.
         warnings: sentences a person should see, such as one about a missing chat template.
+        fallbacks: what makes GPUs slower than they could be; `FallbacksChanged` replaces it.
         model_hash: hash of the file's contents, whatever its name; the saved state of a
             conversation fits only a model with the same hash.
     """
@@ -74,6 +77,18 @@ class ModelLoaded:
     seconds: float
     warnings: tuple[str, ...] = ()
     model_hash: str = ""
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FallbacksChanged:
+    """What makes the GPUs of the loaded model slower than they could be, from now on.
+
+    Attributes:
+        fallbacks: all that apply now; none if the GPUs are as fast as they can be again.
+    """
+
+    fallbacks: tuple[Fallback, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,7 @@ Event = (
     | ModelLoaded
     | ModelResplit
     | ModelUnloaded
+    | FallbacksChanged
     | StateProgress
     | StateSaved
     | StateLoaded

@@ -20,6 +20,7 @@ from engine.events import (
     EngineReady,
     Event,
     Failed,
+    FallbacksChanged,
     Generate,
     HostEvent,
     Load,
@@ -35,6 +36,7 @@ from engine.events import (
 
 if TYPE_CHECKING:
     from engine.api import Model
+    from engine.hardware.fallbacks import Fallback
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class ThreadHost:
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
         self._model: Model | None = None
+        self._told: tuple[Fallback, ...] = ()  # what the receiver knows to make GPUs slower
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._thread.start()
 
@@ -111,6 +114,7 @@ class ThreadHost:
             self._send(0, Failed(self._import_error))
         while (item := self._take()) is not None:
             self._answer(*item)
+            self._tell_fallbacks(item[0])
         self._free()
 
     def _take(self) -> tuple[int, Command] | None:
@@ -183,14 +187,16 @@ class ThreadHost:
     def _described(self, start: float) -> ModelLoaded:
         """Return a description of the loaded model; `start` is when loading it began."""
         model = self._loaded()
+        self._told = model.fallbacks
         return ModelLoaded(
             info=model.info,
             params=model.params,
             n_ctx=model.n_ctx,
             memory=tuple(model.memory()),
             seconds=time.perf_counter() - start,
-            warnings=model.warnings,
+            warnings=model.other_warnings,
             model_hash=model.model_hash,
+            fallbacks=self._told,
         )
 
     def _loaded(self) -> Model:
@@ -244,8 +250,15 @@ class ThreadHost:
 
     def _generate(self, generation: int, command: Generate) -> None:
         for event in self._loaded().answer(command, lambda: self._is_cancelled(generation)):
+            self._tell_fallbacks(generation)
             self._send(generation, event)
             self._resplit_between()
+
+    def _tell_fallbacks(self, generation: int) -> None:
+        """Send what makes the model's GPUs slower, if that has changed since it was sent."""
+        if self._model is not None and (found := self._model.fallbacks) != self._told:
+            self._told = found
+            self._send(generation, FallbacksChanged(found))
 
     def _free(self) -> None:
         if self._model is not None:

@@ -15,6 +15,7 @@ import torch
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
 from engine.forward.state import RecurrentState
+from engine.hardware.backend_choice import kernels_for
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory, torch_device
 from engine.models.declare import declare
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 
 ELSEWHERE = 1 << 60
 """Bytes assumed to be free on devices of other hosts, which check them themselves."""
+
+STEP_BY_STEP = "ranks that are processes do not capture tokens"
+"""Reason why a GPU of such a rank is slower."""
+
+ONE_PROCESS = "Where all GPUs are in one machine, `tandem generate` is faster."
+"""Sentence on what helps against that."""
 
 DOING = "to compute the next tokens"
 """Purpose of a forward pass's memory, for errors."""
@@ -91,6 +98,8 @@ class ProcessRuntime:
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
         self.sampling_rank = self._split.last_group[0]
         self.token_source = ProcessTokenSource(self)
+        if kernels_for(names[number]) == "gpu":
+            self.fallbacks.report("graph", [names[number]], STEP_BY_STEP, ONE_PROCESS)
         progress = ByteProgress(self.plan.file_bytes, ignore, never)
         with torch.inference_mode():
             setup = RankSetup(

@@ -86,6 +86,12 @@ class RankModel:
         wire.wait_for_all()
         self._session = Session(self.runtime)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on this rank's split, file and GPU that a person should see."""
+        slower = tuple(fallback.sentence for fallback in self.runtime.fallbacks.current)
+        return self.runtime.plan.warnings + self._prompts.warnings + slower
+
     def logits(self, ids: Sequence[int]) -> Logits | None:
         """Return the logits after each of `ids`, as a fresh sequence.
 
@@ -133,11 +139,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         wire = GlooWire(options.limit)
         model = RankModel(_params(options, len(wire.peers)), wire)
+        warnings = model.warnings
+        for warning in warnings:
+            print(f"rank {wire.rank}: {warning}", file=sys.stderr, flush=True)  # noqa: T201
         sampling = SamplingParams(
             temperature=options.temperature, max_tokens=options.n, seed=options.seed,
             ignore_eos=options.ignore_eos,
         )  # fmt: skip
-        _write(model.generate(options.prompt, sampling), wire.rank, as_json=options.json)
+        events = model.generate(options.prompt, sampling)
+        _write(events, wire.rank, warnings, as_json=options.json)
         model.close()
         wire.close()
     except EngineError as error:
@@ -155,7 +165,9 @@ def _leave(error: EngineError, wire: GlooWire | None) -> None:
     os._exit(1)
 
 
-def _write(events: Iterator[GenerationEvent], rank: int, *, as_json: bool) -> None:
+def _write(
+    events: Iterator[GenerationEvent], rank: int, warnings: Sequence[str], *, as_json: bool
+) -> None:
     """Consume the events of an answer; rank 0 writes the text, or one JSON object at the end."""
     ids: list[int] = []
     text = ""
@@ -169,6 +181,7 @@ def _write(events: Iterator[GenerationEvent], rank: int, *, as_json: bool) -> No
         elif isinstance(event, Finished) and rank == 0:
             speed = round(event.timings.decode_per_s, 2)
             found = {"ids": ids, "text": text, "reason": event.reason, "tokens_per_s": speed}
+            found["warnings"] = warnings
             sys.stdout.write(f"{json.dumps(found)}\n" if as_json else "\n")
             sys.stdout.flush()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -17,6 +19,7 @@ from torch import Tensor
 from engine.cleanup import call_all
 from engine.devices.stopped import stopped_gpus
 from engine.hardware.cuda_api import CudaApi
+from engine.hardware.fallbacks import OF_THIS_PROCESS
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ class HostTensor:
         self._pages = mmap.mmap(-1, n * dtype.itemsize)
         self.value: Tensor = torch.frombuffer(self._pages, dtype=dtype, count=n).view(*shape)
         self.is_pinned = device.type == "cuda" and _pin(self.value, device)
+        if device.type == "cuda" and not self.is_pinned:
+            _note_unpinned(self, f"{device.type}:{device.index or 0}")
         if self.is_pinned:
             unpin = partial(_unpin, self.value.data_ptr(), device)
             finalizer = weakref.finalize(self, call_all, unpin)
@@ -70,6 +75,26 @@ def _pin(held: Tensor, device: torch.device) -> bool:
         # takes CUDA's last error, which the next launch would report again
         torch.zeros(1, device=device)
     return False
+
+
+_unpinned: Counter[str] = Counter()
+"""Number of unpinned tensors that still live, by the device for which they were made."""
+
+_counting = threading.Lock()
+
+
+def _note_unpinned(held: HostTensor, device: str) -> None:
+    """Report that copies are slower, for as long as any such tensor lives."""
+    _count_unpinned(device, 1)
+    weakref.finalize(held, _count_unpinned, device, -1).atexit = False
+
+
+def _count_unpinned(device: str, change: int) -> None:
+    with _counting:
+        _unpinned[device] += change
+        OF_THIS_PROCESS.withdraw("memory")
+        for name in sorted(+_unpinned):
+            OF_THIS_PROCESS.report("memory", [name], "the system pins no more host memory")
 
 
 def _cuda() -> Any:

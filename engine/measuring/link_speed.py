@@ -14,6 +14,7 @@ import torch
 
 from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for, uses_kernels
+from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, torch_device
 from engine.links.proof import find_routes
@@ -111,7 +112,7 @@ def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
         return ThreadGroup(spins=uses_kernels(a) and uses_kernels(b))
     from engine.gpu.comm.communicator import device_group  # Triton is not for the CPU
 
-    return device_group(devices, find_routes([a, b]))
+    return device_group(devices, find_routes([a, b]), Fallbacks())
 
 
 @contextmanager

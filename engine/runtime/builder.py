@@ -158,7 +158,9 @@ class RankBuilder:
         return ReferenceBackend()
 
 
-def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) -> ThreadGroup:
+def make_group(
+    plan: Plan, devices: Sequence[torch.device], params: LoadParams, fallbacks: Fallbacks
+) -> ThreadGroup:
     """Return the group in which the ranks of a model exchange values.
 
     If all of them use the GPU's kernels, collectives run on the devices, without the host waiting.
@@ -167,6 +169,7 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
         plan: plan of the model.
         devices: device of each rank.
         params: parameters of the load.
+        fallbacks: list of what makes the model's GPUs slower.
     """
     used = [d for d in plan.devices if d.memory.total]
     has_kernels = all(d.storage == "kernels" for d in used)
@@ -176,7 +179,8 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
         use_interpreter()
     from engine.gpu.comm.communicator import device_group
 
-    return device_group(devices, find_routes([d.device for d in used], params.p2p))
+    routes = find_routes([d.device for d in used], params.p2p)
+    return device_group(devices, routes, fallbacks)
 
 
 @contextmanager

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+NO_CANDIDATES = "its kernels cannot compare the likeliest tokens of all devices"
+"""Reason for sampling on the host where ranks have no kernels that meet."""
+
+
 class ModelRunner:
     """Runner of forward passes on all ranks of one model.
 
@@ -276,6 +280,7 @@ class ModelRunner:
                 self._has_tried_again = False
                 for rank, part in zip(ranks, replays.parts, strict=True):
                     rank.recording, rank.refusal = Replay(part), ""
+                self._note_parts()
                 return _only(results)
 
     def _may_try_again(self, why: str) -> bool:
@@ -292,6 +297,20 @@ class ModelRunner:
         self._has_tried_again = True
         return True
 
+    @property
+    def _gpus(self) -> list[str]:
+        """Names of the devices on which tokens are captured."""
+        busy = (rank for rank in self.ranks if not rank.is_idle)
+        return [str(rank.device) for rank in busy if rank.backend.captures]
+
+    def _note_parts(self) -> None:
+        """Report that hosts take part in each token though all ranks are on GPUs."""
+        busy = [rank for rank in self.ranks if not rank.is_idle]
+        is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
+        is_known = any(found.kind == "exchange" for found in self.fallbacks.current)
+        if is_for_gpus and not self.is_captured_whole and not is_known:
+            self.fallbacks.report("exchange", self._gpus, "its kernels cannot do all of them")
+
     def _retire_one_shots(self, why: str) -> bool:
         """Stop using one-shot all-reduces; return whether they were in use."""
         if self.one_shots is None:
@@ -304,6 +323,7 @@ class ModelRunner:
         """Give up recording tokens, for good."""
         log.warning("tokens are computed step by step: %s", why)
         self._refusal = why
+        self.fallbacks.report("graph", self._gpus, why)
         for rank in self.ranks:
             rank.refusal = why
 
@@ -327,11 +347,13 @@ class ModelRunner:
         steps = token_steps(self.ranks, self.one_shots, self.n_vocab, can_rewind=self.can_rewind)
         me = weakref.ref(self)
         if not steps:
+            self.fallbacks.report("sampling", self._gpus, NO_CANDIDATES)
             return
         try:
             stream = TokenStream(
-                steps, self.executor, self.one_shots, lambda error: _fail(me(), error)
-            )
+                steps, self.executor, self.one_shots, lambda error: _fail(me(), error),
+                fallbacks=self.fallbacks,
+            )  # fmt: skip
             stream.prepare(0, n_past)
         except (EngineError, NotRepeatable) as error:
             stopped = stopped_error(error, self.executor.devices)
@@ -341,7 +363,9 @@ class ModelRunner:
                     raise stopped from None
                 raise
             log.warning("tokens are sampled by the host: %s", error)
+            self.fallbacks.report("sampling", self._gpus, str(error))
         else:
+            self.fallbacks.withdraw("sampling")
             self.token_source = stream
 
     def recover(self) -> None:

@@ -125,7 +125,7 @@ class ThreadRuntime:
         """Make the group, the executor with its threads, and the runner."""
         self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
-        self.group = make_group(self.plan, self.devices, params)
+        self.group = make_group(self.plan, self.devices, params, self.fallbacks)
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
         executor = RankExecutor(self.devices, self.group, threads)
         me = weakref.ref(self)  # a cycle would keep weights alive

@@ -14,6 +14,7 @@ from engine import (
     EngineReady,
     Event,
     Failed,
+    Fallback,
     Finished,
     Generate,
     HostEvent,
@@ -59,7 +60,9 @@ def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -
     return ModelInfo(**(values | changes))  # type: ignore[arg-type]
 
 
-def model_loaded(params: LoadParams, warnings: tuple[str, ...] = ()) -> ModelLoaded:
+def model_loaded(
+    params: LoadParams, warnings: tuple[str, ...] = (), fallbacks: tuple[Fallback, ...] = ()
+) -> ModelLoaded:
     use = MemoryUse(weights=GIB // 2, kv=GIB // 8, compute=GIB // 16)
     return ModelLoaded(
         info=model_info(params.path),
@@ -68,6 +71,7 @@ def model_loaded(params: LoadParams, warnings: tuple[str, ...] = ()) -> ModelLoa
         memory=tuple(DeviceMemory(device, use, use) for device in params.devices),
         seconds=0.1,
         warnings=warnings,
+        fallbacks=fallbacks,
     )
 
 
@@ -90,6 +94,7 @@ class Script:
     state_error: EngineError | None = None
     tune_error: EngineError | None = None
     warnings: tuple[str, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
     hold: bool = False
     hold_after: int = 0
     n_load_steps: int = 4
@@ -193,7 +198,7 @@ class FakeHost:
         if script.load_error is not None:
             self.send(number, Failed(script.load_error, script.loses_model))
         else:
-            loaded = self._loaded = model_loaded(command.params, script.warnings)
+            loaded = self._loaded = model_loaded(command.params, script.warnings, script.fallbacks)
             is_new = isinstance(command, Load)
             self.send(number, loaded if is_new else ModelResplit(loaded, n_tokens=20))
 

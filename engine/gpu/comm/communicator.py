@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.devices.routes import Routes
     from engine.forward.communicator import Group
     from engine.gpu.comm.one_shot import OneShot
+    from engine.hardware.fallbacks import Fallbacks
     from engine.parallel.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class DeviceGroup(ThreadGroup):
         routes: routes between the devices.
         nccl: NCCL for large values of two ranks, if it is used.
         queues: makes the queues of a rank on a device.
+        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         one_shots: the model's one-shot all-reduces.
@@ -60,11 +62,13 @@ class DeviceGroup(ThreadGroup):
 
     def __init__(
         self, devices: Sequence[torch.device], routes: Routes, nccl: Nccl | None = None,
-        queues: Callable[[torch.device], Queues] = queues_of,
+        queues: Callable[[torch.device], Queues] = queues_of, fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.devices = tuple(devices)
-        self.one_shots = OneShotGroups(devices, routes, lambda rank, group: self._pass(rank, group))
+        self.one_shots = OneShotGroups(
+            devices, routes, lambda rank, group: self._pass(rank, group), fallbacks=fallbacks
+        )
         self.marks = Marks([str(device) for device in devices])
         self._routes = routes
         self.notes = routes.notes
@@ -368,16 +372,20 @@ class DeviceCommunicator:
             self._shared.marks.leave(self.rank, self._compute.record())
 
 
-def device_group(devices: Sequence[torch.device], routes: Routes) -> DeviceGroup:
+def device_group(
+    devices: Sequence[torch.device], routes: Routes, fallbacks: Fallbacks
+) -> DeviceGroup:
     """Return the shared state for a model's ranks, with NCCL where it works and pays.
 
     Args:
         devices: each rank's device, also of those that have no part of the model, on the CPU.
         routes: routes between the devices.
+        fallbacks: list of what makes the GPUs slower.
     """
     gpus = [device for device in devices if device.type == "cuda"]
     is_nccl = routes.has_nccl and len(gpus) == N_RANKS == len(set(gpus))
-    return DeviceGroup(devices, routes, prove(gpus) if is_nccl else None)
+    nccl = prove(gpus, fallbacks) if is_nccl else None
+    return DeviceGroup(devices, routes, nccl, fallbacks=fallbacks)
 
 
 def _made(collective: Callable[[], Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.gpu.comm.copies import add
 from engine.gpu.comm.streams import CudaQueue, DeviceEvent, Queue, Queues, new_stream
+from engine.hardware.fallbacks import Fallbacks
 from engine.planning.footprint import LINK_ROUND_BYTES
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,13 @@ TRIAL_S = 10.0
 
 AllGather = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Queue]], None]
 """Enqueues, in each rank's queue, the concatenation of all ranks' values into its output."""
+
+Tell = Callable[[str], None]
+"""Receiver of the reason why NCCL is not used."""
+
+
+def ignore_reason(why: str) -> None:
+    """Do nothing with the reason: the log has it."""
 
 
 def all_gather(
@@ -62,10 +70,16 @@ class _Given(NamedTuple):
 
 
 class Nccl:
-    """NCCL as two ranks share it."""
+    """NCCL as two ranks share it.
 
-    def __init__(self, gather: AllGather = all_gather) -> None:
+    Args:
+        gather: makes the all-gather.
+        tell: called with the reason, as the end of a sentence, when NCCL fails.
+    """
+
+    def __init__(self, gather: AllGather = all_gather, tell: Tell = ignore_reason) -> None:
         self._gather = gather
+        self._tell = tell
         self._lock = threading.Lock()
         self._given: dict[int, _Given] = {}
         self._present: Sequence[int] = ()
@@ -107,6 +121,7 @@ class Nccl:
         except RuntimeError as error:
             log.warning("NCCL failed; GPUs copy their values from now on: %s", error)
             self._works = False
+            self._tell(f"it has failed ({error})")
 
 
 class NcclSums:
@@ -161,16 +176,28 @@ class NcclSums:
         return memory[:n], memory[n:]
 
 
-def prove(devices: Sequence[torch.device], gather: AllGather = all_gather) -> Nccl | None:
-    """Set up and try NCCL for two ranks, which takes seconds; None, and a log line, if it fails."""
+def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
+    """Set up and try NCCL for two ranks, which takes seconds; report it, and None, if it fails."""
+    names = [str(device) for device in devices]
     queues = [CudaQueue(device, new_stream(device)) for device in devices]
-    return tried(devices, queues, gather)
+    return tried(devices, queues, tell=lambda why: fallbacks.report("copies", names, why))
 
 
 def tried(
-    devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather = all_gather
-) -> Nccl | None:
+    devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather = all_gather,
+    tell: Tell = ignore_reason,
+) -> Nccl | None:  # fmt: skip
     """Try an all-gather of random values on given queues, see `prove`."""
+    why = _problem(devices, queues, gather)
+    if not why:
+        return Nccl(gather, tell)
+    log.warning("NCCL is not used: %s", why)
+    tell(why)
+    return None
+
+
+def _problem(devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather) -> str:
+    """Return why an all-gather of random values fails, as the end of a sentence; "" if it works."""
     values = [
         torch.randn(N_TRIED, generator=torch.Generator().manual_seed(seat)).bfloat16()
         for seat in range(N_RANKS)
@@ -186,16 +213,13 @@ def tried(
         gather(sent, outputs, queues)
         is_over = _all_over([queue.record() for queue in queues])
     except (RuntimeError, ImportError, AttributeError) as error:
-        log.warning("NCCL is not used: %s", error)
-        return None
+        return str(error) or type(error).__name__
     if not is_over:
-        log.warning("NCCL is not used: a value has not arrived within %.0f s", TRIAL_S)
         _abandoned.append((sent, outputs))
-        return None
+        return f"a value has not arrived within {TRIAL_S:.0f} s"
     if not all(torch.equal(output.cpu(), torch.cat(values)) for output in outputs):
-        log.warning("NCCL is not used: it brings wrong numbers")
-        return None
-    return Nccl(gather)
+        return "it brings wrong numbers"
+    return ""
 
 
 _abandoned: list[object] = []

@@ -36,6 +36,7 @@ from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import host_step, refuse_capture
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
+from engine.hardware.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
     from engine.devices.routes import Routes
@@ -87,16 +88,19 @@ class OneShotGroups:
         meet: given a rank and a group, returns once all of the group have called it; needed where
             kernels are interpreted.
         timeout_s: seconds a kernel waits for a peer.
+        fallbacks: list of what makes the model's GPUs slower.
     """
 
     def __init__(
         self, devices: Sequence[torch.device], routes: Routes,
         meet: Callable[[int, Group], None] | None = None, timeout_s: float = TIMEOUT_S,
+        fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip
         self.devices = tuple(devices)
         self._meet = meet
         self._routes = routes
         self._timeout_s = timeout_s
+        self._fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._lock = threading.Lock()
         self._made: dict[Group, tuple[OneShot, ...]] = {}
         self._flags: dict[int, Tensor] = {}
@@ -185,6 +189,8 @@ class OneShotGroups:
         """Return no more one-shot all-reduces from `one_shot`: ranks use other collectives."""
         log.warning("one-shot all-reduces are not used any more: %s", why)
         self._is_retired = True
+        ranks = sorted({rank for group in list(self._made) for rank in group})
+        self._fallbacks.report("exchange", [str(self.devices[rank]) for rank in ranks], why)
 
     def n_bytes(self, rank: int) -> int:
         """Return the bytes taken on a rank's device."""
@@ -204,18 +210,21 @@ class OneShotGroups:
 
     def _new(self, group: Group) -> tuple[OneShot, ...]:
         """Return the ends of a group's members; none if its kernels cannot wait for each other."""
+        if len(group) == 1:
+            return ()
         names = [str(self.devices[rank]) for rank in group]
-        if not 1 < len(group) <= MOST_MEMBERS or not self._routes.have_stores(names):
-            return ()
-        if why := why_not_together(names):
-            log.info("ranks %s use no one-shot all-reduce: %s", group, why)
-            return ()
-        try:
-            with torch.inference_mode(mode=False):
-                return self._connected(group)
-        except (EngineError, RuntimeError) as error:
-            log.warning("ranks %s use no one-shot all-reduce: %s", group, error)
-            return ()
+        why = why_not_together(names, self._routes)
+        if len(group) > MOST_MEMBERS:
+            why = f"there are more than {MOST_MEMBERS}"
+        if not why:
+            try:
+                with torch.inference_mode(mode=False):
+                    return self._connected(group)
+            except (EngineError, RuntimeError) as error:
+                why = str(error)
+        log.warning("ranks %s use no one-shot all-reduce: %s", group, why)
+        self._fallbacks.report("exchange", names, why)
+        return ()
 
     def _connected(self, group: Group) -> tuple[OneShot, ...]:
         """Make slots between all pairs of members, and each member's table of addresses."""

@@ -23,7 +23,7 @@ from engine.hardware.environment import launches_block, loads_kernels_lazily
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
-    from engine.devices.routes import Place
+    from engine.devices.routes import Place, Routes
     from engine.forward.communicator import Group
 
 
@@ -201,8 +201,15 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
     return target_of(device).n_sm // 2 // n_rank
 
 
-def why_not_together(names: Sequence[str]) -> str:
-    """Return why kernels of ranks on these devices cannot wait for each other; "" if they can."""
+def why_not_together(names: Sequence[str], routes: Routes) -> str:
+    """Return why kernels of ranks on these devices cannot wait for each other; "" if they can.
+
+    Args:
+        names: each rank's device.
+        routes: routes between the devices.
+    """
+    if not routes.have_stores(names):
+        return "kernels cannot write to each other's memory, as a test has shown"
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus and launches_block():
         return "kernel launches are blocking"

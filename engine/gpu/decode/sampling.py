@@ -24,43 +24,28 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.devices.routes import Routes
 from engine.gpu.comm.one_shot import OneShotGroups
+from engine.gpu.decode.sampler_settings import (
+    N_HISTORY,
+    ROOM,
+    most_sent,
+    settings_of,
+)
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import sample_token, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.hardware.host_memory import HostTensor
 from engine.sampling.sampler import Sampler, penalises
-from engine.sampling.steps import (
-    MinP,
-    Penalties,
-    SamplingTemperature,
-    TokenHistory,
-    TopK,
-    TopP,
-    all_known,
-)
-
-KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)
-"""Step types that the kernels compute, in this order; with any other type the host samples."""
-
-ROOM = 1024
-"""Most candidates that one program can sort: ties at the edge of top-k may exceed k."""
-
-MOST_WANTED = 768
-"""Largest top-k of one rank, and number of candidates for top-p without top-k."""
+from engine.sampling.steps import TokenHistory
 
 FEW = 128
 """Number of candidates up to which a smaller sort is enough."""
-
-MOST_SENT = 256
-"""Most candidates that a rank sends to the others: 2 KB."""
 
 FEW_SENT = 64
 """Number of candidates per rank up to which a smaller sort is enough."""
@@ -76,9 +61,6 @@ MOST_GROUPS = 8192
 
 N_UNIFORM = 256
 """Random numbers on the device: one half is written while the other is used."""
-
-N_HISTORY = 8192
-"""Longest window of the penalties, in tokens."""
 
 RING = 16
 """Number of steps whose results stay in the ring for the host."""
@@ -135,35 +117,9 @@ class RingEntry(NamedTuple):
         return RingEntry(number, ending == DRAWN, token)
 
 
-def most_sent(n_rank: int) -> int:
-    """Return the largest top-k for n_rank ranks: the candidates that a rank sends at most."""
-    return MOST_WANTED if n_rank == 1 else min(MOST_SENT, ROOM // power_of_two(n_rank))
-
-
 def message_bytes(n_rank: int) -> int:
     """Return the bytes that a rank sends to each other one per token, without packet flags."""
     return 0 if n_rank == 1 else 8 * (N_HEAD + most_sent(n_rank))
-
-
-def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
-    """Return a sampler's settings as the kernels read them; None where the host must sample."""
-    if not all_known(sampler.steps, KNOWN_STEPS):
-        return None
-    most = most_sent(n_rank)
-    p = sampler.params
-    n_last = p.repeat_last_n if penalises(p) else 0
-    if n_last > N_HISTORY:
-        return None
-    penalties = [p.repeat_penalty, p.frequency_penalty, p.presence_penalty, float(n_last != 0)]
-    if p.temperature <= 0:
-        return [*penalties, n_last, 1, 1, 1, -math.inf, 1, 0]
-    n_wanted = min(p.top_k or most, n_vocab)
-    is_open = p.top_k == 0 and p.top_p >= 1 and p.min_p <= 0
-    if n_wanted > most or is_open:
-        return None
-    min_p = float(np.float32(math.log(p.min_p))) if p.min_p > 0 else -math.inf
-    is_by_id = p.top_k == 0 and p.top_p >= 1
-    return [*penalties, n_last, n_wanted, p.top_k > 0, p.top_p, min_p, p.temperature, is_by_id]
 
 
 class DeviceSampler:

@@ -24,8 +24,10 @@ from torch import Tensor
 
 from engine.errors import CommError, EngineError
 from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
+from engine.gpu.decode.sampler_settings import why_on_host
 from engine.gpu.decode.sampling import RING, DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
+from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ window is painted, the host may not read for some tokens."""
 CALM = 32
 """Number of tokens sampled by the device after which steps run ahead again, once the host had to
 sample."""
+
+OTHER_SETTINGS = "Other settings of sampling are faster."
+"""Sentence on what helps where an answer's settings keep the device from sampling."""
 
 POLL_S = 50e-6
 """Seconds between polls of the ring; each pause lets the threads of the window run."""
@@ -129,6 +134,7 @@ class TokenStream:
         on_failure: called with an error before it is raised, after which the stream is unusable;
             may raise another one.
         ahead: steps enqueued beyond the token that the host waits for.
+        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         waited_s: see `TokenSource`.
@@ -141,7 +147,9 @@ class TokenStream:
         self, steps: Sequence[TokenStep | None], executor: RankExecutor,
         one_shots: OneShotControl | None = None,
         on_failure: Callable[[Exception], None] = lambda error: None, ahead: int = AHEAD,
+        fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip
+        self._fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._executor, self._one_shots, self._on_failure = executor, one_shots, on_failure
         self._wanted = min(ahead, RING - 2)
         self._ahead = self._most_ahead = 0
@@ -191,9 +199,18 @@ class TokenStream:
         if sampler is not self._sampler:
             self.stop()
             self._sampler, self._never = sampler, never
-            self._is_served = self._device_sampler.settings_of(sampler) is not None
+            self._is_served = self._note_service(sampler)
             self._ahead = self._most_ahead = self._steps_ahead(sampler.params)
         return self._is_served
+
+    def _note_service(self, sampler: Sampler) -> bool:
+        """Return whether the devices sample as `sampler` would; report it if they cannot."""
+        self._fallbacks.withdraw("sampling")
+        why = why_on_host(sampler, self._step.n_vocab, self._device_sampler.n_rank)
+        if why:
+            names = [str(decoder.step.device) for decoder in self._decoders]
+            self._fallbacks.report("sampling", names, why, OTHER_SETTINGS)
+        return not why
 
     def _steps_ahead(self, params: SamplingParams) -> int:
         """Return how many steps run ahead.

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from engine.errors import EngineError
+from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.json_file import cache_folder
 from engine.version import package_version
 
@@ -67,13 +68,19 @@ def use_cache(target: str, triton_version: str) -> Path:
         folder = base and short_path(base / f"{version}-{target}")
         problem = "there is no folder for it" if folder is None else writing_problem(folder)
         if folder is None or problem:
-            log.warning("kernels for GPUs are compiled anew each time: %s", problem)
+            _report(problem)
             folder = _temporary_folder()
         else:
             os.utime(folder)
             prune(folder, version)
         os.environ[VARIABLE] = str(folder)
         return folder
+
+
+def _report(why: str) -> None:
+    """Report, in the log and to every model, that kernels are not kept."""
+    log.warning("kernels for GPUs are compiled anew each time: %s", why)
+    OF_THIS_PROCESS.report("compiling", (), why)
 
 
 def is_full(error: OSError) -> bool:
@@ -100,7 +107,7 @@ def leave_cache(folder: str, error: OSError) -> None:
             return
         if folder in map(str, _temporary):
             raise _no_place(error) from error
-        log.warning("kernels for GPUs are not kept on disk: %s", error)
+        _report(f"{folder} takes no more files ({error.strerror})")
         os.environ[VARIABLE] = str(_temporary_folder())
 
 

@@ -20,6 +20,7 @@ from engine.gpu.launch.found_configs import configs_file, read_configs
 from engine.gpu.launch.kernel_cache import use_cache
 from engine.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
+from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
 
 __all__ = ["Launcher", "launcher_problem", "prepare"]
@@ -77,6 +78,8 @@ def _choose() -> Launcher:
         )
     _triton_driver().set_active(OwnDriver(CudaApi.open()))
     log.info("kernels are started by Tandem's own launcher%s", why and f": {why}")
+    helps = "" if why else f"Unset the environment variable {LAUNCHER_VARIABLE}."
+    OF_THIS_PROCESS.report("launcher", (), why or f"{LAUNCHER_VARIABLE} is set to own", helps)
     return "own"
 
 

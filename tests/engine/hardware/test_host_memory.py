@@ -12,6 +12,8 @@ from engine.config import KV_TYPES
 from engine.forward.cache import Cache, HostLayerCache, LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import KVState, RecurrentState
+from engine.hardware import host_memory
+from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
 from engine.ops.reference import ReferenceOps
 from engine.sharding.ranges import Ranges
@@ -125,6 +127,8 @@ def test_pages_are_pinned_as_long_as_they_are_held(monkeypatch: pytest.MonkeyPat
 def test_memory_that_cannot_be_pinned_serves_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    shared = Fallbacks()
+    monkeypatch.setattr(host_memory, "OF_THIS_PROCESS", shared)
     cuda, _, device = on_gpu(monkeypatch, 2)
     launched = []
     make = torch.zeros
@@ -132,9 +136,16 @@ def test_memory_that_cannot_be_pinned_serves_too(
     held = HostTensor((2, 8), torch.uint8, device)
     assert not held.is_pinned
     assert "could not be pinned" in caplog.text
-    assert launched == [device], "CUDA's error is taken here, not at a later launch"
+    other = HostTensor((2, 8), torch.uint8, device)
+    (found,) = shared.current
+    assert (found.kind, found.devices) == ("memory", ("cuda:1",))
+    del other
+    gc.collect()
+    assert shared.current == (found,), "the first still lives"
+    assert launched == [device] * 2, "CUDA's error is taken here, not at a later launch"
     held.value.fill_(7)
     assert int(held.value.sum()) == 7 * 16
     del held
     gc.collect()
-    assert len(cuda.pinned) == 1, "what was never pinned must not be let go"
+    assert shared.current == ()
+    assert cuda.pinned, "what was never pinned must not be let go"

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from engine import LoadParams, load_model
 from engine.devices.routes import Routes
+from engine.hardware.fallbacks import Fallbacks
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.builder import make_group
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -46,6 +48,7 @@ def test_ways_are_found_for_gpus_that_hold_something(monkeypatch: pytest.MonkeyP
     ]
     params = LoadParams("m", ("cuda:0", "cuda:1", "cuda:2"), p2p="off")
     devices = [torch.device("cpu")] * 3
-    group = make_group(SimpleNamespace(devices=held), devices, params)  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(devices=held)
+    group = make_group(plan, devices, params, Fallbacks())
     assert asked == [(["cuda:0", "cuda:2"], "off")]
     assert group.notes == (NOTE,)

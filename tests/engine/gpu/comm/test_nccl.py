@@ -115,7 +115,8 @@ def test_when_it_fails_copies_take_over_for_good(
     n_good: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     gather = Failing(n_good)
-    shared = Nccl(gather)
+    whys: list[str] = []
+    shared = Nccl(gather, whys.append)
     values = [torch.randn(200, 300), torch.randn(200, 300)]
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -123,6 +124,7 @@ def test_when_it_fails_copies_take_over_for_good(
     assert not shared.works
     assert gather.n_left == -1, "it is never tried again"
     assert len([r for r in caplog.records if "NCCL failed" in r.message]) == 1
+    assert whys == ["it has failed (unhandled system error)"]
 
 
 def eager_gather(
@@ -147,13 +149,16 @@ class Never:
 def test_it_is_tried_before_it_is_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    whys: list[str] = []
     queues = [HostQueue(), HostQueue()]
-    assert tried([CPU] * 2, queues, eager_gather) is not None
+    assert tried([CPU] * 2, queues, eager_gather, whys.append) is not None
     assert not caplog.records
-    assert tried([CPU] * 2, queues, wrong_gather) is None
+    assert not whys
+    assert tried([CPU] * 2, queues, wrong_gather, whys.append) is None
     assert "wrong numbers" in caplog.text
-    assert tried([CPU] * 2, queues, Failing(0)) is None
+    assert tried([CPU] * 2, queues, Failing(0), whys.append) is None
     assert "unhandled system error" in caplog.text
+    assert whys == ["it brings wrong numbers", "unhandled system error"]
     assert tried([CPU] * 2, queues, nccl.all_gather) is None, "there are no GPUs"
     monkeypatch.setattr(nccl, "TRIAL_S", 0.01)
     monkeypatch.setattr(HostQueue, "record", lambda self: Never())

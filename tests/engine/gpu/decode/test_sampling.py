@@ -10,7 +10,8 @@ import torch
 
 from engine.config import SamplingParams
 from engine.gpu.decode import sampling
-from engine.gpu.decode.sampling import DeviceSampler, sampling_starts, settings_of
+from engine.gpu.decode.sampler_settings import MOST_WANTED, settings_of
+from engine.gpu.decode.sampling import DeviceSampler, sampling_starts
 from engine.sampling.sampler import Sampler
 from engine.sampling.steps import MinP, TopK
 from tests.helpers.device_sampling import (
@@ -58,7 +59,7 @@ def test_vocabularies_of_all_sizes(n_vocab: int, params: SamplingParams, device:
 
 
 def test_the_largest_top_k(device: str) -> None:
-    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=sampling.MOST_WANTED), 5000)
+    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=MOST_WANTED), 5000)
     random = np.random.default_rng(2)
     for _ in range(3):
         pair.sampled(random.standard_normal(5000).astype(np.float32))
@@ -147,7 +148,7 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
         ({"top_k": 0}, True),
         ({"top_k": 0, "top_p": 1.0}, True),
         ({"top_k": 0, "top_p": 1.0, "min_p": 0.0}, False),
-        ({"top_k": sampling.MOST_WANTED + 1}, False),
+        ({"top_k": MOST_WANTED + 1}, False),
         ({"typical_p": 0.9}, False),
         ({"typical_p": 0.9, "temperature": 0}, True),
         ({"repeat_last_n": 10**6}, True),
@@ -193,7 +194,7 @@ def test_no_setting_is_overlooked() -> None:
 
 
 def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
-    assert settings_of(Sampler(SamplingParams(top_k=10**6)), sampling.MOST_WANTED) is not None
+    assert settings_of(Sampler(SamplingParams(top_k=10**6)), MOST_WANTED) is not None
 
 
 def test_without_memory_the_starts_are_known() -> None:

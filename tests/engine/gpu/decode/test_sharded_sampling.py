@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from engine.config import SamplingParams
-from engine.gpu.decode import sampling
+from engine.gpu.decode.sampler_settings import MOST_SENT, most_sent, settings_of
 from engine.gpu.decode.sampling import (
     DeviceSampler,
     RingEntry,
     message_bytes,
-    most_sent,
     sampling_starts,
-    settings_of,
 )
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.sampling.sampler import Sampler
@@ -327,8 +325,8 @@ def test_they_are_known_without_memory() -> None:
 @pytest.mark.parametrize(
     ("changes", "n_rank", "is_served"),
     [
-        ({"top_k": sampling.MOST_SENT}, 2, True),
-        ({"top_k": sampling.MOST_SENT + 1}, 2, False),
+        ({"top_k": MOST_SENT}, 2, True),
+        ({"top_k": MOST_SENT + 1}, 2, False),
         ({"top_k": 128}, 8, True),
         ({"top_k": 129}, 8, False),
         ({"top_k": 0}, 8, True),

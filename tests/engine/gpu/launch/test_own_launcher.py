@@ -23,6 +23,7 @@ from engine.gpu.launch.own_launcher import (
 )
 from engine.hardware import cuda_api, gpu_path
 from engine.hardware.cuda_api import CudaApi
+from engine.hardware.fallbacks import Fallbacks
 from tests.engine.gpu.offline import run_offline
 from tests.helpers.fake_cuda import OPT_IN_BYTES, FakeCuda
 
@@ -36,6 +37,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> Fallbacks:
+    """Return an empty list in place of the one of this process."""
+    found = Fallbacks()
+    monkeypatch.setattr(launcher_choice, "OF_THIS_PROCESS", found)
+    monkeypatch.setattr(kernel_cache, "OF_THIS_PROCESS", found)
+    return found
 
 
 @pytest.fixture
@@ -224,7 +234,7 @@ def test_triton_finds_what_it_asks_for() -> None:
 
 
 def test_our_launcher_serves_where_tritons_cannot_be_made(
-    fresh: Path, active: list[object], monkeypatch: pytest.MonkeyPatch
+    fresh: Path, active: list[object], shared: Fallbacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeCuda()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
@@ -235,6 +245,16 @@ def test_our_launcher_serves_where_tritons_cannot_be_made(
         assert launcher_choice.prepare() == "own"
     assert len(active) == 2
     assert isinstance(active[0], OwnDriver)
+    built, known = shared.current
+    assert built.why.startswith("Triton's own launcher fails (")
+    assert (known.kind, known.why) == ("launcher", "there is no C compiler")
+
+    monkeypatch.setattr(launcher_choice, "launcher_problem", lambda: "")
+    monkeypatch.setattr(launcher_choice, "_found", {})
+    monkeypatch.setenv("TANDEM_LAUNCHER", "own")
+    assert launcher_choice.prepare() == "own"
+    assert shared.current[-1].why == "TANDEM_LAUNCHER is set to own"
+    assert shared.current[-1].help == "Unset the environment variable TANDEM_LAUNCHER."
 
 
 def test_where_nothing_starts_kernels_there_is_a_sentence(
@@ -286,15 +306,20 @@ def test_the_users_own_folder_stays(fresh: Path, monkeypatch: pytest.MonkeyPatch
     assert list(fresh.iterdir()) == []
 
 
-def test_a_folder_that_takes_no_files_costs_a_line_in_the_log(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_takes_no_files_is_reported(
+    fresh: Path, shared: Fallbacks, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     (fresh / "gpu").touch()
     with caplog.at_level(logging.WARNING):
         folder = kernel_cache.use_cache("sm90", "3.7")
     assert folder.is_dir()
     assert not folder.is_relative_to(fresh)
     assert "compiled anew each time" in caplog.text
+    (found,) = shared.current
+    assert (found.kind, found.devices) == ("compiling", ())
+    assert found.sentence.startswith("Kernels for GPUs are compiled anew at each start: ")
+    assert "cannot be written" in found.why
 
     (fresh / "gpu").unlink()
     monkeypatch.setattr(kernel_cache, "NEEDED_BYTES", 1 << 62)

@@ -1,0 +1,180 @@
+"""A model that falls back to a slower way says so, and only for as long as it does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import EngineError, Model, SamplingParams, load_model
+from engine.devices.routes import Routes, Way
+from engine.gpu.comm.communicator import device_group
+from engine.gpu.comm.one_shot import OneShotGroups
+from engine.gpu.decode import rank_capture
+from engine.gpu.decode.rank_capture import Unproven
+from engine.gpu.decode.token_stream import TokenStream
+from engine.gpu.launch.graph import NotRepeatable
+from engine.hardware.fallbacks import Fallbacks
+from tests.helpers.tiny_gguf import least_gguf
+
+NO_TEMPLATE = "This model has no chat template: plain text is used instead."
+META = torch.device("meta")
+OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=3, ignore_eos=True)
+"""Settings with which any token may come, which only the host can draw."""
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return least_gguf(tmp_path_factory.mktemp("models") / "m.gguf")
+
+
+def failing(error: Exception, n: int = 1000) -> Callable[..., Any]:
+    """Return a stand-in for `capture_on_all` that fails n times."""
+    right, left = rank_capture.capture_on_all, [n]
+
+    def capture(*args: object, **options: object) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return right(*args, **options)  # type: ignore[arg-type]
+
+    return capture
+
+
+def kinds(model: Model) -> list[str]:
+    return [found.kind for found in model.fallbacks]
+
+
+def run(model: Model, sampling: SamplingParams) -> None:
+    assert len(list(model.generate([5, 9], sampling))) > 2
+
+
+def test_a_model_without_any_says_nothing(path: Path) -> None:
+    with load_model(path, n_ctx=32) as model:
+        run(model, GREEDY)
+        assert model.fallbacks == ()
+        assert model.warnings == (NO_TEMPLATE,)
+
+
+def test_kernels_started_one_by_one_are_told_until_another_split_repeats_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = NotRepeatable("no kernel reads such a cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_capture, "capture_on_all", failing(error))
+        model = load_model(path, n_ctx=32)
+    with model:
+        (found,) = model.fallbacks
+        assert (found.kind, found.devices, found.why) == ("graph", ("cpu",), str(error))
+        assert model.warnings == (NO_TEMPLATE, found.sentence)
+        run(model, GREEDY)
+        assert model.fallbacks == (found,)
+        model.resplit(None)
+        run(model, GREEDY)
+        assert model.fallbacks == ()
+        assert model.runtime.token_source is not None
+
+
+def test_what_fails_after_the_load_is_told_as_well(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_model(path, n_ctx=32) as model:
+        assert model.fallbacks == ()
+        model.runtime.runner.recover()
+        monkeypatch.setattr(rank_capture, "capture_on_all", failing(NotRepeatable("it snows")))
+        run(model, GREEDY)
+        assert model.warnings[-1].startswith("On cpu, kernels are started one by one: it snows. ")
+
+
+def test_ranks_whose_kernels_meet_no_more_say_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = Unproven("a replayed token gives something else")
+    monkeypatch.setattr(rank_capture, "capture_on_all", failing(error, 2))
+    with load_model(path, ["cpu"] * 2, n_ctx=32) as model:
+        exchange, sampling = model.fallbacks
+        assert (exchange.kind, exchange.why) == ("exchange", str(error))
+        assert (sampling.kind, sampling.devices) == ("sampling", ("cpu",))
+        assert model.runtime.token_source is None
+
+
+@pytest.mark.parametrize("error", [EngineError("There is no pinned memory."), NotRepeatable("no")])
+def test_tokens_drawn_by_the_host_are_told_until_the_device_draws_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenStream, "prepare", fail)
+        model = load_model(path, n_ctx=32)
+    with model:
+        (found,) = model.fallbacks
+        assert (found.kind, found.devices) == ("sampling", ("cpu",))
+        assert found.why == str(error).rstrip(".")
+        model.runtime.runner.recover()
+        run(model, GREEDY)
+        assert model.fallbacks == ()
+
+
+def test_settings_that_only_the_host_knows_are_told_until_the_next_answer(path: Path) -> None:
+    with load_model(path, n_ctx=32) as model:
+        run(model, OPEN)
+        (found,) = model.fallbacks
+        assert found.kind == "sampling"
+        assert "top-k, top-p and min-p are off" in found.why
+        assert found.help == "Other settings of sampling are faster."
+        run(model, GREEDY)
+        assert model.fallbacks == ()
+
+
+def test_ranks_that_need_their_hosts_for_a_token_say_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels are interpreted the hosts always take part, so these count as a GPU's."""
+    with load_model(path, ["cpu"] * 2, n_ctx=32) as model:
+        run(model, GREEDY)
+        assert not model.runtime.runner.is_captured_whole
+        assert kinds(model) == []
+        for rank in model.runtime.ranks:
+            monkeypatch.setattr(type(rank.backend), "compiles", True)
+        model.runtime.runner.recover()
+        run(model, GREEDY)
+        assert kinds(model) == ["exchange"]
+
+
+@pytest.mark.parametrize(
+    ("n", "routes", "why"),
+    [
+        (9, Routes(), "there are more than 8"),
+        (2, Routes({("meta", "cuda:1"): Way(None)}), "kernels cannot write to each other's memory"),
+    ],
+)
+def test_kernels_that_cannot_meet_are_told(n: int, routes: Routes, why: str) -> None:
+    found = Fallbacks()
+    devices = [META] * (n - 1) + [torch.device("cuda", 1)]
+    one_shots = OneShotGroups(devices, routes, fallbacks=found)
+    assert one_shots.one_shot(0, tuple(range(n))) is None
+    assert [(f.kind, f.devices) for f in found.current] == [("exchange", ("meta", "cuda:1"))]
+    assert found.current[0].why.startswith(why)
+    assert one_shots.one_shot(0, (0,)) is None
+    assert len(found.current) == 1, "a rank alone meets nobody"
+
+
+def test_memory_that_no_kernel_can_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise EngineError("The system allows no pinned memory that several GPUs can write.")
+
+    found = Fallbacks()
+    group = device_group([META] * 2, Routes(), found)
+    monkeypatch.setattr(OneShotGroups, "_connected", fail)
+    assert group.one_shots.one_shot(0, (0, 1)) is None
+    assert "no pinned memory" in found.current[0].why
