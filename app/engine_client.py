@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
@@ -26,6 +27,7 @@ from engine import (
     EngineReady,
     Event,
     Failed,
+    FallbacksChanged,
     Finished,
     Generate,
     HostEvent,
@@ -106,6 +108,7 @@ class EngineClient(QObject):
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
     lost = Signal()  # a failure has ended the loaded model
+    fallbacks_changed = Signal(object)  # tuple of Fallback: what makes the GPUs slower from now on
 
     _woken = Signal()
 
@@ -282,6 +285,8 @@ class EngineClient(QObject):
     def _dispatch(self, number: int, event: Event) -> None:
         if isinstance(event, EngineReady):
             self.ready.emit(event)
+        elif isinstance(event, FallbacksChanged):
+            self._on_fallbacks(event)
         elif number == self._load_number or number == 0:
             self._on_load_event(event)
         elif number == self._answer_number:
@@ -309,6 +314,12 @@ class EngineClient(QObject):
             isinstance(event, Failed) and event.is_model_lost
         ):
             self._model = None
+
+    def _on_fallbacks(self, event: FallbacksChanged) -> None:
+        """Note what makes the loaded model's GPUs slower, whichever command has led to it."""
+        if self._model is not None:
+            self._model = replace(self._model, fallbacks=event.fallbacks)
+            self.fallbacks_changed.emit(event.fallbacks)
 
     def _tell_progress(self, event: LoadProgress) -> None:
         self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
@@ -24,9 +25,17 @@ def load(args: argparse.Namespace) -> Model:
         EngineError: it cannot be loaded.
     """
     model = open_model(with_default_split(args, load_params(args)))
-    for warning in model.warnings:
-        note(warning)
+    note_warnings(model)
     return model
+
+
+def note_warnings(model: Model, known: Collection[str] = ()) -> tuple[str, ...]:
+    """Write a model's warnings that are not `known` yet to stderr; return all of them."""
+    found = model.warnings
+    for warning in found:
+        if warning not in known:
+            note(warning)
+    return found
 
 
 class LoadWatch:

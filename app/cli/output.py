@@ -11,7 +11,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from app.units import GIB, MIB
-from engine import EngineError
+from engine import EngineError, Fallback
 
 
 def prepare_streams() -> None:
@@ -49,6 +49,11 @@ def write_json(document: Any) -> None:
     """Write the JSON document of a `--json` run; dataclasses become objects."""
     is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     write(json.dumps(document, default=_plain, ensure_ascii=not is_utf8, indent=2))
+
+
+def fallback_fields(fallbacks: Iterable[Fallback]) -> list[dict[str, Any]]:
+    """Return what made GPUs slower than they could be as the objects of `--json`."""
+    return [{**asdict(fallback), "sentence": fallback.sentence} for fallback in fallbacks]
 
 
 def _plain(value: Any) -> Any:

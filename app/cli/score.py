@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, model_path
-from app.cli.loading import load
-from app.cli.output import note, write, write_json
+from app.cli.loading import load, note_warnings
+from app.cli.output import fallback_fields, note, write, write_json
 from app.cli.talk import read_text
 from engine import perplexity, read_model_info
 
@@ -28,9 +29,12 @@ def run_perplexity(args: argparse.Namespace) -> None:
         trained = read_model_info(model_path(args.model)).n_ctx_train
         args.ctx = min(PUBLISHED_CONTEXT, trained) if trained > 0 else PUBLISHED_CONTEXT
     with load(args) as model:
+        known = model.warnings
         result = perplexity(model, model.tokenizer.encode(text), _show)
+        note_warnings(model, known)
+        fallbacks = fallback_fields(model.fallbacks)
     if args.json:
-        write_json(result)
+        write_json({**asdict(result), "fallbacks": fallbacks})
     else:
         write(
             f"perplexity {result.perplexity:.4f} ± {result.error:.4f} "

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from app.chat.conversation import split_thought
 from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
-from app.cli.loading import load
-from app.cli.output import note, note_error, write, write_json
+from app.cli.loading import load, note_warnings
+from app.cli.output import fallback_fields, note, note_error, write, write_json
 from engine import (
     ChatMessage,
     ContextShifted,
     EngineError,
+    Fallback,
     Finished,
     Generate,
     TokenText,
@@ -55,12 +56,13 @@ class Interrupt:
 
 
 class Answer:
-    """The answer to one request: its text, token ids and closing event."""
+    """The answer to one request: text, token ids, closing event, and what made GPUs slower."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ids: list[int] = []
         self.finished: Finished | None = None
+        self.fallbacks: tuple[Fallback, ...] = ()
 
     def document(self) -> dict[str, object]:
         """Return the document of `generate --json`."""
@@ -76,6 +78,7 @@ class Answer:
                 "total_tokens": self.finished.usage.total_tokens,
             },
             "timings": self.finished.timings,
+            "fallbacks": fallback_fields(self.fallbacks),
         }
 
 
@@ -85,7 +88,7 @@ def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
     Raises:
         EngineError: the prompt cannot be used, or a device failed.
     """
-    interrupt, result = Interrupt(), Answer()
+    interrupt, result, known = Interrupt(), Answer(), model.warnings
     with interrupt.watching():
         for event in model.answer(request, interrupt):
             if isinstance(event, TokenText):
@@ -97,6 +100,8 @@ def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
                 note(f"[context full: dropped the oldest {event.n_dropped} tokens]")
             elif isinstance(event, Finished):
                 result.finished = event
+    result.fallbacks = model.fallbacks
+    note_warnings(model, known)
     return result
 
 

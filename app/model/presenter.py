@@ -87,6 +87,7 @@ class ModelPresenter(QObject):
         models.progressed.connect(self._split.progressed)
         models.loaded.connect(self._on_loaded)
         models.emptied.connect(self._on_emptied)
+        models.fallbacks_changed.connect(self._views.bar.set_fallbacks)
         models.noticed.connect(self.noticed)
 
     @Slot(object)

@@ -43,6 +43,7 @@ class ModelSession(QObject):
     loaded = Signal(object)  # ModelLoaded
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
+    fallbacks_changed = Signal(object)  # tuple of Fallback: why the loaded model is slower now
 
     _read = Signal(int, object, object)  # ModelInfo or EngineError, Choice or None; from a thread
 
@@ -67,6 +68,7 @@ class ModelSession(QObject):
         client.resplit_failed.connect(self._on_resplit_failed)
         client.unloaded.connect(self._on_unloaded)
         client.lost.connect(self._on_unloaded)
+        client.fallbacks_changed.connect(self.fallbacks_changed)
 
     @property
     def info(self) -> ModelInfo | None:

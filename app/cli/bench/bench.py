@@ -59,7 +59,8 @@ OVERHEAD is the time per token outside the kernels, and its share of the token's
 torch operations, waiting for other ranks, and sampling. With several ranks it is the overhead of
 the rank with the most work. It is unknown for a rank that runs in torch alone.
 HOST is the host's work per token: with GPUs the time until all of them have the token, on the CPU
-the time outside the kernels."""
+the time outside the kernels.
+FALLBACK appears where a GPU was slower than it could be; the reasons are below the table."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -279,8 +280,8 @@ def _bench_test(
             test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels
         )
     except EngineError as error:
-        return replace(row, error=str(error), hint=error.hint)
-    return replace(row, result=result)
+        return replace(row, error=str(error), hint=error.hint, fallbacks=model.fallbacks)
+    return replace(row, result=result, fallbacks=model.fallbacks)
 
 
 def _progress(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.bench.kernels import kernel_tables
 from app.cli.bench.row import BenchRow
 from app.cli.bench.timeline import timeline, timeline_table
-from app.cli.output import percent, size, table
+from app.cli.output import fallback_fields, percent, size, table
 from engine import LoadParams, ModelInfo, TokenWork, list_devices
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ HEADERS = (
     "REACHED",
 )  # fmt: skip
 RIGHT = frozenset({4, 5, 7, 8, 9})
+
+FALLBACK = "FALLBACK"
+"""Header of the column that appears, before the last one, where a GPU was slower than need be."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Report:
     def csv(self, rows: Sequence[BenchRow]) -> str:
         """Return a header and one row for each test; single repetitions are left out."""
         text = io.StringIO()
-        records = [self._fields(row) for row in rows]
+        records = [{**self._fields(row), "fallbacks": _kinds(row)} for row in rows]
         names = [name for name in records[0] if name != "samples_ts"]
         writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -119,8 +122,16 @@ class Report:
     def table(self, rows: Sequence[BenchRow]) -> str:
         """Return a table for people: the model, the machine, and a row for each test."""
         head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
+        headers: tuple[str, ...] = HEADERS
         cells = [self._row(row) for row in rows]
-        parts = [head, *self.machine(), "", table(HEADERS, cells, RIGHT)]
+        if reasons := list(dict.fromkeys(f.sentence for row in rows for f in row.fallbacks)):
+            headers = _with_fallbacks(HEADERS, FALLBACK)
+            cells = [
+                _with_fallbacks(cell, ", ".join(_kinds(row)) or "-")
+                for cell, row in zip(cells, rows, strict=True)
+            ]
+            reasons = ["", "Slower than it could be:", *reasons]
+        parts = [head, *self.machine(), "", table(headers, cells, RIGHT), *reasons]
         if self._has_timeline:
             parts += ["", timeline_table(rows, [shares(row.split) for row in rows])]
         if self._has_kernels:
@@ -187,6 +198,7 @@ class Report:
             "overhead": result.overhead if result else None,
             "host_us": 1e6 * result.host_s if result and result.host_s is not None else None,
             **asdict(self.reached(row)),
+            "fallbacks": fallback_fields(row.fallbacks),
             "error": f"{row.error} {row.hint}".strip() or None,
         }
 
@@ -194,6 +206,16 @@ class Report:
         info, n_params = self._info, self._info.n_params
         count = f"{n_params / 1e9:.2f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M"
         return f"{info.architecture} {count} {info.quant}"
+
+
+def _kinds(row: BenchRow) -> tuple[str, ...]:
+    """Return the kinds of a row's fallbacks, each once."""
+    return tuple(dict.fromkeys(fallback.kind for fallback in row.fallbacks))
+
+
+def _with_fallbacks(cells: tuple[str, ...], cell: str) -> tuple[str, ...]:
+    """Return a row or the header with a cell for the fallbacks before the last one."""
+    return (*cells[:-1], cell, cells[-1])
 
 
 def shares(split: Sequence[float]) -> str:

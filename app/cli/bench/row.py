@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine import LoadParams
+from engine import Fallback, LoadParams
 
 if TYPE_CHECKING:
     from engine import BenchResult, BenchTest
@@ -35,6 +35,7 @@ class BenchRow:
         loaded: duration and read rate of the load; None if nothing was loaded.
         error: reason why there is no result; not the exception, which would keep the model alive.
         hint: what to do about the error.
+        fallbacks: what made GPUs slower than they could be; see `Model.fallbacks`.
     """
 
     params: LoadParams
@@ -46,6 +47,7 @@ class BenchRow:
     result: BenchResult | None = None
     error: str = ""
     hint: str = ""
+    fallbacks: tuple[Fallback, ...] = ()
 
     @property
     def split(self) -> tuple[float, ...]:

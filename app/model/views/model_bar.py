@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QMenu, QProgressBar, QToolButton, QWidget
 
+from app.model.views.slower_chip import SlowerChip
 from app.theme import icon, set_role, theme, theme_signals
 from app.widgets.buttons import button
-from engine import LoadParams, ModelInfo, ModelLoaded
+from engine import Fallback, LoadParams, ModelInfo, ModelLoaded
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
 NAME_WIDTH, MIN_NAME_WIDTH = 420, 96
@@ -40,6 +42,8 @@ class ModelBar(QFrame):
         self._name.setStyleSheet("font-weight: 600;")
         self._name.setMenu(self.menu)
         self._size, self._context, self._loaded = self._pill(), self._pill(), self._pill()
+        self.slower = SlowerChip(self)
+        self.slower.changed.connect(self._fit)
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName("Loading")
         self._progress.setFixedWidth(PROGRESS_WIDTH)
@@ -52,7 +56,8 @@ class ModelBar(QFrame):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(12, 0, 16, 0)
         layout.setSpacing(SPACING)
-        for widget in (self._name, self._size, self._context, self._loaded, self._progress):
+        pills = (self._size, self._context, self._loaded, self.slower)
+        for widget in (self._name, *pills, self._progress):
             layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         layout.addWidget(self._percent)
         layout.addStretch()
@@ -114,8 +119,13 @@ class ModelBar(QFrame):
         self._context.setText(f"{short_count(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
         self._set_loaded_text(loaded.params)
         self._show(pills=3, button_text="Eject")
+        self.set_fallbacks(loaded.fallbacks)
         self._on_press = self.eject_requested
         set_role(self._button, "")
+
+    def set_fallbacks(self, fallbacks: Sequence[Fallback]) -> None:
+        """Show what makes the loaded model's GPUs slower than they could be."""
+        self.slower.set_fallbacks(fallbacks)
 
     @Slot()
     def refresh(self) -> None:
@@ -152,24 +162,31 @@ class ModelBar(QFrame):
 
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
         self._n_pills = pills
+        self.slower.set_fallbacks(())
         self._progress.setVisible(is_loading)
         self._percent.setVisible(is_loading)
         self._button.setText(button_text)
         self._button.setVisible(bool(button_text))
         self._fit()
 
+    @Slot()
     def _fit(self) -> None:
-        """Divide the width: first the button, then progress, name and pills."""
+        """Divide the width: first the button, then progress, chip, name and pills."""
         left = self.width() - MARGINS - self._button.sizeHint().width()
         if not self._progress.isHidden():
             self._progress.setFixedWidth(min(PROGRESS_WIDTH, self.width() // 4))
             self._percent.setFixedWidth(self._percent.fontMetrics().horizontalAdvance("100 %") + 2)
             left -= self._progress.width() + self._percent.width() + 2 * SPACING
-        self._fit_name(min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)))
+        self._fit_name(left)
+        self.slower.fit(left - self._name.sizeHint().width() - 2 * SPACING)
+        if self.slower.is_wanted:
+            left -= self.slower.sizeHint().width() + SPACING
+            self._fit_name(left)
         self._fit_pills(left - self._name.sizeHint().width())
+        self.slower.setVisible(self.slower.is_wanted)  # last, when there is room for it
 
-    def _fit_name(self, width: int) -> None:
-        metrics = self._name.fontMetrics()
+    def _fit_name(self, left: int) -> None:
+        width, metrics = min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)), self._name.fontMetrics()
         self._name.setText(self._full_name)
         frame = self._name.sizeHint().width() - metrics.horizontalAdvance(self._full_name)
         elide = Qt.TextElideMode.ElideMiddle

@@ -209,7 +209,7 @@ def why_not_together(names: Sequence[str], routes: Routes) -> str:
         routes: routes between the devices.
     """
     if not routes.have_stores(names):
-        return "kernels cannot write to each other's memory, as a test has shown"
+        return "kernels of one cannot write to the other's memory, as a test has shown"
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus and launches_block():
         return "kernel launches are blocking"

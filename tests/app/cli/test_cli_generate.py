@@ -25,7 +25,7 @@ def test_generate_prints_the_text_and_notes_the_rest_on_stderr(run: Run, model: 
 def test_generate_json_has_the_documented_fields(run: Run, model: Path) -> None:
     outcome = run("generate", model, "-p", "hello", *GREEDY, "--json")
     document = outcome.document
-    assert list(document) == ["text", "ids", "finish_reason", "usage", "timings"]
+    assert list(document) == ["text", "ids", "finish_reason", "usage", "timings", "fallbacks"]
     assert len(document["ids"]) == 8
     assert load_tokenizer(model).decode(document["ids"]) == document["text"]
     assert document["finish_reason"] == "length"

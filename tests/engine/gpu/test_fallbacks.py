@@ -1,5 +1,6 @@
 """A model that falls back to a slower way says so, and only for as long as it does."""
 
+import queue
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from engine import EngineError, Model, SamplingParams, load_model
+from engine import (
+    Command,
+    EngineError,
+    EngineReady,
+    Event,
+    Failed,
+    Fallback,
+    FallbacksChanged,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    Model,
+    ModelLoaded,
+    ModelResplit,
+    Resplit,
+    SamplingParams,
+    ThreadHost,
+    load_model,
+)
 from engine.devices.routes import Routes, Way
 from engine.gpu.comm.communicator import device_group
 from engine.gpu.comm.one_shot import OneShotGroups
@@ -155,7 +176,7 @@ def test_ranks_that_need_their_hosts_for_a_token_say_so(
     ("n", "routes", "why"),
     [
         (9, Routes(), "there are more than 8"),
-        (2, Routes({("meta", "cuda:1"): Way(None)}), "kernels cannot write to each other's memory"),
+        (2, Routes({("meta", "cuda:1"): Way(None)}), "kernels of one cannot write to the other"),
     ],
 )
 def test_kernels_that_cannot_meet_are_told(n: int, routes: Routes, why: str) -> None:
@@ -178,3 +199,41 @@ def test_memory_that_no_kernel_can_reach_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(OneShotGroups, "_connected", fail)
     assert group.one_shots.one_shot(0, (0, 1)) is None
     assert "no pinned memory" in found.current[0].why
+
+
+def test_a_host_tells_each_change_before_the_answer_ends(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
+    host = ThreadHost(events.put)
+    assert isinstance(events.get(timeout=60).event, EngineReady)
+
+    def told(command: Command) -> tuple[list[tuple[Fallback, ...]], Event]:
+        """Return what a command tells of fallbacks, and its closing event."""
+        number, found = host.submit(command), list[tuple[Fallback, ...]]()
+        while True:
+            event = events.get(timeout=60)
+            assert event.generation == number
+            if isinstance(event.event, FallbacksChanged):
+                found.append(event.event.fallbacks)
+            elif isinstance(event.event, ModelLoaded | ModelResplit | Finished | Failed):
+                return found, event.event
+
+    params = LoadParams(str(path), n_ctx=32)
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_capture, "capture_on_all", failing(NotRepeatable("it snows")))
+        changes, loaded = told(Load(params))
+    assert isinstance(loaded, ModelLoaded)
+    assert changes == []
+    assert [f.kind for f in loaded.fallbacks] == ["graph"]
+    assert loaded.warnings == (NO_TEMPLATE,), "each is told once"
+    assert told(Generate(prompt="a", sampling=GREEDY))[0] == []
+    changes, done = told(Resplit(params))
+    assert isinstance(done, ModelResplit)
+    assert (changes, done.model.fallbacks) == ([], ())
+    assert told(Generate(prompt="a", sampling=GREEDY))[0] == []
+    ((found,),), _ = told(Generate(prompt="a", sampling=OPEN))
+    assert found.kind == "sampling"
+    assert told(Generate(prompt="a", sampling=OPEN))[0] == [], "it is known already"
+    assert told(Generate(prompt="a", sampling=GREEDY))[0] == [()]
+    assert host.close()
