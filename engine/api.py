@@ -21,6 +21,7 @@ from engine import arguments
 from engine.config import LoadParams, PeerMode, SamplingParams
 from engine.errors import EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
+from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.generation.generate import Generation
 from engine.generation.prompts import Prompt, Prompts
 from engine.generation.results import ContextShifted, GenerationEvent
@@ -53,7 +54,7 @@ def load_model(
     overrides: Sequence[tuple[str, str]] = (),
     kv_type: str = "f16",
     cpu_threads: int | None = None,
-    n_batch: int = 512,
+    n_batch: int | None = None,
     control_vectors: Sequence[tuple[str | Path, float]] = (),
     control_layers: tuple[int, int] | None = None,
     groups: Sequence[int] | None = None,
@@ -78,7 +79,8 @@ def load_model(
             "#0"; matching parts go there whole.
         kv_type: type of stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
         cpu_threads: number of threads of all CPU ranks; None is one per physical core.
-        n_batch: number of prompt tokens to compute at once.
+        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 on GPUs with the
+            memory, else 512.
         control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
         control_layers: first and last layer to steer; None is all but layer 0.
         groups, n_cpu_blocks, n_cpu_moe, kv_on_host, p2p: see `LoadParams`.
@@ -192,7 +194,8 @@ class Model:
         session.check(ids)
         turn = session.begin()
         session.ids.clear()
-        return np.concatenate([session.forward(c, 0, turn) for c, _ in session.chunks(ids)])
+        chunks = session.chunks(ids, PROMPT_BATCH)  # each makes logits of all its tokens
+        return np.concatenate([session.forward(chunk, 0, turn) for chunk, _ in chunks])
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,

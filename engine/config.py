@@ -289,7 +289,8 @@ class LoadParams:
         reserve: pairs of a device and the bytes to keep free there.
         kv_type: type of the stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
         cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
-        n_batch: number of prompt tokens to compute at once.
+        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 if GPUs compute
+            all and have the memory, else 512.
         control_vectors: directions that steer the model; several add up.
         control_layers: first and last layer to steer; None is all but layer 0.
         p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
@@ -307,7 +308,7 @@ class LoadParams:
     overrides: tuple[tuple[str, str], ...] = ()
     kv_type: str = "f16"
     cpu_threads: int | None = None
-    n_batch: int = 512
+    n_batch: int | None = None
     control_vectors: tuple[ControlVector, ...] = ()
     control_layers: tuple[int, int] | None = None
     groups: tuple[int, ...] | None = None

@@ -68,6 +68,7 @@ class ModelLoaded:
         fallbacks: what makes GPUs slower than they could be; `FallbacksChanged` replaces it.
         model_hash: hash of the file's contents, whatever its name; the saved state of a
             conversation fits only a model with the same hash.
+        n_batch: number of prompt tokens that are computed at once; 0 if unknown.
     """
 
     info: ModelInfo
@@ -78,6 +79,7 @@ class ModelLoaded:
     warnings: tuple[str, ...] = ()
     model_hash: str = ""
     fallbacks: tuple[Fallback, ...] = ()
+    n_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

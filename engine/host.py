@@ -197,6 +197,7 @@ class ThreadHost:
             warnings=model.other_warnings,
             model_hash=model.model_hash,
             fallbacks=self._told,
+            n_batch=model.plan.n_batch,
         )
 
     def _loaded(self) -> Model:

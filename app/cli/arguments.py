@@ -97,7 +97,10 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="number of CPU threads, all ranks together (default: one per physical core)",
     )  # fmt: skip
     group.add_argument(
-        "--batch", type=int, metavar="N", help="prompt tokens per batch (default: 512)"
+        "--batch",
+        type=int,
+        metavar="N",
+        help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
     )
 
 

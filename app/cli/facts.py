@@ -228,14 +228,14 @@ def run_plan(args: argparse.Namespace) -> None:
     if args.json:
         document = _plan_document(plan, params, free, short)
         document |= asdict(room) | {"speed": speed and speed_document(speed)}
-        document |= links_document(args.simulate, evaluation, params.n_batch)
+        document |= links_document(args.simulate, evaluation, plan.n_batch)
         write_json({**document, "choice": choice and choice_document(choice)})
         return
     _write_plan(plan, short, room)
     if choice is not None:
         write(f"Default split: {choice.reason}")
     if speed is not None:
-        text = speed_text(speed) + links_text(args.simulate, evaluation, params.n_batch)
+        text = speed_text(speed) + links_text(args.simulate, evaluation, plan.n_batch)
         write(("" if short else "It fits.\n") + "Predicted speed:\n" + text)
 
 
@@ -252,6 +252,7 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     write(table(headers, rows, frozenset(range(2, 8))))
     held = ", ".join(HELD[storage] for storage in plan.storage.split(" + "))
     write(f"{plan.n_ctx} tokens of context, weights held {held}")
+    write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
         write(f"{size(on_host)} of keys and values are kept in host memory")
     for device, n_bytes in plan.overhead().items():
@@ -292,6 +293,7 @@ def _plan_document(
         "overrides": params.overrides,
         "reserve": dict(params.reserve),
         "n_ctx": plan.n_ctx,
+        "n_batch": plan.n_batch,
         "kv_type": plan.kv_type,
         "storage": plan.storage,
         "overhead": plan.overhead(),

@@ -14,6 +14,7 @@ import torch
 
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
+from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.faults import explain_faults
@@ -74,6 +75,8 @@ class ProcessRuntime:
     """
 
     def __init__(self, file: GGUFFile, params: LoadParams, wire: Wire) -> None:
+        if params.n_batch is None:  # hosts may have more or less free memory, and must agree
+            params = replace(params, n_batch=PROMPT_BATCH)
         declaration = declare(file, params)
         check_types(str(file.path), declaration.slots)
         self.number = number = wire.rank
@@ -93,7 +96,7 @@ class ProcessRuntime:
         local.check_fits(free)
         self.threads_per_rank = threads_per_rank(params.cpu_threads, local)
         torch.set_num_threads(self.threads_per_rank)
-        self.n_ctx, self.n_batch = self.plan.n_ctx, params.n_batch
+        self.n_ctx, self.n_batch = self.plan.n_ctx, self.plan.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
         self.sampling_rank = self._split.last_group[0]

@@ -13,6 +13,13 @@ other tokens."""
 BF16_BATCH = 32
 """Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
 
+PROMPT_BATCH = 512
+"""Number of prompt tokens that are computed at once by default. On CPUs, Cancel waits for them."""
+
+LARGE_PROMPT_BATCHES = 2048, 1024
+"""Numbers of prompt tokens that GPUs compute at once by default where they have the memory, the
+best first: weights are dequantised, and kernels started, once for all tokens of a batch."""
+
 GEMM_TILE = 128
 """Number of rows and of columns of a product that a multiprocessor computes at a time in a GEMM by
 the vendor's library. Some of its kernels take twice as many of either."""

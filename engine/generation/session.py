@@ -237,14 +237,19 @@ class Session:
             self._sampled_at,
         )
 
-    def chunks(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
+    def chunks(
+        self, ids: Sequence[int], most: int | None = None
+    ) -> Iterator[tuple[Sequence[int], int]]:
         """Yield the tokens of `ids` that are not cached, in batches.
 
         Each comes with the index of its first token whose logits are needed if only those of the
         last of `ids` are: its length in all batches but the last. Before the last token a recurrent
         state is saved, so that a prompt with the same beginning can go on from there.
+
+        Args:
+            most: largest number of tokens of a batch; None for the runtime's.
         """
-        step, stop = self._runtime.n_batch, len(ids)
+        step, stop = min(self._runtime.n_batch, most or len(ids)), len(ids)
         if not self._runtime.can_rewind:
             stop -= 1
         for start in range(len(self._ids), stop, step):

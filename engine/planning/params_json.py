@@ -128,7 +128,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "overrides": _many(_override),
     "kv_type": _text,
     "cpu_threads": _optional(_whole),
-    "n_batch": _whole,
+    "n_batch": _optional(_whole),
     "control_vectors": _many(_vector),
     "control_layers": _optional(_layers),
     "groups": _optional(_many(_whole)),

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
+from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
 from engine.forward.state import KVState, RecurrentState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 DENSE_FRACTION = 0.8
 """Largest part of a device's free memory that dequantised weights may take; beyond it they stay
 quantised."""
+
+LARGE_BATCH_FRACTION = 0.98
+"""Largest part of a device's free memory that a plan with large batches of prompts may take; beyond
+it they are smaller, and what is left may make up for an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class Plan:
         file_bytes: bytes of the file that all ranks together read.
         warnings: sentences for the user.
         reserve: (device, bytes) that have to stay free.
+        n_batch: number of prompt tokens to compute at once.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -81,6 +88,7 @@ class Plan:
     file_bytes: int
     warnings: tuple[str, ...] = ()
     reserve: tuple[tuple[str, int], ...] = ()
+    n_batch: int = PROMPT_BATCH
 
     @property
     def storage(self) -> str:
@@ -208,28 +216,44 @@ def choose_plan(
     sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
     free_bytes: Mapping[str, int] | None,
 ) -> Plan:
-    """Return a plan, with dequantised weights where there is room for them.
+    """Return a plan, with dequantised weights and large batches where there is room for them.
 
     Args:
         sizes: returns the sizes of each rank, given the storage format of each.
         free_bytes: see `make_plan`.
     """
+    usable = beside_reserve(free_bytes or {}, params.reserve)
+    n_least = PROMPT_BATCH if params.n_batch is None else params.n_batch
 
-    def plan(storage: str) -> Plan:
+    def with_storage(storage: str) -> tuple[Sequence[RankSize], Callable[[int], Plan]]:
         storages = tuple("kernels" if uses_kernels(d) else storage for d in devices)
-        return _plan(params, hp, devices, shares, storages, sizes(storages))
+        found = sizes(storages)
+        return found, lambda n: _plan(params, hp, devices, shares, storages, found, n)
 
-    dense = plan("f32")
-    if free_bytes is None or "f32" not in dense.storage:
-        return dense
-    if _is_roomy(dense, beside_reserve(free_bytes, params.reserve)):
-        return dense
-    return plan("packed")
+    found, planned = with_storage("f32")
+    plan = planned(n_least)
+    if "f32" in plan.storage and not _is_roomy(plan, usable, DENSE_FRACTION):
+        found, planned = with_storage("packed")
+        plan = planned(n_least)
+    if params.n_batch is not None or not _is_all_on_gpus(plan, found):
+        return plan
+    larger = (planned(n) for n in LARGE_PROMPT_BATCHES if n <= hp.n_ctx)
+    return next((one for one in larger if _is_roomy(one, usable, LARGE_BATCH_FRACTION)), plan)
 
 
-def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
+def _is_all_on_gpus(plan: Plan, sizes: Sequence[RankSize]) -> bool:
+    """Return whether only kernels on GPUs compute."""
     return all(
-        needed <= DENSE_FRACTION * free_bytes[device]
+        device.device != CPU and device.storage == "kernels"
+        for device, size in zip(plan.devices, sizes, strict=True)
+        if size.working != WorkingSizes()
+    )
+
+
+def _is_roomy(plan: Plan, free_bytes: Mapping[str, int], part: float) -> bool:
+    """Return whether a plan takes at most a part of each device's free memory."""
+    return all(
+        needed <= part * free_bytes[device]
         for device, needed in plan.bytes_by_device().items()
         if device in free_bytes
     )
@@ -237,7 +261,7 @@ def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
 
 def _plan(
     params: LoadParams, hp: HParams, devices: Sequence[str], shares: Shares,
-    storages: Sequence[str], sizes: Sequence[RankSize],
+    storages: Sequence[str], sizes: Sequence[RankSize], n_batch: int,
 ) -> Plan:  # fmt: skip
     elements = max(1, sum(size.elements for size in sizes))
     on_links = _link_bytes(devices, storages, sizes)
@@ -249,7 +273,7 @@ def _plan(
                 asked=shares[rank],
                 effective=sizes[rank].elements / elements,
                 storage=storages[rank],
-                memory=_memory(params, hp, device, storages[rank], sizes[rank], on_links),
+                memory=_memory(params, hp, device, storages[rank], sizes[rank], on_links, n_batch),
             )
             for rank, device in enumerate(devices)
         ),
@@ -259,6 +283,7 @@ def _plan(
         file_bytes=sum(size.file_bytes for size in sizes),
         warnings=_warnings(hp, params),
         reserve=params.reserve,
+        n_batch=n_batch,
     )
 
 
@@ -271,10 +296,11 @@ def _link_bytes(devices: Sequence[str], storages: Sequence[str], sizes: Sequence
 
 
 def _memory(
-    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, on_links: int
-) -> MemoryUse:
+    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, on_links: int,
+    n_batch: int,
+) -> MemoryUse:  # fmt: skip
     is_on_host = keeps_kv_on_host(params, device)
-    n_tokens = min(params.n_batch, hp.n_ctx)
+    n_tokens = min(n_batch, hp.n_ctx)
     return MemoryUse(
         weights=size.weights,
         kv=size.state + (0 if is_on_host else size.kv),

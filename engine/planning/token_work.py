@@ -34,9 +34,9 @@ class TokenWork:
     n_flop: float
     n_head_flop: float
 
-    def prompt_flop(self, n_tokens: int, n_batch: int) -> float:
-        """Return the operations of a prompt in batches; each computes its last token's logits."""
-        return n_tokens * self.n_flop + -(-n_tokens // n_batch) * self.n_head_flop
+    def prompt_flop(self, n_tokens: int) -> float:
+        """Return the operations of a prompt, with the logits of its last token."""
+        return n_tokens * self.n_flop + self.n_head_flop
 
 
 def token_work(path: str | Path) -> TokenWork:

@@ -16,7 +16,7 @@ from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import stopped_error
-from engine.runtime.micro_batches import LEAST_ROWS, micro_batches_pay
+from engine.runtime import micro_batches
 from engine.runtime.prompt_batches import PromptBatches
 from engine.runtime.rank import Rank, Replay, token_steps, warm_rows
 
@@ -121,7 +121,7 @@ class ModelRunner:
             for n in warm_rows(min(self.n_ctx, self.n_batch)):
                 self._rehearse(n)
                 self.compute([0] * n, 0, n - 1)
-            self._try_micro_batches(min(self.n_ctx, self.n_batch))
+            self._try_micro_batches(min(self.n_ctx, self.n_batch, micro_batches.TRIED_ROWS))
         for rank in self.ranks:
             rank.backend.prepare()
 
@@ -188,14 +188,14 @@ class ModelRunner:
 
     def _try_micro_batches(self, n: int) -> None:
         """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
-        if n < LEAST_ROWS or not any(rank.micro_batches for rank in self.ranks):
+        if n < micro_batches.LEAST_ROWS or not any(rank.micro_batches for rank in self.ranks):
             return
 
         def compute(in_micro_batches: bool) -> None:
             self.batches.in_micro_batches = in_micro_batches
             self.compute([0] * n, 0, n - 1)
 
-        self.batches.in_micro_batches = micro_batches_pay(compute)
+        self.batches.in_micro_batches = micro_batches.micro_batches_pay(compute)
 
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> Tensor:
         """Compute tokens on all ranks, without recordings; return the logits."""

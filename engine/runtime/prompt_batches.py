@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.runtime.micro_batches import LEAST_ROWS
+from engine.runtime import micro_batches
 
 if TYPE_CHECKING:
     from engine.parallel.executor import Mark, RankExecutor
@@ -42,7 +42,9 @@ class PromptBatches:
         whole, n = torch.tensor(ids), len(ids)
         if self._executor.has_gpus:
             whole = whole.pin_memory()  # copied to devices without waiting for the work before
-        in_halves = self.in_micro_batches and n >= LEAST_ROWS and n // 2 <= first_logit
+        in_halves = (
+            self.in_micro_batches and n >= micro_batches.LEAST_ROWS and n // 2 <= first_logit
+        )
         return lambda rank: ranks[rank].compute(
             whole, n_past, first_logit, in_micro_batches=in_halves
         )

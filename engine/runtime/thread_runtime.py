@@ -100,7 +100,7 @@ class ThreadRuntime:
         self.plan: Plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
-        self.n_batch = params.n_batch
+        self.n_batch = self.plan.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self._resident: ResidentPeak | None = None
         self._cached_at_load = 0

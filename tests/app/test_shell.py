@@ -34,6 +34,15 @@ def test_a_dropped_gguf_is_loaded(qtbot: QtBot, make_shell: MakeShell, tmp_path:
     assert shell.settings.current.recent_models == (MODEL,)
 
 
+def test_the_model_bar_says_how_many_prompt_tokens_are_computed_at_once(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    text = shell.window.model_bar._context.toolTip()
+    assert text == "Prompts are computed 2048 tokens at a time"
+
+
 def test_a_model_dragged_over_the_composer_goes_to_the_window(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:

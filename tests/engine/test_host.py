@@ -106,6 +106,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_model_loads_answers_and_leaves(desk: Desk, path: str) -> None:
     loaded = desk.run(Load(LoadParams(path, ("cpu", "cpu"), (3, 1))))
     assert isinstance(loaded, ModelLoaded)
+    assert loaded.n_batch == 512
     assert [m.device for m in loaded.memory] == ["cpu", "cpu"]
     assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
     assert isinstance(desk.run(Unload()), ModelUnloaded)

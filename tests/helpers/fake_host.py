@@ -72,6 +72,7 @@ def model_loaded(
         seconds=0.1,
         warnings=warnings,
         fallbacks=fallbacks,
+        n_batch=2048,
     )
 
 

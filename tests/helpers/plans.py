@@ -38,7 +38,7 @@ def questions(draw: st.DrawFn, path: str) -> Question:
         n_ctx=draw(st.none() | st.integers(1, 9000)),
         overrides=tuple(draw(st.lists(st.sampled_from(OVERRIDES), max_size=2))),
         kv_type=draw(st.sampled_from(KV_TYPES)),
-        n_batch=draw(st.sampled_from([512, 7])),
+        n_batch=draw(st.sampled_from([None, None, 512, 7])),
         n_cpu_blocks=draw(st.sampled_from([0, 0, 1])),
         n_cpu_moe=draw(st.sampled_from([0, 0, 0, 1])),
         kv_on_host=draw(st.booleans()),

@@ -101,7 +101,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _add_list(how, ("--n-cpu-moe",), _integers, "first blocks with experts on the CPU (default: 0)")
     _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
     _add_list(how, ("-t", "--threads"), _integers, "number of CPU threads, all ranks together")
-    _add_list(how, ("-b", "--batch"), _integers, "prompt tokens per batch (default: 512)")
+    _add_list(
+        how,
+        ("-b", "--batch"),
+        _integers,
+        "prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
+    )
     peers = f"direct access of GPUs to each other: {', '.join(PEER_MODES)} (default: auto)"
     _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)
     how.add_argument(
@@ -274,7 +279,9 @@ def _bench_test(
 ) -> BenchRow:
     params = model.params
     _progress(f"{test} on {','.join(params.devices)}")
-    row = BenchRow(params, test, now(), model.n_threads, model.plan.storage, loaded)
+    row = BenchRow(
+        params, test, now(), model.n_threads, model.plan.n_batch, model.plan.storage, loaded
+    )
     try:
         result = model.bench(
             test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels

@@ -91,7 +91,7 @@ class Report:
                 fraction=n_bytes / sum(s.bytes_per_s for s in speeds),
                 copy_fraction=n_bytes / sum(copied) if all(copied) else None,
             )
-        flop = self._work.prompt_flop(test.n_prompt, row.params.n_batch)
+        flop = self._work.prompt_flop(test.n_prompt)
         flop *= result.avg_ts / test.n_prompt
         limit = sum(s.flop_per_s for s in speeds)
         return Reached(flop_per_s=flop, fraction=flop / limit if is_known else None)
@@ -155,7 +155,7 @@ class Report:
         n_threads = "" if row.n_threads is None else str(row.n_threads)
         setting = (
             ",".join(params.devices), shares(row.split), _mode_cell(params), params.kv_type,
-            n_threads, str(params.n_batch), str(row.test),
+            n_threads, "" if row.n_batch is None else str(row.n_batch), str(row.test),
         )  # fmt: skip
         if result is None:
             return (*setting, "-", "-", "-", row.error)
@@ -183,7 +183,7 @@ class Report:
             "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
             "type_kv": params.kv_type,
             "n_threads": row.n_threads,
-            "n_batch": params.n_batch,
+            "n_batch": row.n_batch,
             "storage": row.storage or None,
             "load_s": row.loaded and row.loaded.seconds,
             "load_bytes_per_s": row.loaded and row.loaded.read_bytes_per_s,

@@ -31,6 +31,7 @@ class BenchRow:
     Attributes:
         test_time: start of the test, UTC in ISO 8601.
         n_threads: CPU threads of all ranks together; as requested if nothing was loaded.
+        n_batch: prompt tokens per batch; None if nothing was loaded and none were asked for.
         storage: how weights are held, see `Plan.storage`; empty if nothing was loaded.
         loaded: duration and read rate of the load; None if nothing was loaded.
         error: reason why there is no result; not the exception, which would keep the model alive.
@@ -42,6 +43,7 @@ class BenchRow:
     test: BenchTest
     test_time: str
     n_threads: int | None = None
+    n_batch: int | None = None
     storage: str = ""
     loaded: LoadSpeed | None = None
     result: BenchResult | None = None

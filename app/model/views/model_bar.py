@@ -117,6 +117,8 @@ class ModelBar(QFrame):
         """Show the loaded model."""
         self._set_info(loaded.info)
         self._context.setText(f"{short_count(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
+        n_batch = min(loaded.n_batch, loaded.n_ctx)
+        self._context.setToolTip(f"Prompts are computed {n_batch} tokens at a time" * bool(n_batch))
         self._set_loaded_text(loaded.params)
         self._show(pills=3, button_text="Eject")
         self.set_fallbacks(loaded.fallbacks)

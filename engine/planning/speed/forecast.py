@@ -128,7 +128,7 @@ class Forecaster:
         if speed is None:
             return None
         n = max(1, min(n_prompt or PROMPT_TOKENS, evaluation.plan.n_ctx - 1))
-        prefill = speed.prefill(evaluation.load, n, min(params.n_batch, n))
+        prefill = speed.prefill(evaluation.load, n, min(evaluation.plan.n_batch, n))
         decode = speed.decode(evaluation.load, n)
         if self._calibration is not None:
             subject = self._subject(evaluation, params, quant)
@@ -149,7 +149,7 @@ class Forecaster:
         speed = self._speed(evaluation, params)
         if speed is None or self._calibration is None or n_tokens < 1:
             return
-        n_batch = min(params.n_batch, n_tokens)
+        n_batch = min(evaluation.plan.n_batch, n_tokens)
         predicted = speed.prefill(evaluation.load, n_tokens, n_batch, position)
         subject = self._subject(evaluation, params, quant)(PREFILL)
         self._calibration.note(subject, predicted.seconds, seconds)

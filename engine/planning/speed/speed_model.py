@@ -105,12 +105,14 @@ class SpeedModel:
 
     def decode(self, load: ModelWorkload, position: int = 0) -> Prediction:
         """Predict one token after `position` others."""
-        return self._pass(load, _Span(1, position), samples=True).prediction(1)
+        totals = self._pass(load, _Span(1, position))
+        totals.add(self._ends(load, samples=True), 1)
+        return totals.prediction(1)
 
     def prefill(
         self, load: ModelWorkload, n_tokens: int, n_batch: int, position: int = 0
     ) -> Prediction:
-        """Predict a prompt in batches after `position` other tokens, with each one's last logits.
+        """Predict a prompt in batches after `position` other tokens, with its last logits.
 
         Full batches take on average as long as one in their middle, because the number of positions
         that a token sees grows evenly.
@@ -122,14 +124,11 @@ class SpeedModel:
             totals.add(self._pass(load, _Span(n_batch, middle)), n_full)
         if rest:
             totals.add(self._pass(load, _Span(rest, position + n_full * n_batch)), 1)
+        totals.add(self._ends(load), 1)
         return totals.prediction(n_tokens)
 
-    def _pass(self, load: ModelWorkload, span: _Span, *, samples: bool = False) -> _Totals:
-        """Return the times of one forward pass.
-
-        Args:
-            samples: whether only the next token is wanted, not its logits.
-        """
+    def _pass(self, load: ModelWorkload, span: _Span) -> _Totals:
+        """Return the times of one forward pass without logits."""
         run = self._run(span)
         hidden = F32_BYTES * load.n_embd
         last = tuple(load.embedding)
@@ -138,17 +137,24 @@ class SpeedModel:
             run.move(last, block.group, hidden * span.n)
             run.compute(block, hidden * span.n)
             last = block.group
-        head = tuple(load.head)
-        run.move(last, head, hidden)
-        ends = self._run(_Span(1, 0))
+        run.totals.host += max((device.host_s for device in self._devices), default=0.0)
+        return run.totals
+
+    def _ends(self, load: ModelWorkload, *, samples: bool = False) -> _Totals:
+        """Return the times of the logits of one token.
+
+        Args:
+            samples: whether only the next token is wanted, not its logits.
+        """
+        groups = [tuple(load.embedding), *(block.group for block in load.blocks)]
+        head, ends = tuple(load.head), self._run(_Span(1, 0))
+        ends.move(groups[-1], head, F32_BYTES * load.n_embd)
         ends.compute(BlockWorkload(1, head, load.head, 0), 0.0)
         if samples and CPU not in (self._ids[rank] for rank in head):
             ends.sample(head)
         else:
             ends.gather(head, F32_BYTES * load.n_vocab)
-        run.totals.add(ends.totals, 1)
-        run.totals.host += max((device.host_s for device in self._devices), default=0.0)
-        return run.totals
+        return ends.totals
 
     def _run(self, span: _Span) -> _Run:
         if len(self._known) > MOST_KNOWN:

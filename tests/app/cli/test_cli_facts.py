@@ -223,3 +223,11 @@ def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
     assert rows[0].startswith("0     cpu     75.0 %")
     assert rows[1].startswith("1     cpu     25.0 %")
     assert rows[2] == "512 tokens of context, weights held as small as in the file"
+    assert rows[3] == "Prompts are computed 512 tokens at a time"
+
+
+def test_a_plan_says_how_many_prompt_tokens_are_computed_at_once(run: Run, model: Path) -> None:
+    for options, expected in (((), 512), (("--batch", "64"), 64)):
+        assert run("plan", model, *options, "--json").document["n_batch"] == expected
+    out = run("plan", model, "--simulate", "2x4090", "--ctx", "4096").out
+    assert "Prompts are computed 2048 tokens at a time" in out

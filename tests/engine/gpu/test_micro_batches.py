@@ -21,7 +21,7 @@ IDS = [5, 9, 33, 12, 7, 40, 2]
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks meet as on GPUs, and never by one-shot all-reduces."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
-    monkeypatch.setattr("engine.runtime.prompt_batches.LEAST_ROWS", 2)
+    monkeypatch.setattr("engine.runtime.micro_batches.LEAST_ROWS", 2)
     monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
@@ -130,7 +130,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         compute(True)
         return True
 
-    monkeypatch.setattr("engine.runtime.model_runner.micro_batches_pay", pay)
+    monkeypatch.setattr("engine.runtime.micro_batches.micro_batches_pay", pay)
     monkeypatch.setattr("engine.gpu.backend.GpuBackend.compiles", True)
     monkeypatch.setattr("engine.runtime.builder.RankBuilder._compiled", _nothing)
     path = least_gguf(tmp_path / "m.gguf", quant="F32")

@@ -66,12 +66,18 @@ def test_all_fields_survive_json() -> None:
         {"overrides": [["a"]]}, {"overrides": [["a", "b", "c"]]},
         {"reserve": [["cpu", "1"]]}, {"kv_on_host": 1}, {"p2p": "maybe"}, {"p2p": True},
         {"control_vectors": [{"path": "v"}]}, {"control_layers": [5]}, {"groups": 2}, {"what": 1},
-        {"n_batch": None}, {"cpu_threads": 0}, {"devices": ["cpu"] * 5000},
+        {"n_batch": "512"}, {"cpu_threads": 0}, {"devices": ["cpu"] * 5000},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(EngineError):
         params_from({**params_document(LoadParams("m")), **wrong}, "m")
+
+
+@pytest.mark.parametrize("n_batch", [None, 512])
+def test_a_chosen_batch_is_kept_and_none_stays_open(n_batch: int | None) -> None:
+    params = LoadParams("m", n_batch=n_batch)
+    assert params_from(params_document(params), "m") == params
 
 
 def test_a_plan_comes_back_on_other_numbers_of_the_same_cards(store: PlanStore) -> None:

@@ -38,7 +38,6 @@ def test_a_token_reads_what_it_is_multiplied_with(sizes: Sizes, tmp_path: Path) 
     assert work.n_head_flop == n_head_flop == 2 * 600 * 256
 
 
-def test_a_prompt_needs_logits_once_in_a_batch(tmp_path: Path) -> None:
+def test_a_prompt_needs_logits_once(tmp_path: Path) -> None:
     work = token_work(write_model(tmp_path / "m.gguf", SIZES[0], "Q8_0"))
-    assert work.prompt_flop(20, 8) == 20 * work.n_flop + 3 * work.n_head_flop
-    assert work.prompt_flop(8, 512) == 8 * work.n_flop + work.n_head_flop
+    assert work.prompt_flop(20) == 20 * work.n_flop + work.n_head_flop
