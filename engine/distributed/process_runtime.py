@@ -12,6 +12,7 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 import torch
 
+from engine.cleanup import call_all
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
 from engine.forward.batch_sizes import PROMPT_BATCH
@@ -238,8 +239,8 @@ class ProcessRuntime:
         self.rank.context.cache.restore()
 
     def close(self) -> None:
-        """Free everything; safe to call twice."""
-        self.rank.close()
+        """Free everything, and raise nothing; safe to call twice."""
+        call_all(self.rank.close)
 
 
 class ProcessTokenSource:

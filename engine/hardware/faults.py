@@ -89,7 +89,7 @@ def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> Devi
     if why and not lost:
         lost = {gpus[0]: why}
     for device, found in lost.items():
-        log.warning("%s is lost to this process: %s", device, error)
+        log.warning("%s is lost to this process: %s", device, str(error).partition("\n")[0])
         mark_stopped(str(device), found)
     return next((DeviceStopped(str(device), found) for device, found in lost.items()), None)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.cleanup import call_all
 from engine.cpu.backend import CpuBackend
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.forward.cache import Cache
@@ -94,7 +95,7 @@ class RankBuilder:
                     self.file, rank.slots, number, rank.device, rank.storage, rank.backend, progress
                 )
         except BaseException:
-            rank.close()
+            call_all(rank.close)
             raise
         return rank
 

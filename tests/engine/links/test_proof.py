@@ -7,11 +7,13 @@ import pytest
 
 from engine.config import PeerMode
 from engine.devices.routes import Place, Routes, Way
+from engine.errors import DeviceStopped
 from engine.links import exchange, trial
 from engine.links.proof import find_routes, prove_links
 from engine.links.trial import BothDirections, Effort
 from engine.planning.speed.link_records import TrialRecord
 from engine.planning.speed.machine_file import MachineFile
+from tests.helpers.dead_card import fault, forget_stopped
 from tests.helpers.fake_links import FakeBench, FakeMachine, corrupt, honest, lost
 
 TINY = Effort(n_rounds=1, n_pairs=4, n_rows=1, n_bulk=8, copied=(64,))
@@ -286,3 +288,20 @@ def test_nccl_that_lies_is_named_and_not_used(path: Path) -> None:
     assert any(n.startswith("NCCL transfers from cuda") and "damaged" in n for n in routes.notes)
     routes = prove_links(TWO, file=MachineFile(path), machine=FakeMachine())
     assert (routes.has_nccl, routes.notes) == (False, ()), "many do without it"
+
+
+def test_a_gpu_that_dies_in_a_trial_is_no_slow_link(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_stopped(monkeypatch)
+    file, machine = MachineFile(path), FakeMachine()
+    assert both(find_routes(TWO, file=file, machine=machine)) == (PEER, PEER)
+
+    def fail(*args: object) -> None:
+        raise fault()
+
+    monkeypatch.setattr(FakeBench, "copy", fail)
+    monkeypatch.setattr("torch.cuda.current_stream", fail)
+    with pytest.raises(DeviceStopped, match="cuda:0 has stopped working: device-side assert"):
+        find_routes(TWO, file=file, machine=machine)
+    assert file.proof(machine.infos()["cuda:0"], machine.infos()["cuda:1"]) is not None
