@@ -87,7 +87,8 @@ class SplitState:
 
     def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
         """Offer these devices; settings made before are kept for those that are still here."""
-        saved = self._saved or (to_dict(self.settings) if self.devices else None)
+        is_chosen = bool(self.devices) and self.settings != default_settings(self.devices)
+        saved = self._saved or (to_dict(self.settings) if is_chosen else None)
         self.devices = tuple(devices)
         self.settings = from_dict(saved, devices) if saved else default_settings(devices)
         self.history.clear()

@@ -204,11 +204,11 @@ def _describe(nvml: Nvml | None, build: TorchBuild, device: str, gpu: Source) ->
 
 
 def _describe_nvidia(nvml: Nvml, build: TorchBuild, device: str, gpu: Gpu) -> DeviceInfo:
-    order = "" if build.hip else order_problem(len(nvml.gpus()))
-    if order:
+    all_gpus = nvml.gpus()
+    others = [other.compute_capability for other in all_gpus]
+    advice = advise_nvidia(build, gpu.compute_capability, nvml.cuda_major(), others)
+    if not build.hip and (order := order_problem(len(all_gpus))):
         advice = Advice(order)
-    else:
-        advice = advise_nvidia(build, gpu.compute_capability, nvml.cuda_major())
     try:
         memory = nvml.memory(gpu)
     except DeviceError as error:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.devices.torch_build import TorchBuild
@@ -111,34 +111,41 @@ def runs_on(arch: str, capability: str) -> bool:
     return have[0] == need[0] and have[1] <= need[1]
 
 
-def choose_wheel(capability: str, driver_cuda: int | None) -> CudaWheel | None:
-    """Return the build to install for a GPU; None if there is none.
+def choose_wheel(capabilities: Sequence[str], driver_cuda: int | None) -> CudaWheel | None:
+    """Return the build to install for some GPUs; None if there is none for all of them.
 
     Args:
-        capability: compute capability such as "8.9"; "" if unknown.
-        driver_cuda: newest major version of CUDA that its driver runs; None if unknown.
+        capabilities: compute capability of each, such as "8.9"; "" if unknown.
+        driver_cuda: newest major version of CUDA that the driver runs; None if unknown.
     """
     return next(
         (
             wheel for wheel in WHEELS
-            if wheel.has_code_for(capability) and wheel.major <= (driver_cuda or wheel.major)
+            if all(wheel.has_code_for(capability) for capability in capabilities)
+            and wheel.major <= (driver_cuda or wheel.major)
         ),
         None,
     )  # fmt: skip
 
 
-def advise_nvidia(build: TorchBuild, capability: str, driver_cuda: int | None) -> Advice:
+def advise_nvidia(
+    build: TorchBuild, capability: str, driver_cuda: int | None, others: Sequence[str] = ()
+) -> Advice:
     """Return why the installed build cannot use an NVIDIA GPU, and what helps.
 
-    For the arguments see `choose_wheel`.
+    Args:
+        build: the installed build.
+        capability, driver_cuda: see `choose_wheel`.
+        others: compute capabilities of the other GPUs here, which the new build should use, too.
     """
     reason = _nvidia_problem(build, capability, driver_cuda)
     if not reason:
         return Advice()
-    wheel = choose_wheel(capability, driver_cuda)
+    one = (capability,)
+    wheel = choose_wheel((*one, *others), driver_cuda) or choose_wheel(one, driver_cuda)
     if wheel is not None:
         return Advice(reason, wheel.command)
-    newer = choose_wheel(capability, None)
+    newer = choose_wheel(one, None)
     if newer is None:
         return Advice(
             "No PyTorch from 2.11 on has code for GPUs of compute capability "

@@ -89,7 +89,7 @@ def _check_code(name: str, properties: Any) -> None:
     if torch.version.hip:
         remedy = amd_command(arch, from_amd=True)
     else:
-        with_code = choose_wheel(arch, find_torch_build().cuda_major)
+        with_code = choose_wheel((arch,), find_torch_build().cuda_major)
         remedy = with_code.command if with_code else ""
         arch = f"compute capability {arch}"
     raise NoDevice(name, f"this PyTorch build has no code for {arch}", remedy)

@@ -6,7 +6,16 @@ import argparse
 from contextlib import closing
 
 from app.cli.output import note
-from engine import Alternative, Choice, Forecaster, LoadParams, Planner, choose
+from engine import (
+    Alternative,
+    Choice,
+    Forecaster,
+    LoadParams,
+    Planner,
+    choose,
+    find_gpu_path,
+    list_devices,
+)
 
 PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
@@ -23,13 +32,17 @@ def has_no_choice(args: argparse.Namespace) -> bool:
 def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadParams:
     """Return `params`, on the devices predicted to be fastest if no option chooses any.
 
-    The reason goes to stderr if there was anything to choose from.
+    The reason goes to stderr if there was anything to choose from; so does the command that would
+    let torch use a GPU, if it can use none.
 
     Raises:
         EngineError: the model cannot be run.
     """
     if not has_no_choice(args):
         return params
+    gpu = find_gpu_path(list_devices())
+    if gpu.remedy:
+        note(f"{gpu.sentence}\nTo use it: {gpu.remedy}")
     forecaster = Forecaster.of_machine()
     if {room.device for room in forecaster.rooms} <= set(params.devices):
         return params

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from engine import load_model
+from engine.devices.torch_build import TorchBuild
 from tests.helpers.command_line import Run, assert_refused
-from tests.helpers.fake_nvml import install, three_gpus
+from tests.helpers.fake_amd import RX9070, XTX, install_amd
+from tests.helpers.fake_nvml import install, three_gpus, use_build
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -49,6 +51,35 @@ def test_gpus_are_named_by_uuid_wherever_a_device_is_named(
     ]
     assert again["reserve"] == {"cuda:2": 100 << 20}
     assert_refused(run("plan", model, "--devices", "GPU-aaaa"), "write a longer part")
+
+
+def test_cards_that_torch_cannot_use_have_a_command_of_their_own_line(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(three_gpus(), monkeypatch)
+    use_build(monkeypatch, TorchBuild(True, "", version="2.15.0"))
+    command = (
+        'pip install --force-reinstall "torch>=2.11" '
+        "--index-url https://download.pytorch.org/whl/cu130"
+    )
+    shown = run("devices").out
+    assert f"To use cuda:0, cuda:1, cuda:2:\n  {command}\n" in shown
+    assert "this PyTorch build has no CUDA support" in shown
+    document = run("devices", "--json").document
+    assert document["gpu"]["remedy"] == command
+    assert [device["remedy"] for device in document["devices"]] == [command] * 3 + [""]
+    generated = run("generate", model, "-p", "a", "-n", "1")
+    assert f"To use it: {command}" in generated.err
+
+
+def test_what_is_not_proven_about_a_card_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_amd(monkeypatch, tmp_path, [XTX, RX9070])
+    assert "cuda:0, cuda:1: Tandem has not been run on AMD GPUs yet.\n" in run("devices").out
+    card = run("devices", "--json").document["devices"][0]
+    assert (card["arch"], card["usable"]) == ("gfx1100", True)
+    assert card["note"] == "Tandem has not been run on AMD GPUs yet."
 
 
 def test_what_hides_gpus_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

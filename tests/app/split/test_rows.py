@@ -246,3 +246,34 @@ def test_a_gpu_that_cannot_be_used_is_named_with_its_reason(make_panel: MakePane
     panel = make_panel([broken, CPU], info=None)
     assert "GTX 1060: Too old." in texts(panel)
     assert panel.session.load_params().devices == ("cpu",)
+
+
+def test_the_command_for_unusable_gpus_is_shown_once_and_can_be_copied(
+    make_panel: MakePanel,
+) -> None:
+    command = 'pip install --force-reinstall "torch>=2.11" --index-url https://example.org/cu130'
+    broken = [
+        DeviceInfo(
+            f"cuda:{n}", "cuda", name, GIB, GIB, usable=False, reason="No CUDA.", remedy=command
+        )
+        for n, name in enumerate(("NVIDIA RTX 4090", "NVIDIA RTX 3060"))
+    ]
+    panel = make_panel([*broken, CPU], info=None)
+    lines = panel.unusable.text().splitlines()
+    assert lines == ["RTX 4090: No CUDA.", command, "RTX 3060: No CUDA."]
+    assert panel.unusable.textInteractionFlags() & Qt.TextInteractionFlag.TextSelectableByMouse
+    assert panel.minimumSizeHint().width() <= 400, "the command is wrapped"
+
+
+def test_what_is_not_proven_about_a_device_is_in_its_details(make_panel: MakePanel) -> None:
+    note = "Tandem has not been run on AMD GPUs yet."
+    card = DeviceInfo(
+        "cuda:0", "cuda", "AMD Radeon RX 7900 XTX", 24 * GIB, 24 * GIB, arch="gfx1100", note=note
+    )
+    panel = make_panel([card, CPU], info=None)
+    amd, cpu = panel.rows
+    for row in (amd, cpu):
+        row.more.click()
+    settle()
+    assert (amd.details.note.isVisible(), amd.details.note.text()) == (True, note)
+    assert not cpu.details.note.isVisible()

@@ -39,7 +39,7 @@ def x86(monkeypatch):
     ],
 )
 def test_a_card_and_its_driver_choose_the_build(capability, driver, expected):
-    found = choose_wheel(capability, driver)
+    found = choose_wheel([capability], driver)
     assert (found.cuda if found else None) == expected
 
 
@@ -49,7 +49,7 @@ def test_a_card_and_its_driver_choose_the_build(capability, driver, expected):
 )
 def test_builds_for_arm_have_code_for_other_cards(monkeypatch, capability, driver, expected):
     monkeypatch.setattr(wheels.platform, "machine", lambda: "aarch64")
-    found = choose_wheel(capability, driver)
+    found = choose_wheel([capability], driver)
     assert (found.cuda if found else None) == expected
 
 
@@ -115,6 +115,20 @@ def test_where_no_build_fits_the_driver_or_the_card_is_named(
     assert reason in found.reason
     assert found.remedy.endswith(index)
     assert bool(found.remedy) == bool(index)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], "cu126"),
+        (["8.9", "8.6"], "cu126"),
+        (["8.9", "12.0"], "cu128"),  # the only one for both on this driver
+        (["6.1", "12.0"], "cu126"),  # there is none for all
+    ],
+)
+def test_one_build_for_all_cards_of_the_machine_comes_first(others, expected):
+    found = advise_nvidia(CPU, "8.9", 12, others)
+    assert found.remedy.endswith(expected)
 
 
 @pytest.mark.parametrize("wheel", wheels.WHEELS, ids=lambda wheel: wheel.cuda)
