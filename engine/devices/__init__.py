@@ -2,13 +2,13 @@
 
     list_devices() -> [DeviceInfo]       GPUs by number, the CPU last
     cuda_status() -> str                 why no GPU can be used
-    hidden_gpus() -> str                 what is wrong with CUDA_VISIBLE_DEVICES
+    hidden_gpus() -> str                 which GPUs variables hide, or name in vain
     parse_devices("cpu,cuda:0") -> ids
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
     read_topology() -> Topology          PCIe slots of GPUs, and the connection of each pair
 
-Reads NVML and psutil; without a driver there is only the CPU. Imports no torch, and of the engine
-only `errors`.
+Reads psutil and what `drivers` tell; without a driver there is only the CPU. `wheels` says which
+build of torch a card needs. Imports no torch, and of the engine only `errors`.
 """
 
 from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
