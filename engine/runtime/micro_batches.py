@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 LEAST_ROWS = 128
 """Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""
 
-TRIED_ROWS = 1024
-"""Largest number of tokens of a batch with which it is measured: four of them delay a load."""
+TRIED_ROWS = 512
+"""Largest number of tokens of a batch with which it is measured, since four of them delay a load.
+Halves of larger batches cost less, so what pays with it pays with them."""
 
 ORDER = (False, True, True, False)
 """Order of the measurements: True is in micro-batches; each twice, because clock rates drift."""

@@ -18,7 +18,7 @@ from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import stopped_error
 from engine.runtime import micro_batches
 from engine.runtime.prompt_batches import PromptBatches
-from engine.runtime.rank import Rank, Replay, token_steps, warm_rows
+from engine.runtime.rank import FEW_ROWS, Rank, Replay, rehearsed_rows, token_steps
 
 if TYPE_CHECKING:
     from engine.gpu.decode.rank_capture import OneShotControl
@@ -118,24 +118,27 @@ class ModelRunner:
         for _ in range(self._n_until_recorded):
             self.compute([0], 0, 0)
         if any(rank.backend.compiles for rank in self.ranks):
-            for n in warm_rows(min(self.n_ctx, self.n_batch)):
-                self._rehearse(n)
-                self.compute([0] * n, 0, n - 1)
-            self._try_micro_batches(min(self.n_ctx, self.n_batch, micro_batches.TRIED_ROWS))
+            most = min(self.n_ctx, self.n_batch)
+            for n in rehearsed_rows(most):
+                is_done = self._rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
+                if not is_done:
+                    self.compute([0] * n, 0, n - 1)
+            self._try_micro_batches(min(most, micro_batches.TRIED_ROWS))
         for rank in self.ranks:
             rank.backend.prepare()
 
-    def _rehearse(self, n: int) -> None:
-        """Compute n tokens while no kernel waits for another rank; what comes out is dropped.
+    def _rehearse(self, n: int) -> bool:
+        """Compute n tokens while no kernel waits for another rank; return whether any could wait.
 
         A device's first pass allocates memory and loads libraries, which waits for its kernels. If
         these wait for a rank that does the same, both wait in vain.
         """
         if self.one_shots is None or not self.executor.has_gpus:
-            return
+            return False
         with self.one_shots.without_waiting():
             self._read(lambda: self._computed([0] * n, 0, n - 1))
             self.executor.wait()
+        return True
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones; see `Runtime.forward`."""

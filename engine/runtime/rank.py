@@ -231,6 +231,10 @@ class Rank:
         self.backend.close()
 
 
+FEW_ROWS = 512
+"""Largest number of tokens whose passes take little of a load's time, beside the largest batch."""
+
+
 def warm_rows(most: int) -> list[int]:
     """Return batch sizes whose passes together start every kernel that any pass on a GPU may start.
 
@@ -262,6 +266,14 @@ def token_steps(
         rank.token_step(n_vocab, exchanges.get(rank.number), can_rewind=can_rewind)
         for rank in ranks
     ]
+
+
+def rehearsed_rows(most: int) -> list[int]:
+    """Return the batch sizes to compute at a load: few tokens, and the largest batch.
+
+    Kernels of sizes between are compiled by then. The largest batch needs the most memory.
+    """
+    return [n for n in warm_rows(most) if n <= FEW_ROWS or n == most]
 
 
 class Replay:

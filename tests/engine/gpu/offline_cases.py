@@ -243,6 +243,7 @@ def ahead() -> object:
 def whole_passes() -> object:
     """Check that loading compiles all kernels of passes with any number of tokens."""
     counts = [1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 63, 65, 100, 128, 129, 200, 257, 300, 427, 511]
+    counts += [513, 600, 1023, 1025, 1500, 2047]
     targets = [KernelTarget("nvidia", n, n_sm) for n, n_sm in ((75, 68), (86, 82), (90, 132))]
     missing: list[str] = []
     with TemporaryDirectory() as folder:
@@ -252,7 +253,7 @@ def whole_passes() -> object:
         for path in (moe, hollow_llama(Path(folder) / "llama.gguf", n_layer=2)):
             for target in (*targets, KernelTarget("amd", 0, 96)):
                 known = {
-                    variant_key(start) for start in dry_run_launches(path, target, warm_rows(512))
+                    variant_key(start) for start in dry_run_launches(path, target, warm_rows(2048))
                 }
                 for n in counts:
                     wanted = dry_run_launches(path, target, [n])

@@ -5,7 +5,7 @@ import gc
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -454,6 +454,24 @@ def test_passes_are_rehearsed_while_nobody_waits(monkeypatch: pytest.MonkeyPatch
         for step in ("nobody waits", f"try {n}", "all wait", f"compute {n}")
     ]  # fmt: skip
     assert told == ["compute 1", *rehearsed]
+
+
+def test_a_load_computes_few_tokens_and_one_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_shots: Any = SimpleNamespace(without_waiting=nullcontext, problem=lambda: None)
+    passes, tried = Warming(one_shots, lambda n: False), list[int]()
+    passes.n_ctx, passes.n_batch = 4096, 2048
+    passes.warm_up()
+    few = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert [n for n, _ in passes.asked] == [1, *few, 2048]
+    passes.asked.clear()
+    monkeypatch.setattr(RankExecutor, "has_gpus", True)
+    monkeypatch.setattr(
+        passes, "_computed", lambda ids, *rest: tried.append(len(ids)) or torch.zeros(1)
+    )
+    passes.warm_up()
+    assert tried == [*few, 2048]
+    assert [n for n, _ in passes.asked] == [1, *few], "the large batch was computed while trying"
+    passes.executor.close()
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
