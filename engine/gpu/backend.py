@@ -80,7 +80,7 @@ class GpuBackend:
         return self.target.maker != "interpreter"
 
     def make_ops(self) -> GpuOps:
-        return GpuOps(self.device, self.x_bytes)
+        return GpuOps(self.device, self.x_bytes, self.fallbacks)
 
     @contextmanager
     def loader(

@@ -12,6 +12,7 @@ from engine.gpu.launch.graph import refuse_capture
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.hardware.fallbacks import Fallbacks
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
 
@@ -45,15 +46,24 @@ class GpuOps(CompositeOps):
     Args:
         x_bytes: bytes of a quantised activation, see `planning.footprint.x_bytes`; None if
             nothing is rounded ahead of its product.
+        fallbacks: list of what makes the model's GPUs slower.
     """
 
-    def __init__(self, device: torch.device, x_bytes: int | None = None) -> None:
+    def __init__(
+        self, device: torch.device, x_bytes: int | None = None, fallbacks: Fallbacks | None = None
+    ) -> None:
+        self._device = device
+        self._fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._x_bytes = x_bytes
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._angles = rope.Angles()
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         self._position = position
+
+    def _miss(self, what: str) -> None:
+        """Report that PyTorch does something large, as no kernel serves."""
+        self._fallbacks.report("operations", [str(self._device)], f"no kernel {what}")
 
     # products
 
@@ -152,7 +162,10 @@ class GpuOps(CompositeOps):
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         y = recurrent.causal_conv(x, state, weight, bias, act, gates)
-        return super().causal_conv(x, state, weight, bias, act, gates) if y is None else y
+        if y is None:
+            self._miss("computes such a convolution")
+            return super().causal_conv(x, state, weight, bias, act, gates)
+        return y
 
     def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
         y = recurrent.delta_net(x, state)
@@ -163,7 +176,10 @@ class GpuOps(CompositeOps):
         state: Tensor,
     ) -> Tensor:  # fmt: skip
         y = recurrent.selective_scan(x, step, a, b, c, d, gate, state)
-        return super().selective_scan(x, step, a, b, c, d, gate, state) if y is None else y
+        if y is None:
+            self._miss("computes such a recurrent layer")
+            return super().selective_scan(x, step, a, b, c, d, gate, state)
+        return y
 
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
         y = recurrent.state_space_scan(x, state)
@@ -179,7 +195,10 @@ class GpuOps(CompositeOps):
         self, routing_: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups]:
         found = routing.assign(routing_, logits, bias)
-        return super().assign(routing_, logits, bias) if found is None else found
+        if found is None:
+            self._miss("chooses among so many experts")
+            return super().assign(routing_, logits, bias)
+        return found
 
     def experts(
         self,
@@ -192,7 +211,10 @@ class GpuOps(CompositeOps):
         factors: Tensor | None = None,
     ) -> Tensor:
         y = experts.ffn(act, x, gate, up, down, groups, factors)
-        return super().experts(act, x, gate, up, down, groups, factors) if y is None else y
+        if y is None:
+            self._miss("multiplies by such experts")
+            return super().experts(act, x, gate, up, down, groups, factors)
+        return y
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = routing.sum_of_experts(y, weights, groups)
@@ -220,6 +242,7 @@ class GpuOps(CompositeOps):
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not attention.write(cache, k, v, self._position):
+            self._miss("writes such a cache")
             refuse_capture("no kernel writes such a cache")
             REFERENCE.write_cache(cache, k, v, start)
 
@@ -234,6 +257,7 @@ class GpuOps(CompositeOps):
     ) -> Tensor:
         y = attention.attention(q, cache, self._position, scores, sinks, slopes)
         if y is None:
+            self._miss("reads such a cache")
             refuse_capture("no kernel reads such a cache")
             return REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
         return y

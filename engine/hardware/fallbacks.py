@@ -14,14 +14,15 @@ from typing import Literal, NamedTuple
 __all__ = ["OF_THIS_PROCESS", "Fallback", "FallbackKind", "Fallbacks"]
 
 FallbackKind = Literal[
-    "kernels", "weights", "graph", "exchange", "sampling", "copies", "memory", "compiling",
-    "launcher",
+    "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
+    "compiling", "launcher",
 ]  # fmt: skip
 """Kinds of fallbacks. "kernels": PyTorch computes everything. "weights": PyTorch computes some of
-the products. "graph": kernels are started one by one. "exchange": the host takes part in exchanges
-between GPUs. "sampling": the host draws tokens. "copies": large values are copied, not sent by
-NCCL. "memory": host memory could not be pinned. "compiling": compiled kernels are not kept.
-"launcher": kernels are started by Tandem, not by Triton's launcher."""
+the products. "operations": PyTorch computes steps for which there is no kernel. "graph": kernels
+are started one by one. "exchange": the host takes part in exchanges between GPUs. "sampling": the
+host draws tokens. "copies": large values are copied, not sent by NCCL. "memory": host memory could
+not be pinned. "compiling": compiled kernels are not kept. "launcher": kernels are started by
+Tandem, not by Triton's launcher."""
 
 LONGEST_REASON = 300
 """Most characters of a reason; drivers and compilers can say very much."""
@@ -53,6 +54,11 @@ _WORDS: dict[FallbackKind, _Words] = {
         "On {}, PyTorch computes with some of the weights",
         "Prompts and tokens are slower.",
         "A newer driver, PyTorch or Triton may help.",
+    ),
+    "operations": _Words(
+        "On {}, PyTorch computes some steps of this model",
+        "Prompts and tokens are slower.",
+        "Please report the model, so that it gets a kernel.",
     ),
     "graph": _Words("On {}, kernels are started one by one", "Tokens are slower.", _AGAIN),
     "exchange": _Words(

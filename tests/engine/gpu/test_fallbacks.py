@@ -237,3 +237,21 @@ def test_a_host_tells_each_change_before_the_answer_ends(
     assert told(Generate(prompt="a", sampling=OPEN))[0] == [], "it is known already"
     assert told(Generate(prompt="a", sampling=GREEDY))[0] == [()]
     assert host.close()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_steps_without_a_kernel_are_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    """They cannot be captured either."""
+    monkeypatch.setattr("engine.gpu.attention.attention", lambda *_: None)
+    if not writes:
+        monkeypatch.setattr("engine.gpu.attention.write", lambda *_: False)
+    with load_model(path, n_ctx=32) as model:
+        run(model, GREEDY)
+        told = {(found.kind, found.why) for found in model.fallbacks}
+        expected = {"no kernel reads such a cache"}
+        if not writes:
+            expected.add("no kernel writes such a cache")
+        assert {why for kind, why in told if kind == "operations"} == expected
+        assert "graph" in {kind for kind, _ in told}

@@ -226,6 +226,7 @@ def check(name: str, folder: Path, n_ids: int) -> None:
         found = singly(model, ids)
         assert all(rank.recording for rank in model.runtime.ranks)
         assert nmse(found, expected[: len(ids)]) < BAR
+        assert model.fallbacks == ()
 
 
 @pytest.mark.parametrize("name", QUICK)
