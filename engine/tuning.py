@@ -80,6 +80,7 @@ class TrialModel:
             decode.samples_ts,
             tuple(rank.computed_s for rank in decode.ranks),
             tuple(rank.waited_s for rank in decode.ranks),
+            model.fallbacks,
         )
 
     def _bench(self, model: Model, test: BenchTest, *, warm_up: bool) -> BenchResult:

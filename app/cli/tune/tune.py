@@ -10,7 +10,7 @@ from typing import Any
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_json, add_load, add_model, load_params
 from app.cli.command import command_for
-from app.cli.output import note, percent, table, write, write_json
+from app.cli.output import fallback_fields, note, percent, table, write, write_json
 from app.cli.split.plans import save_plan
 from app.cli.talk import Interrupt
 from app.cli.tune.kernels import run_tune_kernels
@@ -166,6 +166,7 @@ def _fields(trial: Trial, goal: Goal) -> dict[str, Any]:
         "is_final": trial.is_final,
         "predicted": trial.predicted,
         "problem": trial.problem or None,
+        "fallbacks": fallback_fields(trial.sample.fallbacks if trial.sample else ()),
     }
 
 
@@ -176,6 +177,9 @@ def text(result: TuneResult, winner: Trial) -> str:
     if not result.is_complete:
         lines.append("The search ended early; this is the best so far.")
     lines.append(result.reason)
+    samples = [trial.sample for trial in trials if trial.sample is not None]
+    if reasons := list(dict.fromkeys(f.sentence for sample in samples for f in sample.fallbacks)):
+        lines += ["Some were slower than they could be:", *reasons]
     lines.append(f"Use it with: {command_for(winner.params)}")
     return "\n".join(lines)
 
@@ -187,7 +191,8 @@ def _row(trial: Trial, is_winner: bool) -> tuple[str, ...]:
         return (",".join(trial.devices), mode, _shares(trial), "-", "-", expected, trial.problem)
     prefill = f"{trial.prefill_ts:.0f} ± {percent(trial.prefill_spread)}"
     decode = f"{trial.decode_ts:.1f} ± {percent(trial.decode_spread)}"
-    mark = "fastest" if is_winner else ""
+    marks = ["fastest"] * is_winner + ["slower than it could be"] * bool(trial.sample.fallbacks)
+    mark = ", ".join(marks)
     return (",".join(trial.devices), mode, _shares(trial), prefill, decode, expected, mark)
 
 

@@ -9,6 +9,7 @@ from statistics import median
 from types import MappingProxyType
 
 from engine.config import LoadParams
+from engine.hardware.fallbacks import Fallback
 from engine.planning.speed.prediction import device_name, rank_name
 
 
@@ -58,12 +59,14 @@ class Sample:
         prefill_ts, decode_ts: tokens per second of each repetition.
         busy_s: seconds of a token in which each rank computes; empty where not measured.
         waited_s: seconds of a token in which each rank waits for others; empty where not measured.
+        fallbacks: what made GPUs slower than they could be.
     """
 
     prefill_ts: tuple[float, ...]
     decode_ts: tuple[float, ...]
     busy_s: tuple[float, ...] = ()
     waited_s: tuple[float, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
     def joined(self, other: Sample) -> Sample:
         """Return a sample with the repetitions of both, and the ranks' times of the later one."""
@@ -72,6 +75,7 @@ class Sample:
             self.decode_ts + other.decode_ts,
             other.busy_s or self.busy_s,
             other.waited_s or self.waited_s,
+            tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),
         )
 
 

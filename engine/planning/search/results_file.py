@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.devices.selection import require_devices
 from engine.errors import EngineError
+from engine.hardware.fallbacks import Fallback
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.params_json import params_document, params_from
 from engine.planning.saved_plans import model_key
@@ -169,12 +170,24 @@ def _trial(document: Mapping[str, Any], path: str) -> Trial:
     return Trial(
         params_from(document["params"], path),
         _positive(document["shares"]),
-        None if sample is None else Sample(**{k: _positive(v) for k, v in sample.items()}),
+        None if sample is None else _sample(sample),
         None if predicted is None else Speeds(*_positive([predicted[k] for k in SPEEDS])),
         str(document["predicted_reason"]),
         str(document["problem"]),
         bool(document["is_final"]),
     )
+
+
+def _sample(document: Mapping[str, Any]) -> Sample:
+    values = dict(document)
+    fallbacks = values.pop("fallbacks", ())  # files of earlier versions have none
+    numbers = {name: _positive(value) for name, value in values.items()}
+    return Sample(**numbers, fallbacks=tuple(_fallback(found) for found in fallbacks))
+
+
+def _fallback(document: Mapping[str, Any]) -> Fallback:
+    why, helps = str(document["why"]), str(document["help"])
+    return Fallback(document["kind"], tuple(map(str, document["devices"])), why, helps)
 
 
 SPEEDS = ("prefill_ts", "decode_ts")

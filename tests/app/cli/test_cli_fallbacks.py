@@ -102,6 +102,18 @@ def test_a_row_that_fails_has_them_too(
     assert (line["error"], line["fallbacks"]) == ("It snows.", FIELDS[:1])
 
 
+def test_a_search_marks_splits_that_fell_back(run: Run, model: Path, fall: Fall) -> None:
+    """Its winner may have won because the others were slower than they could be."""
+    fall(0, GRAPH)
+    search = ("tune", model, "--devices", "cpu", "--ctx", 64, "--threads", 1)
+    document = run(*search, "--json").document
+    assert document["winner"]["fallbacks"] == FIELDS[:1]
+    lines = run(*search, "--last").out.splitlines()
+    assert any(line.endswith("fastest, slower than it could be") for line in lines)
+    at = lines.index("Some were slower than they could be:")
+    assert lines[at + 1] == GRAPH.sentence
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "perplexity"])
 def test_other_commands_say_it_when_it_happens(
     run: Run, model: Path, fall: Fall, tmp_path: Path, command: str

@@ -15,7 +15,7 @@ from engine import EngineError, LoadParams, Model, SamplingParams
 from engine.distributed.program import _params, _parser
 from engine.distributed.wire import GlooWire
 from tests.helpers.golden import golden_logits, golden_models, golden_path
-from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
 PROMPT = [5, 6, 7, 9]
 SAMPLING: list[dict[str, Any]] = [
@@ -29,12 +29,12 @@ END_S = 5.0
 class Processes:
     """Processes of the distributed program on this machine, one per rank."""
 
-    def __init__(self, n: int, arguments: list[str]) -> None:
+    def __init__(self, n: int, arguments: list[str], **variables: str) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n)}
-        common = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
+        common = {**os.environ, **place, "OMP_NUM_THREADS": "1", **variables}
         if sys.platform == "linux":
             common["GLOO_SOCKET_IFNAME"] = "lo"
         self._all = [
@@ -136,6 +136,23 @@ def test_the_command_answers_on_rank_0(tmp_path: Path) -> None:
         events = list(model.generate("hello world", greedy))
     assert found["ids"] == [i for event in events for i in getattr(event, "ids", ())]
     assert found["text"] == "".join(getattr(event, "text", "") for event in events)
+    with Model(LoadParams(str(path), ("cpu", "cpu"), (3, 1))) as model:
+        assert found["warnings"] == list(model.warnings) != []
+    for rank, (_, _, said) in enumerate(ends):
+        assert said.splitlines() == [f"rank {rank}: {warning}" for warning in found["warnings"]]
+
+
+def test_a_gpu_of_a_process_says_that_it_starts_kernels_one_by_one(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    path = least_gguf(tmp_path / "m.gguf")
+    rest = ["-p", "a", "-n", "2", "--ignore-eos", "--json", "--ctx", "16"]
+    ends = Processes(
+        1, ["engine.distributed", str(path), *rest], TANDEM_BACKEND="interpreter"
+    ).ends()
+    assert ends[0][0] == 0, ends
+    expected = "On cpu, kernels are started one by one: ranks that are processes do not capture"
+    assert [w for w in json.loads(ends[0][1])["warnings"] if w.startswith(expected)]
+    assert f"rank 0: {expected}" in ends[0][2]
 
 
 def test_what_one_process_cannot_do_all_say(tmp_path: Path) -> None:

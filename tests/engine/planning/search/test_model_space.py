@@ -18,6 +18,7 @@ from engine import (
     TunePlan,
     parse_rig,
 )
+from engine.hardware.fallbacks import Fallback
 from engine.planning.search.model_space import ModelSpace, group_sizes
 from engine.planning.search.results import (
     GOALS,
@@ -165,8 +166,9 @@ def result(path: str = "m", model_hash: str = "ab") -> TuneResult:
         Speeds(90, 11), "Limited by tests.",
     )  # fmt: skip
     both = Trial(
-        LoadParams(path, ("cpu", "cpu"), (3, 1)), (0.75, 0.25), Sample((60,), (6,)), problem=""
-    )
+        LoadParams(path, ("cpu", "cpu"), (3, 1)), (0.75, 0.25),
+        Sample((60,), (6,), fallbacks=(Fallback("graph", ("cuda:0",), "it snows", "Wait."),)),
+    )  # fmt: skip
     full = Trial(LoadParams(path, ("cuda:0",)), (1.0,), None, problem="It is full.")
     region = Region(("cpu", "cpu"), "tensor", 0.8, 1.0, "It is full.")
     trials = (one, both, full)
