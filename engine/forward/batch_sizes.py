@@ -3,6 +3,8 @@
 Planning predicts memory and time by them.
 """
 
+from functools import lru_cache
+
 from engine.quants.layout import TILE
 
 SMALL_BATCH = 8
@@ -37,6 +39,7 @@ MOST_SM = 192
 the GPU: more multiprocessors never make a chunk smaller."""
 
 
+@lru_cache(maxsize=1 << 12)
 def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MOST_SM) -> int:
     """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
 

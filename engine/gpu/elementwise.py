@@ -6,6 +6,7 @@ F32, or whose rows have gaps.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,9 +110,11 @@ def add_norm_launch(
     n, factor = x.shape[-1], addend.sum_scale
     inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
     outer = None if norm_of is None or norm_of.is_absent else norm_of
-    vectors = [addend.bias]
-    for used in (inner, outer):
-        vectors += [None, None] if used is None else [used.weight, used.bias]
+    vectors = [addend.bias, None, None, None, None]
+    if inner:
+        vectors[1:3] = inner.weight, inner.bias
+    if outer:
+        vectors[3:5] = outer.weight, outer.bias
     if not is_plain(x) or (delta is not None and not (delta.shape == x.shape and is_plain(delta))):
         return None
     if n > LONGEST_ROW or not all(_is_vector(v, n) for v in vectors) or not _is_vector(factor, 1):
@@ -121,21 +124,39 @@ def add_norm_launch(
     rows = allocate_rows_like(x, x_bytes) if outer else None
     unit = unit_of(x, delta, *vectors, sizes=(n,))
     size = max(power_of_two(n), smallest)
-    names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
     arguments: tuple[Tensor | int | float, ...] = (
-        x, x if delta is None else delta, *(x if v is None else v for v in (*vectors, factor)),
+        x, x if delta is None else delta, *[x if v is None else v for v in (*vectors, factor)],
         total, y, *((y, y, y) if rows is None else (*rows.typed, rows.counters)), n // unit,
         inner.eps if inner else 0.0, addend.scale, outer.eps if outer else 0.0,
     )  # fmt: skip
-    constants = {
-        "INNER": inner.kind if inner else "none", "KIND": outer.kind if outer else "none",
-        "X_BYTES": -1 if rows is None else rows.x_bytes, "N_COUNTERS": N_COUNTERS, "SIZE": size,
-        "UNIT": unit, "HAS_SCALE": addend.scale != 1.0, "HAS_SUM_SCALE": factor is not None,
-        **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
-    }  # fmt: skip
+    constants = _add_norm_constants(
+        inner.kind if inner else "none", outer.kind if outer else "none",
+        -1 if rows is None else rows.x_bytes, size, unit, addend.scale != 1.0,
+        factor is not None, *[v is not None for v in vectors],
+    )  # fmt: skip
     if rows is not None:
         attach_rows(y, rows)
     return AddNormLaunch(arguments, warps_of(size), constants, (total, y if outer else None))
+
+
+@lru_cache(maxsize=1 << 10)
+def _add_norm_constants(
+    inner: str, outer: str, x_bytes: int, size: int, unit: int, has_scale: bool,
+    has_sum_scale: bool, *has_vector: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the constants of `norm.add_norm`, the same dictionary for the same arguments.
+
+    Args:
+        inner, outer: kinds of the norms.
+        x_bytes: bytes of a quantised activation; -1 if nothing is quantised.
+        has_vector: presence of the addend's bias, and of both norms' weights and biases.
+    """
+    names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
+    return {
+        "INNER": inner, "KIND": outer, "X_BYTES": x_bytes, "N_COUNTERS": N_COUNTERS, "SIZE": size,
+        "UNIT": unit, "HAS_SCALE": has_scale, "HAS_SUM_SCALE": has_sum_scale,
+        **{f"HAS_{name}": has for name, has in zip(names, has_vector, strict=True)},
+    }  # fmt: skip
 
 
 def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> Tensor | None:
@@ -313,8 +334,13 @@ def grid_of(rows: RowLayout) -> tuple[int]:
 
 def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
     """Return the elements of one vector load: `UNIT` if it divides all sizes and offsets, or 1."""
-    places = [x.storage_offset() for x in tensors if x is not None]
-    return UNIT if all(size % UNIT == 0 for size in (*sizes, *places)) else 1
+    bits = 0
+    for size in sizes:
+        bits |= size
+    for x in tensors:
+        if x is not None:
+            bits |= int(x.storage_offset())
+    return 1 if bits % UNIT else UNIT
 
 
 def warps_of(size: int) -> int:

@@ -41,8 +41,9 @@ from triton.backends.compiler import GPUTarget
 
 from engine.config import LoadParams
 from engine.gguf import GGUFFile
+from engine.gpu.launch import target
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.target import KernelTarget, use_target
+from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading.dry_run import META, dry_run_context
 from engine.models.declare import declare
 from tests.engine.gpu.offline import on_fake_gpu
@@ -130,7 +131,7 @@ def synthetic_model(path: Path) -> Iterator[Callable[[int], None]]:
         context.begin(4096, n, n if n > 1 else 0)
         declaration.model.forward(torch.zeros(n, dtype=torch.int64, device=META), context)
 
-    with torch.inference_mode(), use_target(CARD):
+    with torch.inference_mode(), patch.dict(target._cards, {META: CARD}):
         yield compute
 
 

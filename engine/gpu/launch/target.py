@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
@@ -49,14 +48,17 @@ INTERPRETER = KernelTarget("interpreter", 0, 4)
 
 
 _aim = threading.local()
+_cards: dict[torch.device, KernelTarget] = {}
 
 
 def target_of(device: torch.device) -> KernelTarget:
     """Return the target of kernels for tensors on `device`; for "meta", that of `use_target`."""
-    if device.type == "cuda":
-        return _card(device)
-    aim: KernelTarget | None = getattr(_aim, "target", None) if device.type == "meta" else None
-    return aim or INTERPRETER
+    found = _cards.get(device)
+    if found is None and device.type == "cuda":
+        found = _cards[device] = _card(device)
+    elif found is None and device.type == "meta":
+        found = getattr(_aim, "target", None)
+    return found or INTERPRETER
 
 
 @contextmanager
@@ -70,7 +72,6 @@ def use_target(target: KernelTarget) -> Iterator[None]:
         _aim.target = before
 
 
-@cache
 def _card(device: torch.device) -> KernelTarget:
     facts = torch.cuda.get_device_properties(device)
     if torch.version.hip:

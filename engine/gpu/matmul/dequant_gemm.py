@@ -65,17 +65,17 @@ def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
         return y
     n_token, n_columns = numbers.shape
     step = chunk_rows(n_token, n_rows, n_columns, target_of(numbers.device).n_sm)
-    scratch = numbers.new_empty(min(step, n_rows), n_columns)
+    scratch = torch.empty(min(step, n_rows), n_columns, dtype=numbers.dtype, device=numbers.device)
     for first in range(0, n_rows, step):
         n = min(step, n_rows - first)
-        part = scratch[:n]
+        part = scratch if n == scratch.shape[0] else scratch[:n]
         if isinstance(weight, Tensor):
             part.copy_(weight[first : first + n])
         else:
             dequantise.dequantise_rows(
                 weight.planes, weight.type_number, weight.extent, n_rows, first, n, part.dtype, part
             )
-        multiply(numbers, part.T, y[:, first : first + n])
+        multiply(numbers, part.T, y if n == n_rows else y[:, first : first + n])
     return y
 
 
@@ -113,7 +113,7 @@ SMALLEST = 2.0**-100
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Compute `out = a b` in F32, for a (T, k) and b (k, n) in F16 or BF16."""
-    if a.device.type == "cpu":
+    if a.is_cpu:
         out.copy_(torch.mm(a.float(), b.float()))
     elif torch.version.hip:  # AMD's library rounds results to the operands' type
         out.copy_(torch.mm(a, b))
@@ -123,7 +123,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def batched_multiply(a: Tensor, b: Tensor) -> Tensor:
     """Return `a b` in F32 for each pair of a (n, T, k) and b (n, k, m), of one type."""
-    if a.dtype == torch.float32 or a.device.type == "cpu":
+    if a.dtype == torch.float32 or a.is_cpu:
         return torch.bmm(a.float(), b.float())
     if torch.version.hip:
         return torch.bmm(a, b).float()

@@ -7,7 +7,6 @@ them to the functions in `engine.gpu.kernels.planes`; so one kernel serves all t
 from __future__ import annotations
 
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.quants.layout import LAYOUTS
@@ -41,8 +40,11 @@ class QuantisedMatrix(Protocol):
 
 @cache
 def constants_of(type_number: int) -> Mapping[str, Any]:
-    """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`."""
-    return MappingProxyType(layout_constants(LAYOUTS[type_number]))
+    """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`.
+
+    The same dictionary each time, as keywords of a call cost more with any other mapping.
+    """
+    return layout_constants(LAYOUTS[type_number])
 
 
 def layout_constants(layout: Layout) -> dict[str, Any]:
