@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import struct
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,19 @@ def test_known_launches_start_the_variant_that_triton_would_choose(found: dict[s
     n_case, n_variant, wrong = found["same_choice"]
     assert 1 < n_variant < n_case
     assert wrong == []
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or bool(gpu_path.launcher_problem()),
+    reason="Triton's launcher cannot be compiled here",
+)
+def test_tritons_launcher_is_given_the_same() -> None:
+    folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
+    found = run_offline("tests.engine.gpu.launch.tritons_launcher", TRITON_CACHE_DIR=folder)
+    assert len(found) == 2, "the first start of a kernel, and one that is known"
+    for shape, stream, function, values, wanted in found:
+        assert (shape, stream, function) == ([3, 2, 1, 64], 4711, 99)
+        assert values == wanted
 
 
 def test_parameters_are_those_of_the_compiled_code(found: dict[str, Any]) -> None:

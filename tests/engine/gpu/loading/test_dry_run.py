@@ -12,6 +12,7 @@ from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
+from tests.helpers.hollow import hollow_llama
 from tests.helpers.tiny_gguf import tiny_gguf
 
 H200 = KernelTarget("nvidia", 90, 132)
@@ -70,3 +71,14 @@ def test_a_token_needs_few_kernels(tmp_path: Path) -> None:
     with GGUFFile.open(short) as file:
         n_short = len(collect_launches(declare(file, params), 0, params, H200, (1,)))
     assert (n_long - n_short) / 8 <= 14
+
+
+def test_a_batch_needs_few_kernels(tmp_path: Path) -> None:
+    """A block of an 8B in Q4_K_M: one for each of 7 matrices, and 6 around them."""
+    n_starts = []
+    for n_layer in (1, 3):
+        path = hollow_llama(tmp_path / f"{n_layer}.gguf", n_layer=n_layer)
+        params = LoadParams(str(path), n_ctx=8192)
+        with GGUFFile.open(path) as file:
+            n_starts.append(len(collect_launches(declare(file, params), 0, params, H200, (512,))))
+    assert n_starts[1] - n_starts[0] <= 2 * 13
