@@ -18,6 +18,7 @@ from engine.devices.visibility import ORDER, PCI_ORDER
 from engine.devices.wheels import amd_command, choose_wheel
 from engine.errors import NoDevice
 from engine.hardware.cuda_overhead import overhead_bytes
+from engine.hardware.faults import explain_faults
 from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of
 
 RANK_PRIORITY = -1
@@ -45,10 +46,12 @@ def torch_device(name: str) -> torch.device:
     require_devices([name], devices)
     if not torch.cuda.is_available():
         raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
-    properties = torch.cuda.get_device_properties(name)
-    _check_number(name, properties, devices)
-    _check_code(name, properties)
-    return torch.device(name)
+    device = torch.device(name)
+    with explain_faults([device]):
+        properties = torch.cuda.get_device_properties(name)
+        _check_number(name, properties, devices)
+        _check_code(name, properties)
+    return device
 
 
 def _check_number(name: str, properties: Any, devices: Sequence[DeviceInfo]) -> None:

@@ -14,9 +14,6 @@ ASSERT = (
 )
 """Message of PyTorch for a lost context."""
 
-HARMLESS = {"is_available", "is_initialized", "device_count", "get_device_properties"}
-"""Functions of `torch.cuda` that do not use the context."""
-
 
 def fault(message: str = ASSERT, code: int | None = None) -> torch.AcceleratorError:
     """Return the error that PyTorch raises."""
@@ -54,6 +51,7 @@ def install_dead_cards(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDriver, lis
             monkeypatch.setattr(torch.cuda, name, dead(name))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(driver.gpus))
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid=None)
