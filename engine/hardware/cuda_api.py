@@ -20,6 +20,9 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 INVALID_VALUE = 1
 """CUDA_ERROR_INVALID_VALUE."""
 
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
+
 NO_CONTEXT = 201
 """CUDA_ERROR_INVALID_CONTEXT."""
 

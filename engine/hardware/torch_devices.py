@@ -17,6 +17,7 @@ from engine.devices.torch_build import find_torch_build
 from engine.devices.visibility import ORDER, PCI_ORDER
 from engine.devices.wheels import amd_command, choose_wheel
 from engine.errors import NoDevice
+from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
 from engine.hardware.cuda_overhead import overhead_bytes
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of
@@ -187,7 +188,9 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, which torch reports in several ways."""
+    """Return whether an allocation failed, which torch and drivers report in several ways."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, CudaCallError):
+        return error.error_code == OUT_OF_MEMORY
     return isinstance(error, RuntimeError) and any(t in str(error) for t in OUT_OF_MEMORY_TEXTS)

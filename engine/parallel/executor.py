@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from engine.errors import CommError, DeviceError
+from engine.errors import CommError, DeviceError, EngineError
 from engine.hardware.faults import explain_faults
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, stream_of_rank
@@ -136,7 +136,7 @@ class RankExecutor:
                     if stream is not None and is_awaited:
                         stream.synchronize()  # the result is used on another stream
                     return found
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, EngineError) as error:
                 if not is_out_of_memory(error):
                     raise
                 raise RankOutOfMemory(rank, own) from None

@@ -15,6 +15,7 @@ from engine.errors import Cancelled, EngineError, KernelError
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.hardware.backend_choice import kernels_for, use_interpreter
+from engine.hardware.torch_devices import is_out_of_memory
 from engine.links.proof import find_routes
 from engine.models.declare import Declaration, declare
 from engine.ops.backend import ReferenceBackend
@@ -186,14 +187,16 @@ def make_group(
 
 @contextmanager
 def _explained(device: str) -> Iterator[None]:
-    """Turn errors into a `KernelError` that names the device.
+    """Turn errors into a `KernelError` that names the device, whose kernels are then not used.
 
     Raises:
-        KernelError: any error of the engine but `Cancelled`.
+        KernelError: any error of the engine but `Cancelled` and a lack of memory.
     """
     try:
         yield
     except Cancelled:
         raise
     except EngineError as error:
+        if is_out_of_memory(error):
+            raise
         raise KernelError(device, str(error).rstrip(".")) from error

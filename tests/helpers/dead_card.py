@@ -51,7 +51,7 @@ def install_dead_cards(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDriver, lis
             monkeypatch.setattr(torch.cuda, name, dead(name))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(driver.gpus))
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid=None)

@@ -31,6 +31,7 @@ from engine.gpu.launch.kernel_launch import (
     is_interpreted,
 )
 from engine.gpu.launch.launcher_choice import prepare
+from engine.hardware.torch_devices import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ def compile_launch(launch: KernelLaunch, device: torch.device) -> Any:
 
     Raises:
         EngineError: the kernel cannot be compiled.
+        RuntimeError: the device's memory is full.
     """
     folder = cache_in_use()
     try:
@@ -169,6 +171,8 @@ def compile_launch(launch: KernelLaunch, device: torch.device) -> Any:
     except EngineError:
         raise
     except Exception as error:  # compilers fail in all ways
+        if is_out_of_memory(error):  # loading a kernel takes some
+            raise
         raise _compile_error(launch, error) from error
     return compile_launch(launch, device)
 

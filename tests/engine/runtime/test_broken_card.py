@@ -22,6 +22,7 @@ from engine import (
     LoadProgress,
     Model,
     ModelLoaded,
+    OutOfDeviceMemory,
     SamplingParams,
     ThreadHost,
     list_devices,
@@ -30,15 +31,17 @@ from engine import (
     measure_link,
 )
 from engine.cleanup import call_all
+from engine.cpu.backend import CpuBackend
 from engine.devices.routes import Routes
 from engine.devices.stopped import mark_stopped, stopped_gpus
 from engine.errors import DeviceStopped
 from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.decode.token_stream import TokenStream
-from engine.gpu.launch import launcher_choice
+from engine.gpu.launch import compiling, launcher_choice
 from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardVerdict
+from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
@@ -328,6 +331,33 @@ def test_the_rank_whose_gpu_died_is_told_from_one_without_memory(
     with pytest.raises(DeviceStopped, match="cuda:1 has stopped working"):
         ranks.run(lambda rank: failing(fault())() if rank else None)
     ranks.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        CudaCallError("NVIDIA's driver reports 'no more'.", "", OUT_OF_MEMORY),
+    ],
+    ids=repr,
+)
+def test_a_full_memory_while_kernels_are_loaded_does_not_give_them_up(
+    error: Exception, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be refused for the rest of the process, which would then need more memory."""
+    launch: Any = None
+    monkeypatch.setattr(compiling, "_compiled", failing(error))
+    with pytest.raises(type(error)):
+        compiling.compile_launch(launch, GPU)
+
+    def compile_ahead(*args: object) -> None:
+        compiling.compile_launch(launch, GPU)
+
+    monkeypatch.setattr(CpuBackend, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(backend_choice, "_refused", {})
+    with pytest.raises(OutOfDeviceMemory, match="to load the model"):
+        load_model(path)
+    assert not backend_choice.refused_kernels()
 
 
 def test_gpus_that_cannot_be_settled_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
