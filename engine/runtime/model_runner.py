@@ -210,6 +210,7 @@ class ModelRunner:
 
     def _replayed(self, token: int, n_past: int) -> Tensor:
         """Replay the recordings for a token; return the logits."""
+        self.batches.finish()  # the limit of a token's time is not meant for them
         ranks = self.ranks
         kept = [rank.recording for rank in ranks]  # a lost rank may still read others' memory
         replays = [x for x in kept if isinstance(x, Replay)]
@@ -266,6 +267,7 @@ class ModelRunner:
         If that is not possible, tokens are computed step by step from now on.
         """
         ranks = self.ranks
+        self.batches.finish()
         if not self._captures:
             return self._logits(lambda rank: ranks[rank].record(token, n_past))
         from engine.gpu.decode.rank_capture import Unproven, capture_on_all

@@ -25,6 +25,7 @@ from engine.models.base import CausalLM
 from engine.parallel import executor as executor_module
 from engine.parallel.executor import Mark, RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
+from engine.runtime.rank import Rank
 from tests.helpers.tiny_gguf import tiny_gguf
 from tests.helpers.toy_runtime import ToyRuntime
 
@@ -116,6 +117,27 @@ def test_hosts_are_at_most_two_batches_ahead(model: Model, device: FakeDevice) -
     runner.forward(PROMPT[24:], 24, 15)
     assert all(device.events)
     assert runner.n_running == 0
+
+
+def test_a_token_by_itself_is_started_behind_no_batch(
+    model: Model, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token has seconds; batches of a prompt before it may take longer."""
+    runner = model.runtime.runner
+    done: list[bool] = []
+    for name in ("record", "replay"):
+        compute = getattr(Rank, name)
+
+        def noted(rank: Rank, token: int, n_past: int, compute: Any = compute) -> Any:
+            done.append(all(device.events))
+            return compute(rank, token, n_past)
+
+        monkeypatch.setattr(Rank, name, noted)
+    runner.drop_recordings()
+    for n_past in (0, 9, 18):
+        runner.forward(PROMPT[:8], n_past, 8)
+        runner.forward([5], n_past + 8, 0)
+    assert done == [True, True]
 
 
 def test_progress_leaves_out_what_devices_still_compute(model: Model, device: FakeDevice) -> None:
