@@ -1,4 +1,4 @@
-"""Triton's interpreter, which runs kernels on the CPU with numpy, made several times faster."""
+"""Triton's interpreter, which runs kernels on the CPU with numpy: made faster, and mended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def interpret(run: Callable[[], None]) -> None:
 
 @cache
 def _patch_interpreter() -> None:
-    """Disable the interpreter's slowest steps.
+    """Disable the interpreter's slowest steps, and give comparisons their type.
 
-    These are checks for integer overflow, patching Triton's functions again for each function
+    The steps are checks for integer overflow, patching Triton's functions again for each function
     that a kernel calls, and building a table of types for each result. A Triton version that is
     built differently stays as it is.
     """
@@ -39,6 +39,23 @@ def _patch_interpreter() -> None:
         function.__call__ = _call
     if hasattr(interpreter, "_get_np_dtype"):
         interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
+    made = interpreter.InterpreterBuilder
+    made.binary_op = _with_truth(made.binary_op, interpreter.TensorHandle)
+
+
+def _with_truth(binary_op: Callable[..., Any], handle: type[Any]) -> Callable[..., Any]:
+    """Return `binary_op`, but with truth values for comparisons.
+
+    Triton calls them numbers of the type that was compared, so that a comparison of two scalars
+    becomes a block of such numbers; as a mask, Triton 3.8 and newer refuse it.
+    """
+    from triton.language import int1
+
+    def combine(builder: Any, left: Any, right: Any, operator: Callable[..., Any]) -> Any:
+        found = binary_op(builder, left, right, operator)
+        return handle(found.data, int1) if found.data.dtype == bool else found
+
+    return combine
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -94,8 +94,12 @@ def parameter_bytes(ptx: str) -> list[int]:
 
 
 def run_offline(module: str, *arguments: str, **environment: str) -> Any:
-    """Run a module in a process where kernels are compiled; return the JSON it prints last."""
-    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), **environment}
+    """Run a module in a process where kernels are compiled; return the JSON it prints last.
+
+    It imports from where this process does, such as another Triton that PYTHONPATH names.
+    """
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path, **environment}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], cwd=ROOT, env=env, capture_output=True,
         text=True, check=False,

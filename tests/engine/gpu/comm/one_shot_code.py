@@ -44,7 +44,7 @@ AMD = (
 """Loads of packets, stores of packets, and loads that must not be in a loop."""
 
 LABEL = re.compile(r"^\s*(\.L\w+):")
-BRANCH = re.compile(r"(?:BRA|s_c?branch\w*)\s.*?(\.L\w+)")
+BRANCH = re.compile(r"(?:BRA(?:\.U)?|s_c?branch\w*)\s.*?(\.L\w+)")
 
 
 def starts_of(name: str) -> list[KernelLaunch]:
