@@ -1,27 +1,46 @@
 """Settings of all tests: their processes, Triton's interpreter, and where kernels are kept.
 
-A system without the libraries of Qt is told so before anything else.
+A system without the libraries of Qt is told so before anything else. Where PySide6 or pytest-qt is
+not installed at all, as on a server with GPUs, the tests of the window are left out.
 """
 
 import os
 import sys
 import tempfile
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from app.process.qt_libraries import missing_qt_library
+from tests.helpers.gpu_run import is_gpu_run, may_have_gpu_tests, overlooked, place
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where anything imports Triton, as torch may
 
-try:
-    import PySide6.QtWidgets  # noqa: F401 only tried, before pytest-qt and other conftests do
-except ImportError as error:
-    if missing := missing_qt_library(error):
-        sys.exit(f"{missing} {missing.hint}")
-    raise
+HAS_QT = find_spec("PySide6") is not None and find_spec("pytestqt") is not None
+
+if HAS_QT:
+    try:
+        import PySide6.QtWidgets  # noqa: F401 only tried, before pytest-qt and other conftests do
+    except ImportError as error:
+        if missing := missing_qt_library(error):
+            sys.exit(f"{missing} {missing.hint}")
+        raise
+else:
+    collect_ignore = ["app"]
+
+PLUGINS = {"pytest-qt": "qt_api", "timeout": "timeout"}
+"""A setting of pyproject.toml by the plugin that knows it."""
 
 MOST_WORKERS = 4
 """Largest number of processes that share the tests: models compute with several threads each."""
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Make pytest know the settings of plugins that are not installed; they have no effect."""
+    for plugin, setting in PLUGINS.items():
+        if not pluginmanager.has_plugin(plugin):
+            parser.addini(setting, f"setting of {plugin}, which is not installed")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the same options
@@ -36,7 +55,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if options.numprocesses is None and not options.tx:
         options.numprocesses = default_workers(config)
     if options.numprocesses and options.dist == "no":
-        options.dist = "worksteal"  # neighbours stay together, so that they share their fixtures
+        # neighbours stay together, so that they share their fixtures; on a GPU the order counts
+        options.dist = "load" if is_gpu_run(config) else "worksteal"
 
 
 def default_workers(config: pytest.Config) -> int:
@@ -46,7 +66,7 @@ def default_workers(config: pytest.Config) -> int:
     debugger needs the terminal.
     """
     are_files = all(".py" in argument for argument in config.args)
-    if are_files or config.option.usepdb or config.option.markexpr == "gpu":
+    if are_files or config.option.usepdb or is_gpu_run(config):
         return 0
     return min(os.cpu_count() or 1, MOST_WORKERS)
 
@@ -56,11 +76,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Processes that share the tests, and programs that tests start, inherit the setting.
     """
+    if not config.pluginmanager.has_plugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout, without effect")
+    if is_gpu_run(config):
+        config.option.continue_on_collection_errors = True  # one file less is no reason to stop
     if "TANDEM_KERNEL_CACHE" in os.environ:
         return
     cache = getattr(config, "cache", None)
     folder = cache.mkdir("kernels") if cache else tempfile.mkdtemp(prefix="tandem-kernels-")
     os.environ["TANDEM_KERNEL_CACHE"] = str(folder)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without tests for a GPU out of a run on one."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_left_out = is_gpu_run(config) and is_test and not may_have_gpu_tests(collection_path)
+    return True if is_left_out else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin a run on a GPU with the tests that tell most about a card, for it may be cut short.
+
+    Raises:
+        pytest.UsageError: a file has tests for a GPU, and a run on one would leave it out.
+    """
+    for path in overlooked(items):
+        raise pytest.UsageError(f"tests/helpers/gpu_run.py overlooks the GPU tests in {path}")
+    if is_gpu_run(config):
+        items.sort(key=lambda item: ("alone" in item.keywords, place(item.path)))
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ def new_holders(path: Path, devices: list[str], split: list[int] | None) -> dict
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # it looks at who uses the GPU
 @pytest.mark.parametrize(
     ("devices", "split"), [(["cpu", "cpu"], None), (["cuda:0", "cpu"], [0, 1])], ids=str
 )
@@ -98,6 +99,7 @@ def test_a_model_elsewhere_leaves_no_context_on_a_gpu(
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # it looks at who uses the GPU
 def test_only_the_gpu_with_a_share_gets_a_context(tmp_path: Path) -> None:
     """Named by its UUID; others take part without a share, if there are any."""
     path = tiny_gguf(tmp_path / "m.gguf", n_head_kv=4)

@@ -14,7 +14,7 @@ from engine import Model, SamplingParams, TokenText, load_model
 from engine.measuring.kernel_times import host_s
 from tests.helpers.tiny_gguf import tiny_gguf
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 IDS = [5, 9, 33, 12]
 N_RANKS = (2, 4)

@@ -146,6 +146,7 @@ def test_another_process_says_what_it_begins_and_what_comes_of_it(
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("means", ["stores", "copies"])
 def test_two_streams_of_one_gpu_pass_by_the_host(means: str) -> None:
     """With `TRITON_INTERPRET=0`: the kernels that wait for each other, on one device."""

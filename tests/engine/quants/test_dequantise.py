@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.gguf.types import TYPES
 from engine.quants import dequantise as dequantise_module
 from engine.quants.dequantise import QUANTS, Quant, dequantise
+from tests.helpers.block_bytes import assert_same_bits, random_rows
 
 Q1_0, Q2_0 = 41, 42
 F32, F16, BF16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16
@@ -31,12 +32,6 @@ HALVES = {
 CODED = [number for number, quant in QUANTS.items() if quant.codes_of is not None]
 
 every_type = pytest.mark.parametrize("number", QUANTS, ids=lambda number: QUANTS[number].name)
-
-
-def random_rows(quant: Quant, *shape: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Return random bytes (..., shape[-1] blocks of bytes)."""
-    size = (*shape[:-1], shape[-1] * quant.type_size)
-    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
 def realistic_rows(quant: Quant, n_rows: int, n_blocks: int) -> NDArray[np.uint8]:
@@ -60,16 +55,6 @@ def by_reference(raw: NDArray[np.uint8], number: int) -> NDArray[np.float32]:
 
 def by_torch(raw: NDArray[np.uint8], number: int) -> NDArray[np.float32]:
     return dequantise(torch.from_numpy(raw), number).numpy()
-
-
-def assert_same_bits(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
-    """Check equality bit for bit, signed zeros included; any NaN equals any NaN."""
-    assert got.dtype == wanted.dtype == np.float32
-    assert got.shape == wanted.shape
-    same = (got.view(np.int32) == wanted.view(np.int32)) | (np.isnan(got) & np.isnan(wanted))
-    assert same.all(), (
-        f"{(~same).sum()} of {same.size} differ, the first at {np.argwhere(~same)[0]}"
-    )
 
 
 def q1_0_oracle(block: bytes) -> Iterator[float]:
@@ -243,16 +228,6 @@ def test_the_result_lies_on_the_device_of_the_bytes(number: int) -> None:
     values = dequantise(raw, number)
     assert values.device.type == "meta"
     assert values.shape == (2, 3, 2 * QUANTS[number].block_size)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_type
-def test_cuda_has_the_bits_of_the_cpu(number: int) -> None:
-    """The same operations round alike."""
-    raw = torch.from_numpy(random_rows(QUANTS[number], 16, 20))
-    on_device = dequantise(raw.to("cuda"), number).cpu()
-    assert_same_bits(on_device.numpy(), dequantise(raw, number).numpy())
 
 
 @every_type

@@ -19,7 +19,7 @@ from engine.layers.norm import RMSNorm
 from engine.sharding.placement import Replicate
 from tests.helpers.one_shot import alike, expected, randn
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 N = 4096
 
