@@ -1,6 +1,6 @@
 """Models of real shapes with random weights, for measuring speed.
 
-    python -m tests.bench.synthetic llama-1b Q4_K_M out.gguf
+    python -m tests.bench.synthetic llama-8b Q4_K_M out.gguf
 
 Blocks are random bytes with scales that make the weights about as large as trained ones, so that a
 file is written as fast as the disk takes it. There is no vocabulary, which neither `tandem bench`
@@ -34,6 +34,7 @@ class Sizes:
     Attributes:
         n_ff: number of columns of the FFN, or of each of `n_expert` experts if there are any.
         tied: whether the embedding is the output head, too.
+        head_dim: number of elements of a head; 0 if all heads together have `n_embd`.
     """
 
     architecture: str
@@ -48,18 +49,35 @@ class Sizes:
     tied: bool = False
     rope_base: float = 500000.0
     n_ctx: int = 131072
+    head_dim: int = 0
+
+    @property
+    def n_rot(self) -> int:
+        """Number of elements of a head, all of which are rotated."""
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def n_q(self) -> int:
+        """Number of elements of a token's queries in a layer."""
+        return self.n_rot * self.n_head
 
     @property
     def n_kv(self) -> int:
         """Number of elements of a token's keys in a layer."""
-        return self.n_embd // self.n_head * self.n_head_kv
+        return self.n_rot * self.n_head_kv
 
 
 MODELS = {
     # as Llama 3.2 1B: 1.24 billion weights
     "llama-1b": Sizes("llama", 16, 2048, 32, 8, 8192, 128256, tied=True),
+    # as Llama 3.1 8B: 8.03 billion weights
+    "llama-8b": Sizes("llama", 32, 4096, 32, 8, 14336, 128256),
     # as OLMoE 1B 7B: 6.92 billion weights, of which a token uses 1.28 billion
     "moe-1b": Sizes("olmoe", 16, 2048, 16, 16, 1024, 50304, 64, 8, rope_base=10000.0, n_ctx=4096),
+    # as Qwen 3 30B A3B: 30.5 billion weights, of which a token uses 3.35 billion
+    "moe-30b": Sizes(
+        "qwen3moe", 48, 2048, 32, 4, 768, 151936, 128, 8, rope_base=1e6, n_ctx=40960, head_dim=128
+    ),
 }
 
 
@@ -118,21 +136,37 @@ def write_model(path: Path, sizes: Sizes, recipe_name: str, seed: int = 0) -> Pa
     Raises:
         ValueError: rows do not fill the blocks of their type.
     """
-    recipe = RECIPES[recipe_name]
-    tensors = [(name, shape, recipe.kind_of(name, shape, sizes)) for name, shape in shapes(sizes)]
+    writer = write_header(path, sizes, recipe_name)
+    rng = np.random.Generator(np.random.SFC64(seed))
+    for _, shape, kind in typed(sizes, recipe_name):  # one at a time: memory holds no more
+        writer.write_tensor_data(_random_tensor(kind, shape, rng))
+    writer.close()
+    return path
+
+
+def write_header(path: Path, sizes: Sizes, recipe_name: str) -> GGUFWriter:
+    """Write all but the tensors' data, and return the writer that takes them.
+
+    Raises:
+        ValueError: rows do not fill the blocks of their type.
+    """
+    tensors = [(name, shape, kind, n_bytes(kind, shape))
+               for name, shape, kind in typed(sizes, recipe_name)]  # fmt: skip
     writer = GGUFWriter(path, sizes.architecture)
     _add_metadata(writer, sizes, recipe_name)
-    for name, shape, kind in tensors:
-        size = n_bytes(kind, shape)
+    for name, shape, kind, size in tensors:
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    rng = np.random.Generator(np.random.SFC64(seed))
-    for _, shape, kind in tensors:  # one at a time, so that memory holds no more
-        writer.write_tensor_data(_random_tensor(kind, shape, rng))
-    writer.close()
-    return path
+    return writer
+
+
+def typed(sizes: Sizes, recipe_name: str) -> Iterator[tuple[str, Shape, int]]:
+    """Yield the name, the shape and the GGML type of each tensor, in the order of the file."""
+    recipe = RECIPES[recipe_name]
+    for name, shape in shapes(sizes):
+        yield name, shape, recipe.kind_of(name, shape, sizes)
 
 
 def _random_tensor(kind: int, shape: Shape, rng: np.random.Generator) -> Bytes:
@@ -151,13 +185,17 @@ def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
     writer.add_head_count(sizes.n_head)
     writer.add_head_count_kv(sizes.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(sizes.n_embd // sizes.n_head)
+    writer.add_rope_dimension_count(sizes.n_rot)
+    if sizes.head_dim:
+        writer.add_key_length(sizes.head_dim)
+        writer.add_value_length(sizes.head_dim)
     writer.add_rope_freq_base(sizes.rope_base)
     writer.add_vocab_size(sizes.n_vocab)
     writer.add_tokenizer_model("no_vocab")
     if sizes.n_expert:
         writer.add_expert_count(sizes.n_expert)
         writer.add_expert_used_count(sizes.n_expert_used)
+        writer.add_expert_feed_forward_length(sizes.n_ff)
     for number, name in FILE_TYPES.items():
         if name == recipe_name:
             writer.add_file_type(number)
@@ -176,17 +214,20 @@ def shapes(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 
 
 def _block_shapes(sizes: Sizes) -> dict[str, Shape]:
-    n_embd, n_kv, n_ff, n_expert = sizes.n_embd, sizes.n_kv, sizes.n_ff, sizes.n_expert
+    n_embd, n_q, n_kv = sizes.n_embd, sizes.n_q, sizes.n_kv
+    n_ff, n_expert = sizes.n_ff, sizes.n_expert
     block: dict[str, Shape] = {
         "attn_norm": (n_embd,),
-        "attn_q": (n_embd, n_embd),
+        "attn_q": (n_q, n_embd),
         "attn_k": (n_kv, n_embd),
         "attn_v": (n_kv, n_embd),
-        "attn_output": (n_embd, n_embd),
+        "attn_output": (n_embd, n_q),
         "ffn_norm": (n_embd,),
     }
     if sizes.architecture == "olmoe":
-        block |= {"attn_q_norm": (n_embd,), "attn_k_norm": (n_kv,)}
+        block |= {"attn_q_norm": (n_q,), "attn_k_norm": (n_kv,)}
+    if sizes.architecture == "qwen3moe":
+        block |= {"attn_q_norm": (sizes.n_rot,), "attn_k_norm": (sizes.n_rot,)}
     ffn: dict[str, Shape] = {
         "ffn_gate": (n_ff, n_embd),
         "ffn_up": (n_ff, n_embd),

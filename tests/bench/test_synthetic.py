@@ -1,5 +1,6 @@
 """Random models for measuring speed: their logits, types, sizes and files."""
 
+import os
 from math import prod
 from pathlib import Path
 
@@ -13,11 +14,23 @@ from engine import load_model, read_model_info
 from engine.gguf import TYPES
 from engine.quants.dequantise import dequantise
 from tests.bench import synthetic
-from tests.bench.random_blocks import KINDS, random_tensor
-from tests.bench.synthetic import MODELS, RECIPES, Sizes, has_more_bits, shapes, write_model
+from tests.bench.random_blocks import KINDS, n_bytes, random_tensor
+from tests.bench.synthetic import (
+    MODELS,
+    RECIPES,
+    Sizes,
+    has_more_bits,
+    shapes,
+    typed,
+    write_header,
+    write_model,
+)
 
 DENSE = Sizes("llama", 8, 256, 4, 2, 512, 600, tied=True, n_ctx=64)
 ROUTED = Sizes("olmoe", 2, 256, 4, 4, 256, 600, n_expert=8, n_expert_used=2, n_ctx=64)
+QWEN = Sizes(
+    "qwen3moe", 2, 256, 4, 2, 256, 600, n_expert=8, n_expert_used=2, n_ctx=64, head_dim=128
+)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -30,9 +43,13 @@ def test_every_type_makes_a_model_with_sensible_logits(recipe: str, tmp_path: Pa
     assert 0.1 < logits.std() < 10
 
 
-@pytest.mark.parametrize("recipe", ["Q4_K_M", "Q8_0", "BF16"])
-def test_experts_are_routed_to_on_every_split(recipe: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", ROUTED, recipe)
+@pytest.mark.parametrize(
+    ("sizes", "recipe"),
+    [(ROUTED, "Q4_K_M"), (ROUTED, "Q8_0"), (ROUTED, "BF16"), (QWEN, "Q4_K_M")],
+    ids=lambda one: getattr(one, "architecture", one),
+)
+def test_experts_are_routed_to_on_every_split(sizes: Sizes, recipe: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", sizes, recipe)
     with load_model(path, kv_type="f32") as model:
         alone = model.logits([3, 4, 5])
     with load_model(path, ["cpu", "cpu"], [3, 1], kv_type="f32") as model:
@@ -68,10 +85,31 @@ def test_the_mixture_is_the_one_of_llama_cpp(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_params"), [("llama-1b", 1_235_814_400), ("moe-1b", 6_919_161_856)]
-)
+    ("name", "n_params"),
+    [("llama-1b", 1_235_814_400), ("llama-8b", 8_030_261_248), ("moe-1b", 6_919_161_856),
+     ("moe-30b", 30_532_122_624)],
+)  # fmt: skip
 def test_real_shapes_have_as_many_weights_as_their_models(name: str, n_params: int) -> None:
     assert sum(prod(shape) for _, shape in shapes(MODELS[name])) == n_params
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "gb"),
+    [("llama-8b", "Q4_K_M", 4.92), ("llama-8b", "Q8_0", 8.53), ("moe-30b", "Q4_K_M", 18.6)],
+)
+def test_headers_of_real_shapes_are_understood(
+    name: str, recipe: str, gb: float, tmp_path: Path
+) -> None:
+    """The file is as large as the model's own, but has holes where the weights would be."""
+    path, sizes = tmp_path / "m.gguf", MODELS[name]
+    writer = write_header(path, sizes, recipe)
+    writer.close()
+    n_data = sum(n_bytes(kind, shape) for _, shape, kind in typed(sizes, recipe))
+    os.truncate(path, path.stat().st_size + writer.data_alignment + n_data)
+    info = read_model_info(path)
+    assert (info.supported, info.quant, info.n_layer) == (True, recipe, sizes.n_layer)
+    assert (info.n_embd, info.n_vocab) == (sizes.n_embd, sizes.n_vocab)
+    assert n_data / 1e9 == pytest.approx(gb, rel=0.01)
 
 
 def test_files_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
