@@ -3,8 +3,8 @@
     python -m tests.bench.synthetic llama-8b Q4_K_M out.gguf
 
 Blocks are random bytes with scales that make the weights about as large as trained ones, so that a
-file is written as fast as the disk takes it. There is no vocabulary, which neither `tandem bench`
-nor llama-bench needs.
+file is written as fast as the disk takes it. The vocabulary spells text byte by byte; its other
+tokens are names that no text is cut into, but that answers are full of.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter
+from gguf import GGUFWriter, TokenType
 
 from engine.gguf import TYPES
 from engine.models.info import FILE_TYPES
+from engine.text.bpe import byte_alphabet
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
 from tests.bench.random_blocks import random_tensor as random_matrix
 
@@ -191,7 +192,7 @@ def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
         writer.add_value_length(sizes.head_dim)
     writer.add_rope_freq_base(sizes.rope_base)
     writer.add_vocab_size(sizes.n_vocab)
-    writer.add_tokenizer_model("no_vocab")
+    _add_vocabulary(writer, sizes.n_vocab)
     if sizes.n_expert:
         writer.add_expert_count(sizes.n_expert)
         writer.add_expert_used_count(sizes.n_expert_used)
@@ -199,6 +200,19 @@ def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
     for number, name in FILE_TYPES.items():
         if name == recipe_name:
             writer.add_file_type(number)
+
+
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
+    """Add a byte-level BPE of the least that llama.cpp takes: bytes and one merge."""
+    spelling = {byte: character for character, byte in byte_alphabet().items()}
+    tokens = [*map(spelling.__getitem__, range(256)), "er"]
+    tokens += [f"_{number}" for number in range(len(tokens), n_vocab)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(tokens[:n_vocab])
+    writer.add_token_types([TokenType.NORMAL] * n_vocab)
+    writer.add_token_merges(["e r"])
+    writer.add_add_bos_token(False)
 
 
 def shapes(sizes: Sizes) -> Iterator[tuple[str, Shape]]:

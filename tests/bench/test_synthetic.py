@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from engine import load_model, read_model_info
+from engine import SamplingParams, TokenText, load_model, read_model_info
 from engine.gguf import TYPES
 from engine.quants.dequantise import dequantise
 from tests.bench import synthetic
@@ -128,6 +128,14 @@ def test_the_command_line_writes_a_file(
     assert capsys.readouterr().out.startswith("0.00 GB in ")
     info = read_model_info(tmp_path / "m.gguf")
     assert (info.quant, info.supported, info.n_vocab) == ("Q5_K_M", True, 600)
+
+
+def test_a_model_can_be_asked(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", DENSE, "Q4_K_M")
+    with load_model(path, n_ctx=64) as model:
+        assert model.tokenizer.encode("a tiger") == [97, 32, 116, 105, 103, 256]
+        events = list(model.generate("a", SamplingParams(max_tokens=8, temperature=0.0)))
+    assert any(isinstance(event, TokenText) and event.text for event in events)
 
 
 def test_rows_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:

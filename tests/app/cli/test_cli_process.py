@@ -151,11 +151,22 @@ def test_the_command_line_starts_without_qt_and_torch() -> None:
     assert found.stdout == "[]\n"
 
 
-def test_commands_do_not_need_qt() -> None:
-    """Not even the demo model, which once asked Qt for its place."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "demo", "--devices", "cpu,cpu"],  # once, the demo model asked Qt for its place
+        ["generate", "demo", "-p", "Hello", "-n", "4", "--devices", "cpu"],
+        ["bench", "demo", "-p", "8", "-n", "4", "-r", "1", "--devices", "cpu"],
+        ["devices"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_do_not_need_qt(arguments: list[str]) -> None:
+    """Nor what only the window draws with: a server with GPUs has none of it."""
+    absent = ("PySide6", "shiboken6", "pyqtgraph", "markdown_it", "pygments")
     code = (
-        "import sys; sys.modules['PySide6'] = None; from app.__main__ import main; "
-        "sys.exit(main(['plan', 'demo', '--devices', 'cpu,cpu', '--json']))"
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r})); "
+        f"from app.__main__ import main; sys.exit(main({[*arguments, '--json']!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     found = subprocess.run(
