@@ -2,10 +2,11 @@
 
     python -m tests.engine.gpu.targets                       each kernel once, for two targets
     python -m tests.engine.gpu.targets --all [TARGET ...]    all variants, such as sm_90 gfx1100
+    python -m tests.engine.gpu.targets --half 0 TARGET ...   every other kernel for each target
 
 It shows registers, spills and shared memory of each, the worst of a kernel's variants, and ends
 with status 1 where one does not compile, spills much, or has other parameters than our launcher
-passes.
+passes. `.ci/run` has the oldest Triton compile one half and the newest the other one.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.engine.gpu.scenes import collect
 
 QUICK = ("sm_90", "gfx1100")
-SWEEP = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "gfx1100", "gfx942")
+SWEEP = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx1100", "gfx1201", "gfx942")
 
-N_SM = {"sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_90": 132, "sm_120": 170, "gfx1100": 96,
-        "gfx942": 304}  # fmt: skip
-"""Multiprocessors of a card per target: RTX 2080 Ti, A100, 3090, H200, 5090, 7900 XTX, MI300X."""
+N_SM = {"sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_89": 128, "sm_90": 132, "sm_120": 170,
+        "gfx1100": 96, "gfx1201": 64, "gfx942": 304}  # fmt: skip
+"""Multiprocessors of a card per target: RTX 2080 Ti, A100, RTX 3090, 4090, H200, RTX 5090,
+RX 7900 XTX, RX 9070 XT, MI300X."""
 
-MOST_SHARED_BYTES = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_120": 99,
-                     "gfx1100": 64, "gfx942": 64}  # fmt: skip
+MOST_SHARED_BYTES = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227,
+                     "sm_120": 99, "gfx1100": 64, "gfx1201": 64, "gfx942": 64}  # fmt: skip
 """Shared memory that a program may have, in KiB, per target."""
 
 MOST_SPILLED_BYTES = 256
@@ -102,6 +104,15 @@ def starts_for(name: str, *, is_brief: bool) -> list[KernelLaunch]:
         return found
     kinds = {(kernel_name(start), start.constants.get("KIND")): start for start in reversed(found)}
     return list(kinds.values())
+
+
+def half_of(starts: Sequence[KernelLaunch], half: int, target: int) -> Sequence[KernelLaunch]:
+    """Return every other launch; `half` is 0 or 1.
+
+    They alternate from one target to the next, too, so that either half has each kernel for
+    every other target.
+    """
+    return starts[(half + target) % 2 :: 2]
 
 
 def kernel_name(start: KernelLaunch) -> str:
@@ -198,25 +209,31 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(SWEEP))
     parser.add_argument("--all", action="store_true", help="all variants")
     parser.add_argument("--only", default="", metavar="REGEX", help="kernels such as gemv.products")
+    parser.add_argument("--half", type=int, choices=(0, 1), help="every other variant")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found: list[Usage] = []
     wrong: list[str] = []
-    for name in args.targets or (SWEEP if args.all else QUICK):
+    for at, name in enumerate(args.targets or (SWEEP if args.all else QUICK)):
         begun = time.perf_counter()
         starts = starts_for(name, is_brief=not args.all)
         starts = [start for start in starts if re.search(args.only, kernel_name(start))]
+        if args.half is not None:
+            starts = list(half_of(starts, args.half, at))
         compile_ahead(name, starts, args.threads)
         some, bad = compile_for(name, starts)
         found, wrong = found + some, wrong + bad
         seconds = time.perf_counter() - begun
-        sys.stderr.write(f"{name}: {len(starts)} variants in {seconds:.0f} s\n")
+        sys.stderr.write(
+            f"{name}: {len(starts)} variants by Triton {triton.__version__} in {seconds:.0f} s\n"
+        )
     if args.json:
         document = {"kernels": [asdict(usage) for usage in found], "wrong": wrong}
         sys.stdout.write(json.dumps(document))
         return 0
-    sys.stdout.write("\n".join([table(found), *wrong, ""]))
+    sys.stdout.write(table(found) + "\n")
+    sys.stderr.write("".join(f"{line}\n" for line in wrong))
     return 1 if wrong else 0
 
 

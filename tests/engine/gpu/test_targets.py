@@ -10,9 +10,10 @@ import pytest
 
 import engine.gpu
 from tests.engine.gpu.offline import run_offline
+from tests.engine.gpu.targets import half_of
 
 QUICK = ("sm_90", "gfx1100")
-SWEEP = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "gfx1100", "gfx942")
+SWEEP = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx1100", "gfx1201", "gfx942")
 
 
 def compiled(*arguments: str) -> dict[str, Any]:
@@ -35,6 +36,16 @@ def test_every_kernel_compiles_for_nvidia_and_amd(quick: dict[str, Any]) -> None
 def test_every_kernel_that_is_started_is_among_them(quick: dict[str, Any]) -> None:
     found = {usage["kernel"] for usage in quick["kernels"]}
     assert set(started_kernels()) - found == set(), "add it to tests/engine/gpu/scenes.py"
+
+
+def test_two_halves_are_the_whole_for_each_target() -> None:
+    """In CI the oldest Triton compiles one of them, and the newest the other."""
+    kernels = ["a", "b", "c", "d", "e"]
+    for target in range(4):
+        halves = [half_of(kernels, half, target) for half in (0, 1)]
+        assert sorted([*halves[0], *halves[1]]) == kernels
+    by_oldest = [set(half_of(kernels, 0, target)) for target in range(2)]
+    assert by_oldest[0] | by_oldest[1] == set(kernels), "each kernel for every other target"
 
 
 @pytest.mark.slow
