@@ -65,18 +65,18 @@ def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
     """
     build = find_torch_build()
     with _open_nvml() as nvml:
-        gpus = find_gpus(nvml, wait=wait)
+        gpus = find_gpus(nvml, build, wait=wait)
         found = [_noted(_describe(nvml, build, name, gpu)) for name, gpu in gpus.items()]
     return [*found, cpu_info()]
 
 
-def find_gpus(nvml: Nvml | None, *, wait: bool = True) -> dict[str, Source]:
+def find_gpus(nvml: Nvml | None, build: TorchBuild, *, wait: bool) -> dict[str, Source]:
     """Return the GPUs of this machine by id, see `list_devices`.
 
     Args:
         nvml: open session with NVIDIA's driver; None without one.
+        build: the installed PyTorch.
     """
-    build = find_torch_build()
     nvidia = _nvidia_gpus(nvml)
     own: list[Source]
     others: list[Source]

@@ -13,6 +13,7 @@ from engine.devices.drivers.amd import AmdGpu, read_amd
 from engine.devices.drivers.nvml import Gpu, Nvml
 from engine.devices.drivers.torch_gpus import TorchGpu, read_torch_gpu
 from engine.devices.host import CpuReader
+from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceSnapshot
 from engine.errors import DeviceError, NoDevice
 
@@ -102,7 +103,7 @@ class DeviceMonitor:
             log.info("no NVIDIA GPU is watched: %s", error)
         self._gpus = {
             device: gpu
-            for device, gpu in find_gpus(self._nvml, wait=wait).items()
+            for device, gpu in find_gpus(self._nvml, find_torch_build(), wait=wait).items()
             if not isinstance(gpu, Adapter)  # nothing tells its state
         }
 

@@ -20,7 +20,7 @@ from engine.errors import NoDevice
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
 from engine.hardware.cuda_overhead import overhead_bytes
 from engine.hardware.faults import explain_faults
-from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of
+from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of, why_none
 
 RANK_PRIORITY = -1
 """Priority of the CUDA streams in which ranks compute; other streams have 0, which is lower."""
@@ -46,7 +46,7 @@ def torch_device(name: str) -> torch.device:
     devices = list_devices()
     require_devices([name], devices)
     if not torch.cuda.is_available():
-        raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
+        raise NoDevice(name, cuda_status().rstrip(".") or f"PyTorch sees no GPU: {why_none()}")
     device = torch.device(name)
     with explain_faults([device]):
         properties = torch.cuda.get_device_properties(name)

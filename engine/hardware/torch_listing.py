@@ -15,7 +15,7 @@ import torch
 import engine.hardware.environment  # noqa: F401 - sets what torch reads when it is imported
 from engine.devices.wheels import runs_on
 
-__all__ = ["arch_of", "has_code_for", "list_gpus", "pci_bus_of", "uuid_of"]
+__all__ = ["arch_of", "has_code_for", "list_gpus", "pci_bus_of", "uuid_of", "why_none"]
 
 HIP_UUID = re.compile(r"[0-9a-f]{16}")
 """Pattern of the 16 characters in which HIP gives a GPU's number."""
@@ -73,14 +73,20 @@ def has_code_for(arch: str) -> bool:
     return False
 
 
-def list_gpus() -> dict[str, Any]:
-    """Return the GPUs that torch finds, as arguments of `TorchGpu`, and why there are none."""
+def why_none() -> str:
+    """Return why torch finds no GPU, as the end of a sentence; "" if it finds some."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        count = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:
-        return {"gpus": [], "problem": _first_line(error)}
-    return {"gpus": [_describe(number) for number in range(count)], "problem": ""}
+        return _first_line(error)
+    return ""
+
+
+def list_gpus() -> dict[str, Any]:
+    """Return the GPUs that torch finds, as arguments of `TorchGpu`, and why there are none."""
+    problem = why_none()
+    count = 0 if problem else torch.cuda.device_count()
+    return {"gpus": [_describe(number) for number in range(count)], "problem": problem}
 
 
 def _describe(number: int) -> dict[str, Any]:

@@ -193,5 +193,5 @@ def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def use_build(monkeypatch: pytest.MonkeyPatch, build: TorchBuild) -> None:
-    for module in ("devices.catalog", "hardware.gpu_path"):
+    for module in ("devices.catalog", "devices.monitor", "hardware.gpu_path"):
         monkeypatch.setattr(f"engine.{module}.find_torch_build", lambda: build)

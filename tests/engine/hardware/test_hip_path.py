@@ -95,6 +95,17 @@ def test_a_card_that_torch_has_no_code_for_is_refused_with_amds_command(
 
 
 @pytest.mark.usefixtures("hip")
+def test_torchs_own_words_are_told_where_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("No HIP GPUs are available")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(NoDevice, match="PyTorch sees no GPU: No HIP GPUs are available"):
+        torch_device("cuda:0")
+
+
+@pytest.mark.usefixtures("hip")
 @pytest.mark.parametrize(
     ("problem", "launcher", "arithmetic", "sentence"),
     [
