@@ -30,7 +30,7 @@ from engine.generation.state_file import StateFiles
 from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
 from engine.hardware.fallbacks import Fallback
-from engine.hardware.faults import has_stopped
+from engine.hardware.faults import explain_faults, has_stopped
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.info import ModelInfo, describe
 from engine.planning.memory import DeviceMemory
@@ -383,7 +383,8 @@ class Model:
             StateFileError: nothing is in the cache, or the file cannot be written.
         """
         files = self._state_files()
-        n_tokens, n_bytes = files.save(Path(path), start, stop, on_progress, is_cancelled)
+        with explain_faults(self.runtime.devices):
+            n_tokens, n_bytes = files.save(Path(path), start, stop, on_progress, is_cancelled)
         return StateSaved(str(path), n_tokens, n_bytes)
 
     def load_state(
@@ -411,7 +412,9 @@ class Model:
             StateFileError: the file is damaged, or of another model or KV type.
             ContextOverflow: the context is too short for it.
         """
-        self._state_files().load(Path(path), n_tokens, on_progress, is_cancelled)
+        files = self._state_files()
+        with explain_faults(self.runtime.devices):
+            files.load(Path(path), n_tokens, on_progress, is_cancelled)
         return StateLoaded(str(path), tuple(self._session.ids))
 
     def _state_files(self) -> StateFiles:

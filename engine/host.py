@@ -146,6 +146,8 @@ class ThreadHost:
             failure = _as_crash(error)
         # whoever keeps the error must not keep the frames, and with them the tensors, it came from
         failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+        if self._model is not None and self._model.has_stopped:
+            self._model.close()  # it can neither answer nor be saved
         if self._model is not None and not self._model.is_loaded:
             self._model = None  # the failure has closed it, as where a device does not answer
         is_lost = had_model and self._model is None

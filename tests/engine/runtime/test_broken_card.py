@@ -24,6 +24,7 @@ from engine import (
     ModelLoaded,
     OutOfDeviceMemory,
     SamplingParams,
+    SaveState,
     ThreadHost,
     list_devices,
     load_model,
@@ -35,6 +36,7 @@ from engine.cpu.backend import CpuBackend
 from engine.devices.routes import Routes
 from engine.devices.stopped import mark_stopped, stopped_gpus
 from engine.errors import DeviceStopped
+from engine.generation.state_file import StateFiles
 from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.decode.token_stream import TokenStream
 from engine.gpu.launch import compiling, launcher_choice
@@ -128,16 +130,16 @@ class Desk:
         assert isinstance(self._events.get(timeout=60).event, EngineReady)
 
     def load(self, path: Path, device: str) -> object:
-        return self._run(Load(LoadParams(str(path), (device,))))
+        return self.run(Load(LoadParams(str(path), (device,))))
 
     def ask(self) -> object:
-        return self._run(Generate((ChatMessage("user", "hello"),), sampling=GREEDY))
+        return self.run(Generate((ChatMessage("user", "hello"),), sampling=GREEDY))
 
     @property
     def model(self) -> Model | None:
         return self.host._model
 
-    def _run(self, command: Any) -> object:
+    def run(self, command: Any) -> object:
         generation = self.host.submit(command)
         while True:
             found = self._events.get(timeout=60)
@@ -206,6 +208,20 @@ def test_a_gpu_that_dies_in_the_middle_of_an_answer_is_named(
     assert failed.error.hint.startswith("Restart Tandem")
     assert isinstance(desk.load(path, "cpu"), ModelLoaded)
     assert isinstance(desk.ask(), Finished)
+
+
+def test_a_gpu_that_dies_while_a_state_is_saved_is_named(
+    desk: Desk, path: Path, called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
+    assert isinstance(desk.ask(), Finished)
+    assert desk.model is not None
+    on_dead_gpu(desk.model)
+    monkeypatch.setattr(StateFiles, "save", failing(fault()))
+    failed = desk.run(SaveState(str(path.with_suffix(".state"))))
+    assert isinstance(failed, Failed)
+    assert (str(failed.error), failed.is_model_lost) == (SENTENCE, True)
+    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
 
 
 def test_a_split_of_a_model_whose_gpu_died_closes_it(path: Path, called: list[str]) -> None:
