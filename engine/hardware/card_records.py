@@ -136,9 +136,10 @@ class CardRecords:
 
 def card_key(info: DeviceInfo) -> str:
     """Return the key of a GPU's verdicts: all that may decide whether kernels work there."""
+    build = find_torch_build()
     return " | ".join((
-        f"{info.name} {info.compute_capability}".strip(), f"driver {info.driver}",
-        f"torch {_torch_version()} {find_torch_build().cuda}".strip(),
+        f"{info.name} {info.compute_capability or info.arch}".strip(), f"driver {info.driver}",
+        f"torch {_torch_version()} {build.cuda or build.hip}".strip(),
         f"triton {triton_version()} {chosen_launcher()}".strip(),
         f"tandem {package_version()} {gpu_code_hash()}",
     ))  # fmt: skip

@@ -59,7 +59,9 @@ def test_equal_cards_share_their_verdicts_and_others_do_not(
     key = card_key(GPU)
     assert card_key(replace(GPU, id="cuda:1", uuid="GPU-2", pci_bus="0:2")) == key
     others = [replace(GPU, name="RTX 3080"), replace(GPU, driver="590"),
-              replace(GPU, compute_capability="8.9")]  # fmt: skip
+              replace(GPU, compute_capability="8.9"),
+              replace(GPU, compute_capability="", arch="gfx1100"),
+              replace(GPU, compute_capability="", arch="gfx1201")]  # fmt: skip
     keys = {key, *map(card_key, others)}
     for name in ("triton_version", "chosen_launcher", "package_version", "gpu_code_hash",
                  "_torch_version"):  # fmt: skip
