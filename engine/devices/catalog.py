@@ -33,7 +33,15 @@ from engine.devices.visibility import (
 from engine.devices.wheels import Advice, advise_amd, advise_nvidia
 from engine.errors import DeviceError, DeviceStopped
 
-__all__ = ["Source", "cuda_status", "find_gpus", "hidden_gpus", "list_devices", "numbered_gpus"]
+__all__ = [
+    "Source",
+    "cuda_status",
+    "find_gpus",
+    "hidden_gpus",
+    "list_devices",
+    "numbered_gpus",
+    "nvidia_gpus",
+]
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +73,19 @@ def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
     """
     build = find_torch_build()
     with _open_nvml() as nvml:
-        gpus = find_gpus(nvml, build, wait=wait)
-        found = [_noted(_describe(nvml, build, name, gpu)) for name, gpu in gpus.items()]
+        nvidia = nvidia_gpus(nvml)
+        gpus = find_gpus(nvidia, build, wait=wait)
+        found = [_noted(_describe(nvml, nvidia, build, *item)) for item in gpus.items()]
     return [*found, cpu_info()]
 
 
-def find_gpus(nvml: Nvml | None, build: TorchBuild, *, wait: bool) -> dict[str, Source]:
+def find_gpus(nvidia: Sequence[Gpu], build: TorchBuild, *, wait: bool) -> dict[str, Source]:
     """Return the GPUs of this machine by id, see `list_devices`.
 
     Args:
-        nvml: open session with NVIDIA's driver; None without one.
+        nvidia: all of NVIDIA's.
         build: the installed PyTorch.
     """
-    nvidia = _nvidia_gpus(nvml)
     own: list[Source]
     others: list[Source]
     if build.hip:
@@ -104,7 +112,7 @@ def hidden_gpus() -> str:
     """Return which GPUs variables of the environment hide, or name in vain; "" if all are shown."""
     is_hip = bool(find_torch_build().hip)
     with _open_nvml() as nvml:
-        gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else _nvidia_gpus(nvml)
+        gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else nvidia_gpus(nvml)
     shown = hip_visible([gpu.uuid for gpu in gpus]) if is_hip else _shown(gpus)
     problem = _visible_problem(gpus, is_hip=is_hip)
     hidden = [gpu.name for index, gpu in enumerate(gpus) if index not in shown]
@@ -138,8 +146,8 @@ def _open_nvml() -> Iterator[Nvml | None]:
         yield nvml
 
 
-def _nvidia_gpus(nvml: Nvml | None) -> list[Gpu]:
-    """Return all GPUs of NVIDIA's in PCI order; none where the driver does not answer."""
+def nvidia_gpus(nvml: Nvml | None) -> list[Gpu]:
+    """Return all GPUs of NVIDIA's in PCI order; none without a driver that answers."""
     if nvml is None:
         return []
     try:
@@ -183,10 +191,12 @@ def _noted(info: DeviceInfo) -> DeviceInfo:
     return replace(info, usable=False, reason=f"{stopped} {stopped.hint}", note="", remedy="")
 
 
-def _describe(nvml: Nvml | None, build: TorchBuild, device: str, gpu: Source) -> DeviceInfo:
+def _describe(
+    nvml: Nvml | None, nvidia: Sequence[Gpu], build: TorchBuild, device: str, gpu: Source
+) -> DeviceInfo:
     if isinstance(gpu, Gpu):
         assert nvml is not None
-        return _describe_nvidia(nvml, build, device, gpu)
+        return _describe_nvidia(nvml, nvidia, build, device, gpu)
     if isinstance(gpu, AmdGpu):
         return _describe_amd(build, device, gpu)
     if isinstance(gpu, Adapter):
@@ -203,11 +213,12 @@ def _describe(nvml: Nvml | None, build: TorchBuild, device: str, gpu: Source) ->
     )  # fmt: skip
 
 
-def _describe_nvidia(nvml: Nvml, build: TorchBuild, device: str, gpu: Gpu) -> DeviceInfo:
-    all_gpus = nvml.gpus()
-    others = [other.compute_capability for other in all_gpus]
+def _describe_nvidia(
+    nvml: Nvml, nvidia: Sequence[Gpu], build: TorchBuild, device: str, gpu: Gpu
+) -> DeviceInfo:
+    others = [other.compute_capability for other in nvidia]
     advice = advise_nvidia(build, gpu.compute_capability, nvml.cuda_major(), others)
-    if not build.hip and (order := order_problem(len(all_gpus))):
+    if not build.hip and (order := order_problem(len(nvidia))):
         advice = Advice(order)
     try:
         memory = nvml.memory(gpu)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from engine.devices.catalog import cuda_status, find_gpus
+from engine.devices.catalog import cuda_status, find_gpus, nvidia_gpus
 from engine.devices.drivers.adapters import Adapter
 from engine.devices.drivers.amd import AmdGpu, read_amd
 from engine.devices.drivers.nvml import Gpu, Nvml
@@ -101,9 +101,10 @@ class DeviceMonitor:
             self._nvml = Nvml()
         except DeviceError as error:
             log.info("no NVIDIA GPU is watched: %s", error)
+        nvidia = nvidia_gpus(self._nvml)
         self._gpus = {
             device: gpu
-            for device, gpu in find_gpus(self._nvml, find_torch_build(), wait=wait).items()
+            for device, gpu in find_gpus(nvidia, find_torch_build(), wait=wait).items()
             if not isinstance(gpu, Adapter)  # nothing tells its state
         }
 

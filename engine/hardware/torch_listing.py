@@ -63,12 +63,13 @@ def has_code_for(arch: str) -> bool:
     if torch.version.hip:
         return any(name == arch or "generic" in name for name in known)
     for name in known:
-        kind, _, digits = name.rstrip("af").partition("_")
+        kind, _, number = name.partition("_")
+        digits, is_exact = number.rstrip("af"), number.endswith("a")  # "a" runs on no other GPU
         if not digits.isdigit():
             continue
         have = f"{digits[:-1]}.{digits[-1]}"
-        is_ptx = kind == "compute" and float(have) <= float(arch)
-        if is_ptx or runs_on(have, arch):
+        is_ptx = kind == "compute" and digits == number and float(have) <= float(arch)
+        if is_ptx or have == arch or (not is_exact and runs_on(have, arch)):
             return True
     return False
 

@@ -81,6 +81,8 @@ def test_torch_without_a_gpu_says_why(monkeypatch):
         (["sm_75", "sm_80", "sm_86"], None, "9.0", False),
         (["sm_80", "sm_90a", "compute_90"], None, "12.0", True),
         (["sm_100", "sm_120"], None, "12.1", True),
+        (["sm_90a"], None, "9.0", True),
+        (["compute_90a"], None, "12.0", False),
         (["sm_100", "sm_120"], None, "9.0", False),
         ([], None, "3.5", True),
         (["gfx1100", "gfx90a:xnack-"], "7.2", "gfx1100", True),
