@@ -136,16 +136,15 @@ class Fallbacks:
         self._devices = frozenset(devices)
         self._shared = shared
         self._lock = threading.Lock()
-        self._found: dict[Fallback, None] = {}
+        self._found: tuple[Fallback, ...] = ()  # replaced as a whole, so reading needs no lock
 
     @property
     def current(self) -> tuple[Fallback, ...]:
         """The fallbacks that apply now, in the order in which they were reported."""
-        with self._lock:
-            own = tuple(self._found)
-        if self._shared is None:
-            return own
-        return tuple(f for f in self._shared.current if self._touches(f)) + own
+        shared = () if self._shared is None else self._shared.current
+        if not shared:
+            return self._found
+        return tuple(found for found in shared if self._touches(found)) + self._found
 
     def _touches(self, fallback: Fallback) -> bool:
         """Return whether a fallback of this process makes a GPU of the model slower."""
@@ -155,12 +154,13 @@ class Fallbacks:
         """Add a fallback unless the same one is there; see `Fallback` for the arguments."""
         found = Fallback(kind, tuple(devices), why, help)
         with self._lock:
-            self._found[found] = None
+            if found not in self._found:
+                self._found += (found,)
 
     def withdraw(self, kind: FallbackKind) -> None:
         """Drop all fallbacks of a kind, which do not apply any more."""
         with self._lock:
-            self._found = {f: None for f in self._found if f.kind != kind}
+            self._found = tuple(found for found in self._found if found.kind != kind)
 
     def take_over(self, other: Fallbacks, kind: FallbackKind) -> None:
         """Add another model's fallbacks of a kind on those devices that this model uses, too."""

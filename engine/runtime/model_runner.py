@@ -309,11 +309,14 @@ class ModelRunner:
         return [str(rank.device) for rank in busy if rank.backend.captures]
 
     def _note_parts(self) -> None:
-        """Report that hosts take part in each token though all ranks are on GPUs."""
+        """Report whether hosts take part in each token though all ranks are on GPUs."""
+        if self.is_captured_whole:
+            self.fallbacks.withdraw("exchange")
+            return
         busy = [rank for rank in self.ranks if not rank.is_idle]
         is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
         is_known = any(found.kind == "exchange" for found in self.fallbacks.current)
-        if is_for_gpus and not self.is_captured_whole and not is_known:
+        if is_for_gpus and not is_known:
             self.fallbacks.report("exchange", self._gpus, "its kernels cannot do all of them")
 
     def _retire_one_shots(self, why: str) -> bool:

@@ -255,3 +255,31 @@ def test_steps_without_a_kernel_are_told(
             expected.add("no kernel writes such a cache")
         assert {why for kind, why in told if kind == "operations"} == expected
         assert "graph" in {kind for kind, _ in told}
+
+
+def test_a_model_says_what_all_models_of_the_process_suffer_from(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Fallbacks()
+    monkeypatch.setattr("engine.runtime.kernel_proof.OF_THIS_PROCESS", shared)
+    with load_model(path, n_ctx=32) as model:
+        assert model.fallbacks == ()
+        shared.report("compiling", (), "the disk is full")
+        assert model.warnings[-1] == shared.current[0].sentence
+    monkeypatch.setenv("TANDEM_BACKEND", "graph")
+    with load_model(path, n_ctx=32) as model:
+        assert model.fallbacks == (), "it has no GPU"
+
+
+def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(devices: object, queues: object, *, tell: Callable[[str], None]) -> None:
+        tell("it brings wrong numbers")
+
+    for name in ("CudaQueue", "new_stream"):
+        monkeypatch.setattr(f"engine.gpu.comm.nccl.{name}", lambda *_: None)
+    monkeypatch.setattr("engine.gpu.comm.nccl.tried", fail)
+    found = Fallbacks()
+    gpus = [torch.device("cuda", n) for n in range(2)]
+    device_group(gpus, Routes(has_nccl=True), found)
+    assert [f.title for f in found.current] == ["Between cuda:0 and cuda:1, NCCL is not used"]
+    assert found.current[0].why == "it brings wrong numbers"
