@@ -25,9 +25,19 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for found in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(found, Tensor):
+            if isinstance(found, Tensor) and self.counts(found):
                 self._add(found)
         return result
+
+    def counts(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's memory counts."""
+        return True
+
+    def taken(self, key: int, n_bytes: int) -> None:
+        """Note that memory is taken, known by `key` as long as it is."""
+
+    def freed(self, key: int) -> None:
+        """Note that memory is free again."""
 
     def _add(self, tensor: Tensor) -> None:
         memory = tensor.untyped_storage()
@@ -36,6 +46,7 @@ class LiveMemory(TorchDispatchMode):
         if not n_tensor:
             self.n_bytes += n_bytes
             self.peak = max(self.peak, self.n_bytes)
+            self.taken(key, n_bytes)
         self._held[key] = n_tensor + 1, n_bytes
         weakref.finalize(tensor, self._remove, key)
 
@@ -45,3 +56,4 @@ class LiveMemory(TorchDispatchMode):
             self._held[key] = n_tensor - 1, n_bytes
         else:
             self.n_bytes -= n_bytes
+            self.freed(key)
