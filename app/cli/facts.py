@@ -244,17 +244,20 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     rows = [
         (
             str(d.rank), d.device, percent(d.asked), percent(d.effective), size(d.memory.weights),
-            size(d.memory.kv), size(d.memory.compute), size(d.memory.total),
+            size(d.memory.kv), size(d.memory.compute), size(d.memory.padding),
+            size(d.memory.total),
         )
         for d in plan.devices
     ]  # fmt: skip
-    headers = ("RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "TOTAL")
-    write(table(headers, rows, frozenset(range(2, 8))))
+    headers = ("RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "ROUNDING", "TOTAL")
+    write(table(headers, rows, frozenset(range(2, 9))))
     held = ", ".join(HELD[storage] for storage in plan.storage.split(" + "))
     write(f"{plan.n_ctx} tokens of context, weights held {held}")
     write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
         write(f"{size(on_host)} of keys and values are kept in host memory")
+    if pinned := sum(d.memory.pinned for d in plan.devices):
+        write(f"{size(pinned)} of host memory are for copies from and to GPUs")
     for device, n_bytes in plan.overhead().items():
         write(f"CUDA itself takes {size(n_bytes)} more of {device}")
     for device, n_bytes in plan.reserve:
@@ -281,6 +284,8 @@ def _plan_document(
                 "compute": d.memory.compute,
                 "total": d.memory.total,
                 "host_kv": d.memory.host_kv,
+                "padding": d.memory.padding,
+                "pinned": d.memory.pinned,
                 "free": free.get(d.device),
             }
             for d in plan.devices

@@ -278,6 +278,7 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         ("weights", memory.weights),
         ("KV cache", memory.kv),
         ("compute", memory.compute),
+        ("rounding", memory.padding),
         ("overhead", row.overhead),
         ("KV cache of GPUs", row.guests),
     ]

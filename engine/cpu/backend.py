@@ -47,6 +47,7 @@ class CpuBackend:
     """
 
     records, captures, compiles = True, False, False
+    has_arenas = False
 
     def __init__(self, n_threads: int, x_bytes: int) -> None:
         self.worker = Worker(n_threads, x_bytes)

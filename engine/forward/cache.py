@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from engine.forward.state import State
     from engine.sharding.ranges import Ranges
 
+UNIT = 256
+"""Elements at whose multiples values begin behind keys, for aligned accesses."""
+
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -39,7 +42,6 @@ class LayerCache:
     """
 
     is_on_host = False
-    _memory: tuple[HostTensor, ...] = ()
 
     def __init__(
         self, state: KVState, rank: int, n_ctx: int, kv_type: str, device: torch.device
@@ -55,11 +57,12 @@ class LayerCache:
             for size in (state.head_dim_k, state.head_dim_v)
         )
         n_kv = state.kv_heads.size(rank)
-        self.k = self._zeros((n_kv, n_ctx, width_k), dtype, device)
+        n_k, n_v = n_kv * n_ctx * width_k, 0 if self.is_shared else n_kv * n_ctx * width_v
+        begin = -(-n_k // UNIT) * UNIT if n_v else n_k
+        whole = self._zeros(begin + n_v, dtype, device)
+        self.k = whole[:n_k].view(n_kv, n_ctx, width_k)
         self.v = (
-            self.k[..., :width_v]
-            if self.is_shared
-            else self._zeros((n_kv, n_ctx, width_v), dtype, device)
+            self.k[..., :width_v] if self.is_shared else whole[begin:].view(n_kv, n_ctx, width_v)
         )
         width = state.head_dim_k + (0 if self.is_shared else state.head_dim_v)
         rows = head_rows(state.heads, state.kv_heads, rank)
@@ -105,9 +108,9 @@ class LayerCache:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for keys or values."""
-        return torch.zeros(shape, dtype=dtype, device=device)
+    def _zeros(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory for keys and values, n elements: one piece wastes less of a GPU."""
+        return torch.zeros(n, dtype=dtype, device=device)
 
     def _fetched(self, held: Tensor) -> Tensor:
         """Return some positions of k or v on the device that computes attention."""
@@ -127,11 +130,10 @@ class HostLayerCache(LayerCache):
 
     is_on_host = True
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _zeros(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._device = device
-        held = HostTensor(shape, dtype, device)
-        self._memory = (*self._memory, held)
-        return held.value
+        self._memory = HostTensor((n,), dtype, device)
+        return self._memory.value
 
     def _fetched(self, held: Tensor) -> Tensor:
         copy = torch.empty(held.shape, dtype=held.dtype, device=self._device)

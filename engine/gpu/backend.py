@@ -12,6 +12,7 @@ from engine.gpu.launch.compiling import Compiling
 from engine.gpu.launch.graph import Captured, capture
 from engine.gpu.launch.target import target_of, use_target
 from engine.gpu.loading import weight_loader
+from engine.gpu.loading.arenas import Arenas
 from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.ops import GpuOps
 from engine.hardware.fallbacks import Fallbacks
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 class GpuLoader:
     """Sends parts of a file to a GPU through staging buffers, and packs matrices there."""
 
-    def __init__(self, file: GGUFFile, staging: Staging, x_bytes: int) -> None:
+    def __init__(self, file: GGUFFile, staging: Staging, arenas: Arenas, x_bytes: int) -> None:
         self._file = file
         self._staging = staging
+        self._arenas = arenas
         self._x_bytes = x_bytes
 
     def copy_bytes(self, raw: NDArray[np.uint8]) -> Tensor:
@@ -48,7 +50,9 @@ class GpuLoader:
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
         """Load the parts of a matrix that the rank holds, in planes or unquantised."""
-        return weight_loader.load_for_gpu(self._file, slot, pieces, self._staging, self._x_bytes)
+        return weight_loader.load_for_gpu(
+            self._file, slot, pieces, self._staging, self._arenas, self._x_bytes
+        )
 
 
 class GpuBackend:
@@ -63,6 +67,7 @@ class GpuBackend:
     """
 
     records, captures = False, True
+    has_arenas = True
     memory: Sequence[Tensor] = ()
     kernel_s: float | None = None
     waited_s = 0.0
@@ -87,7 +92,7 @@ class GpuBackend:
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> Iterator[GpuLoader]:
         with weight_loader.staging_for(slots, rank, self.device, report) as staging:
-            yield GpuLoader(file, staging, self.x_bytes)
+            yield GpuLoader(file, staging, Arenas(slots, rank, self.device), self.x_bytes)
 
     def compile_ahead(
         self, declare: Callable[[], Declaration], rank: int, params: LoadParams,

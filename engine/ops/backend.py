@@ -54,7 +54,7 @@ class ReferenceBackend:
     See `engine.runtime.backend.Backend`.
     """
 
-    records = captures = compiles = False
+    records = captures = compiles = has_arenas = False
     memory: Sequence[Tensor] = ()
     kernel_s: float | None = None
     waited_s = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,9 @@ from engine.forward.state import (
     State,
     attention_work,
 )
+from engine.gguf.tensors import split_name
+from engine.planning.buffers import LOADING_BYTES
+from engine.planning.rounding import aligned_bytes, allocated_bytes, is_arena, padding_bytes
 from engine.quants.extent import BF16_CHUNK, Extent, panel_block_bytes
 from engine.quants.layout import BLOCK, LAYOUTS
 from engine.sharding.placement import Shard, Slices
@@ -25,64 +29,14 @@ if TYPE_CHECKING:
     from engine.layers.module import Slot
     from engine.sharding.split import BlockSplit
 
+EXPERTS = ("exps", "shexp")
+"""Parts of the names of experts' matrices, routed and shared."""
+
 F32_BYTES = 4
 BF16_BYTES = 2
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Bytes that dequantising a packed matrix in chunks takes."""
-
-LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
-"""Number and bytes of the staging buffers through which the file's parts reach a GPU, in host
-memory and as many on the GPU. One is filled and one is copied while one waits."""
-
-PACK_BYTES = 64 << 20
-"""Bytes that turning blocks of the file into planes takes on a GPU."""
-
-LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
-"""Most bytes that a GPU takes beside its weights while these are loaded; freed afterwards."""
-
-LINK_ROUND_BYTES = 4 << 20
-"""Bytes of a large value that ranks on GPUs exchange at a time; see `engine.gpu.comm.copies`."""
-
-ONE_SHOT_SLOT_BYTES = 516 << 10
-"""Bytes of the packets from one other rank, in two halves used in turn; see
-`engine.gpu.comm.one_shot`."""
-
-LINK_SETS = 2
-"""Number of exchange buffers, used in turn: one is filled while the other is read."""
-
-
-def shown_bytes(stage: int, n_ranks: int) -> int:
-    """Return the bytes that one of n ranks shows the others in a stage of an all-reduce by copies.
-
-    Stage 0 shows a part of the rank's value, stage 1 the sum of its slice.
-    """
-    return LINK_ROUND_BYTES if stage == 0 else -(-LINK_ROUND_BYTES // n_ranks // 16) * 16
-
-
-def link_bytes(n_ranks: int) -> int:
-    """Return the bytes that all-reduces of n ranks take on each GPU, of large and small values."""
-    return copying_bytes(n_ranks) + max(0, n_ranks - 1) * ONE_SHOT_SLOT_BYTES
-
-
-def copying_bytes(n_ranks: int) -> int:
-    """Return the bytes that all-reduces by copies, for large values, take on each GPU.
-
-    Where values pass by host memory, the pinned part there is smaller: `host_link_bytes`.
-    """
-    if n_ranks < 2:
-        return 0
-    stages = range(1 if n_ranks == 2 else 2)
-    total = 2 * shown_bytes(1, n_ranks) if n_ranks > 2 else 0
-    return total + LINK_SETS * sum(shown_bytes(k, n_ranks) + LINK_ROUND_BYTES for k in stages)
-
-
-def host_link_bytes(n_ranks: int) -> int:
-    """Return the host bytes that all-reduces by copies take for each rank that exchanges there."""
-    if n_ranks < 2:
-        return 0
-    stages = range(1 if n_ranks == 2 else 2)
-    return LINK_SETS * sum(shown_bytes(stage, n_ranks) for stage in stages)
 
 
 def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
@@ -109,30 +63,65 @@ def held_bytes(slot: Slot, rank: int, storage: str) -> int:
     Args:
         storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
     """
-    return bytes_of_pieces(slot, slot_pieces(slot, rank), storage)
+    return sum(sizes_of_pieces(slot, slot_pieces(slot, rank), storage))
 
 
-def bytes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> int:
-    """Return the bytes of these parts of one tensor, once loaded; see `held_bytes`."""
-    kind = slot.holding(storage)
-    if kind == "packed":
-        return sum(packed_bytes(slot, piece) for piece in pieces)
-    if kind == "planes":
-        return _plane_bytes(slot, pieces)
-    size = slot.tensor.type.type_size if kind == "plain" else F32_BYTES
-    return size * sum(map(n_elements, pieces))
+def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[int]:
+    """Return the bytes of each torch tensor that holds some of these parts.
 
-
-def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
-    """Return the bytes of a matrix in planes.
-
-    Intervals of rows share tiles; intervals of columns do not.
+    Intervals of rows share one; in planes and unquantised, intervals of columns do not.
     """
-    layout = LAYOUTS[slot.tensor.type.number]
-    return sum(
-        n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
-        for n_matrix, n_rows, columns in plane_parts(slot, pieces)
-    )
+    kind = slot.holding(storage)
+    if kind == "planes":
+        layout = LAYOUTS[slot.tensor.type.number]
+        return [
+            n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
+            for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+        ]
+    if kind == "plain":
+        size = slot.tensor.type.type_size
+        return [size * n * rows * _width(part) for n, rows, part in plane_parts(slot, pieces)]
+    if kind == "packed":
+        return [sum(packed_bytes(slot, piece) for piece in pieces)]
+    return [F32_BYTES * sum(map(n_elements, pieces))]
+
+
+def _width(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def arena_key(slot: Slot, storage: str) -> object:
+    """Return a key, equal for matrices of a block that lie in one piece of a GPU's memory.
+
+    These are cut alike, so that they also come and go together. None for a tensor by itself.
+    """
+    place = split_name(slot.tensor.name)
+    is_cut = isinstance(slot.placement, Shard) and slot.holding(storage) in ("planes", "plain")
+    if place is None or not is_cut:
+        return None
+    layer, name = place
+    return layer, name.partition("_")[0], next((kind for kind in EXPERTS if kind in name), "")
+
+
+def padding_of_parts(parts: Iterable[tuple[Slot, Sequence[Slices]]], storage: str) -> int:
+    """Return the bytes that parts of tensors take of a GPU beyond their own."""
+    found: dict[object, list[int]] = defaultdict(list)
+    for slot, pieces in parts:
+        found[arena_key(slot, storage)] += sizes_of_pieces(slot, pieces, storage)
+    padding = sum(map(padding_bytes, found.pop(None, ())))
+    for sizes in found.values():
+        total = sum(map(aligned_bytes, sizes))
+        if is_arena(total):
+            padding += allocated_bytes(total) - sum(sizes)
+        else:
+            padding += sum(map(padding_bytes, sizes))
+    return padding
+
+
+def state_padding(state: RecurrentState, rank: int) -> int:
+    """Return the bytes that a recurrent state and its copy take of a GPU beyond their own."""
+    shapes = state.shapes(rank).values()
+    return 2 * sum(padding_bytes(F32_BYTES * prod(shape)) for shape in shapes)
 
 
 def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:

@@ -14,17 +14,26 @@ class MemoryUse:
         kv: bytes of the KV cache and of recurrent states on the device itself.
         compute: bytes of working memory.
         host_kv: bytes of keys and values that lie in the host's memory instead; not in `total`.
+        padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding.
+        pinned: bytes of the host's memory for copies from and to a GPU; not in `total`.
     """
 
     weights: int = 0
     kv: int = 0
     compute: int = 0
     host_kv: int = 0
+    padding: int = 0
+    pinned: int = 0
 
     @property
     def total(self) -> int:
         """Bytes on the device itself."""
-        return self.weights + self.kv + self.compute
+        return self.weights + self.kv + self.compute + self.padding
+
+    @property
+    def on_host(self) -> int:
+        """Bytes in the host's memory for a GPU."""
+        return self.host_kv + self.pinned
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.devices.types import CPU
@@ -17,16 +17,19 @@ from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
 from engine.forward.state import KVState, RecurrentState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
+from engine.planning.buffers import link_bytes, pinned_bytes
 from engine.planning.footprint import (
     WorkingSizes,
-    bytes_of_pieces,
     compute_bytes,
-    link_bytes,
     n_elements,
     packed_bytes,
+    padding_of_parts,
+    sizes_of_pieces,
     slot_pieces,
+    state_padding,
 )
 from engine.planning.memory import MemoryUse
+from engine.planning.rounding import padding_bytes
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -103,13 +106,13 @@ class Plan:
     def bytes_by_device(self) -> dict[str, int]:
         """Return the predicted bytes of each physical device; ranks that share one add up.
 
-        KV cache that GPUs keep in host memory counts for "cpu"; a GPU's overhead counts once.
+        What GPUs keep in host memory counts for "cpu"; a GPU's overhead counts once.
         """
         total: dict[str, int] = defaultdict(int, self.overhead())
         for device in self.devices:
             total[device.device] += device.memory.total
-            if device.memory.host_kv:
-                total["cpu"] += device.memory.host_kv
+            if device.memory.on_host:
+                total["cpu"] += device.memory.on_host
         return dict(total)
 
     def overhead(self) -> dict[str, int]:
@@ -169,6 +172,8 @@ class RankSize:
         weights: bytes of the weights.
         kv: bytes of keys and values.
         state: bytes of recurrent states.
+        padding: bytes that rounding adds on a GPU to weights and recurrent states.
+        kv_padding: bytes that it adds to keys and values.
         elements: number of elements of all matrices.
         file_bytes: bytes of the file that the rank reads.
         working: sizes of the tensors that it computes with.
@@ -177,6 +182,8 @@ class RankSize:
     weights: int
     kv: int
     state: int
+    padding: int
+    kv_padding: int
     elements: int
     file_bytes: int
     working: WorkingSizes
@@ -264,7 +271,7 @@ def _plan(
     storages: Sequence[str], sizes: Sequence[RankSize], n_batch: int,
 ) -> Plan:  # fmt: skip
     elements = max(1, sum(size.elements for size in sizes))
-    on_links = _link_bytes(devices, storages, sizes)
+    n_meeting = _n_meeting(devices, storages, sizes)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -273,7 +280,7 @@ def _plan(
                 asked=shares[rank],
                 effective=sizes[rank].elements / elements,
                 storage=storages[rank],
-                memory=_memory(params, hp, device, storages[rank], sizes[rank], on_links, n_batch),
+                memory=_memory(params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch),
             )
             for rank, device in enumerate(devices)
         ),
@@ -287,41 +294,51 @@ def _plan(
     )
 
 
-def _link_bytes(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
-    """Return the exchange buffers' bytes of each busy rank; 0 unless all of these are on GPUs."""
+def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
+    """Return how many ranks exchange values on their devices; 0 unless all busy ones are GPUs."""
     busy = [rank for rank, size in enumerate(sizes) if size.working != WorkingSizes()]
     if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
         return 0
-    return link_bytes(len(busy))
+    return len(busy)
 
 
 def _memory(
-    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, on_links: int,
+    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
     n_batch: int,
 ) -> MemoryUse:  # fmt: skip
-    is_on_host = keeps_kv_on_host(params, device)
-    n_tokens = min(n_batch, hp.n_ctx)
-    return MemoryUse(
+    is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
+    compute = compute_bytes(
+        size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
+        is_kv_on_host=is_on_host,
+    )  # fmt: skip
+    use = MemoryUse(
         weights=size.weights,
         kv=size.state + (0 if is_on_host else size.kv),
-        compute=compute_bytes(
-            size.working, hp, n_tokens, hp.n_ctx, device, storage, is_kv_on_host=is_on_host
-        )
-        + (on_links if size.working != WorkingSizes() else 0),
+        compute=compute + (link_bytes(n_meeting) if is_busy else 0),
         host_kv=size.kv if is_on_host else 0,
+    )
+    if device == "cpu":
+        return use
+    has_pinned = is_busy and storage == "kernels"
+    return replace(
+        use,
+        padding=size.padding + (0 if is_on_host else size.kv_padding),
+        pinned=pinned_bytes(n_meeting, size.file_bytes, hp.n_vocab) if has_pinned else 0,
     )
 
 
 def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
     split, n_ctx = declaration.split, declaration.hp.n_ctx
     parts = [(slot, slot_pieces(slot, rank)) for slot in declaration.slots]
-    bytes_of = {KVState: 0, RecurrentState: 0}
-    for state in declaration.states:
-        bytes_of[type(state)] += state.n_bytes(rank, n_ctx, kv_type)
+    held = [n for slot, pieces in parts for n in sizes_of_pieces(slot, pieces, storage)]
+    kv = [s.n_bytes(rank, n_ctx, kv_type) for s in declaration.states if isinstance(s, KVState)]
+    recurrent = [s for s in declaration.states if isinstance(s, RecurrentState)]
     return RankSize(
-        weights=sum(bytes_of_pieces(slot, pieces, storage) for slot, pieces in parts),
-        kv=bytes_of[KVState],
-        state=bytes_of[RecurrentState],
+        weights=sum(held),
+        kv=sum(kv),
+        state=sum(state.n_bytes(rank, n_ctx, kv_type) for state in recurrent),
+        padding=padding_of_parts(parts, storage) + sum(state_padding(s, rank) for s in recurrent),
+        kv_padding=sum(map(padding_bytes, kv)),
         elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
         file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
         working=WorkingSizes.largest(

@@ -62,10 +62,13 @@ class Backend(Protocol):
     Attributes:
         records: whether tokens are recorded on the rank's own thread, see `recorder`.
         captures: whether tokens are captured on the device, by all ranks together, see `capture`.
+        has_arenas: whether matrices with the same `engine.planning.footprint.arena_key` may lie in
+            one piece of memory, which is free only once all of them are.
     """
 
     records: bool
     captures: bool
+    has_arenas: bool
 
     @property
     def compiles(self) -> bool:

@@ -26,7 +26,7 @@ from engine.forward.state import KVState
 from engine.gguf.tensors import split_name
 from engine.hardware.torch_devices import trim_heap
 from engine.parallel.transfers import copy_over
-from engine.planning.footprint import held_bytes, packed_bytes, slot_pieces
+from engine.planning.footprint import arena_key, held_bytes, packed_bytes, slot_pieces
 from engine.progress import IsCancelled, ProgressSink, ignore, never
 from engine.runtime.loader import ByteProgress, load_rank
 from engine.sharding.placement import Shard
@@ -294,7 +294,28 @@ def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int
             form = _form(rank, index)
             if form is not None and (found := holders[form]):
                 kept[rank.number, index] = found.pop(0)
-    return kept
+    return _kept_whole(kept, old)
+
+
+def _kept_whole(
+    kept: Mapping[tuple[int, int], int], old: Sequence[Rank]
+) -> dict[tuple[int, int], int]:
+    """Return `kept` without matrices that share memory with some that are not: it would stay."""
+    taken = {(source, index) for (_, index), source in kept.items()}
+    left = {
+        (rank.number, arena_key(slot, rank.storage))
+        for rank in old
+        for index, slot in enumerate(rank.slots)
+        if rank.backend.has_arenas
+        and (rank.number, index) not in taken
+        and slot_pieces(slot, rank.number)
+    }
+
+    def is_whole(source: int, index: int) -> bool:
+        key = arena_key(old[source].slots[index], old[source].storage)
+        return key is None or (source, key) not in left
+
+    return {place: source for place, source in kept.items() if is_whole(source, place[1])}
 
 
 def _form(rank: Rank, index: int) -> object:

@@ -57,9 +57,13 @@ def hollow_moe(
 
 def hollow_llama(
     path: Path, *, n_layer: int = 32, n_embd: int = 4096, n_head: int = 32, n_head_kv: int = 8,
-    n_ff: int = 14336, n_vocab: int = 128256,
+    n_ff: int = 14336, n_vocab: int = 128256, better: int = 1,
 ) -> Path:  # fmt: skip
-    """Write a Llama in Q4_K and Q6_K, of the size of Llama 3 8B unless said otherwise."""
+    """Write a Llama in Q4_K and Q6_K, of the size of Llama 3 8B unless said otherwise.
+
+    Args:
+        better: one of so many blocks has Q6_K; one of two as in Q4_K_M.
+    """
     meta = {
         "general.architecture": "llama",
         "general.name": "hollow",
@@ -90,8 +94,15 @@ def hollow_llama(
         "output.weight": ((n_vocab, n_embd), Q6_K),
     }
     for layer in range(n_layer):
-        tensors |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in block.items()}
+        lesser = {} if layer % better == 0 else dict.fromkeys(("attn_v", "ffn_down"), Q4_K)
+        for name, (shape, kind) in block.items():
+            tensors[f"blk.{layer}.{name}.weight"] = shape, lesser.get(name, kind)
     return _written(path, meta, tensors)
+
+
+def hollow_70b(path: Path) -> Path:
+    """Write a Llama of the size and types of Llama 3 70B in Q4_K_M."""
+    return hollow_llama(path, n_layer=80, n_embd=8192, n_head=64, n_ff=28672, better=2)
 
 
 def _written(path: Path, meta: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Path:

@@ -7,7 +7,7 @@ the allocator. Files need no data: nothing is copied from them but vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
@@ -15,18 +15,21 @@ import torch
 from torch import Tensor
 
 from engine.config import LoadParams
+from engine.devices.routes import Place
 from engine.forward.cache import Cache
 from engine.gguf import GGUFFile
+from engine.gpu.backend import GpuBackend
+from engine.gpu.comm import copies
 from engine.gpu.comm.copies import CopyCollectives, Seat
 from engine.gpu.comm.streams import HostQueues
 from engine.gpu.launch.target import KernelTarget
-from engine.gpu.backend import GpuBackend
 from engine.gpu.loading import dry_run, staging, weight_loader
 from engine.gpu.loading.pack import pack
 from engine.gpu.loading.staging import Buffer, CpuCopier
 from engine.hardware.host_memory import HostTensor
-from engine.quants.extent import Extent
 from engine.models.declare import Declaration, declare
+from engine.planning.buffers import LINK_SETS
+from engine.quants.extent import Extent
 from engine.runtime.loader import ByteProgress, load_rank
 from engine.runtime.rank import warm_rows
 from tests.helpers.cuda_allocator import CachingAllocator, SegmentBlock
@@ -96,6 +99,18 @@ class MetaCopier(CpuCopier):
         return Buffer(host, torch.empty(n_bytes, dtype=torch.uint8, device=META))
 
 
+class _MetaQueues(HostQueues):
+    """Queues of a GPU without memory."""
+
+    def empty(self, n_bytes: int) -> Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8, device=META)
+
+
+def _skip(*_: object) -> bool:
+    """Do nothing, and prevent what depends on it; a mock would keep the tensors it is given."""
+    return False
+
+
 class SimulatedRank:
     """One rank of a model, loaded on a simulated GPU of its own.
 
@@ -119,8 +134,8 @@ class SimulatedRank:
         """Load all weights, as `RankBuilder.loaded` does."""
         x_bytes = dry_run.x_bytes(self.declaration.hp)
         with (
-            mock.patch.object(staging, "copier_for", lambda device: MetaCopier()),
-            mock.patch.object(staging, "_fill", lambda goal, rows: None),
+            mock.patch.object(staging, "copier_for", return_value=MetaCopier()),
+            mock.patch.object(staging, "_fill", _skip),
             mock.patch.object(weight_loader, "pack", _Packer()),
         ):
             load_rank(
@@ -128,8 +143,23 @@ class SimulatedRank:
                 GpuBackend(META, x_bytes), ByteProgress(0, lambda progress: None, lambda: False),
             )  # fmt: skip
 
+    def meet(self, n_ranks: int) -> None:
+        """Allocate the buffers in which GPUs exchange large values by way of host memory."""
+        places: list[Place] = ["host"] * n_ranks
+        places[self._rank] = "device"
+        seat = Seat(self._rank, places, places, lambda offer: [offer], lambda events: None)
+        stages = range(1 if n_ranks == 2 else 2)
+        self._links = [
+            copies._Buffers(_MetaQueues(), seat, stage)
+            for stage in stages
+            for _ in range(LINK_SETS)
+        ]
+        self._sum = CopyCollectives(_MetaQueues(), seat)
+        if n_ranks > 2:
+            self._sum._total(torch.float32)
+
     def warm_up(self, target: KernelTarget = RTX_3090) -> None:
-        """Compute and capture a token, then compute batches, as `ModelRunner.warm_up` does."""
+        """Compute and capture a token as `ModelRunner.warm_up` does, and batches of all sizes."""
         self._pass(1, target)
         with self._gpu.capturing("token"):
             self._pass(1, target)
@@ -140,10 +170,12 @@ class SimulatedRank:
             self._pass(1, target)
 
     def _pass(self, n: int, target: KernelTarget) -> None:
-        """Compute n tokens at the end of the context with the loaded weights and cache."""
+        """Compute n tokens after one that is cached, with the loaded weights and cache."""
         with (
-            mock.patch.object(dry_run, "_held", lambda slot, *_: getattr(slot.owner, slot.attribute)),
-            mock.patch.object(dry_run, "Cache", lambda *_: self.cache),
-            mock.patch.object(dry_run, "_record", lambda *_: False),
+            mock.patch.object(
+                dry_run, "_held", lambda slot, *_: getattr(slot.owner, slot.attribute)
+            ),
+            mock.patch.object(dry_run, "Cache", return_value=self.cache),
+            mock.patch.object(dry_run, "_record", _skip),
         ):
             dry_run.collect_launches(self.declaration, self._rank, self._params, target, [n])

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from engine.devices.routes import Place
 from engine.gpu.comm.streams import DeviceEvent, Queues
-from engine.planning.footprint import LINK_ROUND_BYTES as ROUND_BYTES
-from engine.planning.footprint import LINK_SETS, shown_bytes
+from engine.planning.buffers import LINK_ROUND_BYTES as ROUND_BYTES
+from engine.planning.buffers import LINK_SETS, shown_bytes
 
 LEAST_CHUNK, MOST_CHUNK = 512 << 10, 2 << 20
 """Least and most bytes of a chunk: long enough for a link's full speed, short enough that copies to

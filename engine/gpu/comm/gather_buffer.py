@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.hardware.host_memory import HostTensor
-
-GATHER_BYTES = 16 << 20
-"""Most bytes of pinned memory for logits: more rows are gathered in several turns."""
+from engine.planning.buffers import GATHER_BYTES
 
 
 class GatherSlice(NamedTuple):

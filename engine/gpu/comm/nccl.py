@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.gpu.comm.copies import add
 from engine.gpu.comm.streams import CudaQueue, DeviceEvent, Queue, Queues, new_stream
 from engine.hardware.fallbacks import Fallbacks
-from engine.planning.footprint import LINK_ROUND_BYTES
+from engine.planning.buffers import LINK_ROUND_BYTES
 
 log = logging.getLogger(__name__)
 

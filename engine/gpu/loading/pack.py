@@ -15,7 +15,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.planning.footprint import PACK_BYTES
+from engine.planning.buffers import PACK_BYTES
 from engine.quants import iquants, kquants
 from engine.quants.bits import read_field, unpack_planes
 from engine.quants.codes import codes_and_scales

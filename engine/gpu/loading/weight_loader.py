@@ -16,7 +16,8 @@ from engine.cpu.packing import DTYPES, file_blocks, in_parts, joined_shape, stac
 from engine.gpu.loading.pack import pack
 from engine.gpu.loading.staging import Staging
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.planning.footprint import LOAD_BUFFER_BYTES, packed_bytes, slot_pieces
+from engine.planning.buffers import staging_bytes
+from engine.planning.footprint import packed_bytes, slot_pieces
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 
@@ -26,19 +27,17 @@ if TYPE_CHECKING:
 
     from engine.forward.weight import Weight
     from engine.gguf import GGUFFile, TensorInfo
+    from engine.gpu.loading.arenas import Arenas
     from engine.layers.module import Slot
     from engine.sharding.placement import Slices
 
     Bytes = NDArray[np.uint8]
 
+Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
+"""Function that returns memory of a shape and type on the device, filled with zeros."""
+
 Put = Callable[[slice, int, Tensor], None]
 """Callback: a slice of matrices, their first row, and their bytes (n, n_row, …) on the device."""
-
-LEAST_FILLS = 16
-"""Least number of buffers' contents that a load is divided into: large buffers take long to pin."""
-
-LEAST_BYTES = 1 << 20
-"""Least size of a buffer, in bytes."""
 
 
 def staging_for(
@@ -50,40 +49,42 @@ def staging_for(
         report: callback with the number of bytes of the file that were read; may raise to stop.
     """
     total = sum(packed_bytes(slot, piece) for slot in slots for piece in slot_pieces(slot, rank))
-    n_bytes = min(LOAD_BUFFER_BYTES, max(LEAST_BYTES, total // LEAST_FILLS))
     longest = max((slot.tensor.row_bytes for slot in slots), default=0)
-    return Staging(device, report, max(n_bytes, longest))
+    return Staging(device, report, max(staging_bytes(total), longest))
 
 
 def load_for_gpu(
-    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], staging: Staging, x_bytes: int
-) -> Weight:
+    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], staging: Staging, arenas: Arenas,
+    x_bytes: int,
+) -> Weight:  # fmt: skip
     """Load the parts of a matrix that a rank holds, in planes, or unquantised as in the file.
 
     They are complete once `staging` has ended.
 
     Args:
         pieces: slices of the file's tensor that the rank holds.
+        arenas: memory for the weights.
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
     """
+    zeros = partial(arenas.zeros, slot)
 
     def load(group: Sequence[Slices], dim: int) -> Weight:
         if slot.tensor.type.number in LAYOUTS:
-            return _load_planes(file, slot.tensor, group, dim, staging, x_bytes)
-        return _load_plain(file, slot.tensor, group, dim, staging)
+            return _load_planes(file, slot.tensor, group, dim, staging, zeros, x_bytes)
+        return _load_plain(file, slot.tensor, group, dim, staging, zeros)
 
     return in_parts(slot, pieces, load)
 
 
 def _load_planes(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, staging: Staging,
-    x_bytes: int,
+    zeros: Zeros, x_bytes: int,
 ) -> GpuPlanes:  # fmt: skip
     number = tensor.type.number
     extent = Extent.of(pieces[0][-1].start, pieces[0][-1].stop)
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
     shape = (*matrices, n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number]))
-    planes = torch.zeros(shape, dtype=torch.uint8, device=staging.device)
+    planes = zeros(shape, torch.uint8)
     out = planes.view(-1, *shape[-2:])
 
     def put(matrices: slice, first: int, raw: Tensor) -> None:
@@ -95,10 +96,11 @@ def _load_planes(
 
 
 def _load_plain(
-    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, staging: Staging
-) -> GpuPlain:
+    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, staging: Staging,
+    zeros: Zeros,
+) -> GpuPlain:  # fmt: skip
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
-    data = torch.empty(joined_shape(pieces, dim), dtype=dtype, device=staging.device)
+    data = zeros(joined_shape(pieces, dim), dtype)
     out = data.view(-1, *data.shape[-2:])
     wanted = _byte_columns(tensor, columns.start, columns.stop)
     put = partial(_put_bytes, out)

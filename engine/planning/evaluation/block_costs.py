@@ -27,10 +27,12 @@ from engine.planning.evaluation.part_probe import (
 from engine.planning.evaluation.workload import DEQUANTISED, RankWorkload, Weights
 from engine.planning.footprint import (
     WorkingSizes,
-    bytes_of_pieces,
     n_elements,
     packed_bytes,
+    padding_of_parts,
+    sizes_of_pieces,
     slot_pieces,
+    state_padding,
 )
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Cost(NamedTuple):
         elements: number of elements of the matrices.
         kv: bytes of keys and values for one position of context.
         state: bytes of recurrent states.
+        padding: bytes that rounding adds on a GPU to weights and recurrent states.
         working: sizes of the tensors computed with.
         load: work of one token.
     """
@@ -77,6 +80,7 @@ class Cost(NamedTuple):
     elements: int = 0
     kv: int = 0
     state: int = 0
+    padding: int = 0
     working: WorkingSizes = WorkingSizes()
     load: RankWorkload = RankWorkload()
 
@@ -118,6 +122,7 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
         sum(cost.elements for cost in found),
         sum(cost.kv for cost in found),
         sum(cost.state for cost in found),
+        sum(cost.padding for cost in found),
         WorkingSizes.largest(cost.working for cost in found),
         join_workloads(cost.load for cost in found),
     )
@@ -133,10 +138,11 @@ def cost_of(
     """
     weights = file_bytes = elements = 0
     loads = []
-    for slot in slots:
-        pieces = slot_pieces(slot, rank)
+    parts = [(slot, slot_pieces(slot, rank)) for slot in slots]
+    padding = padding_of_parts(parts, formats.storage)
+    for slot, pieces in parts:
         if pieces:
-            n_bytes = bytes_of_pieces(slot, pieces, formats.storage)
+            n_bytes = sum(sizes_of_pieces(slot, pieces, formats.storage))
             n = sum(map(n_elements, pieces))
             weights += n_bytes
             file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
@@ -146,9 +152,12 @@ def cost_of(
     for memory in states:
         n_bytes = memory.n_bytes(rank, 1, formats.kv_type)
         kv += n_bytes if isinstance(memory, KVState) else 0
-        state += n_bytes if isinstance(memory, RecurrentState) else 0
+        if isinstance(memory, RecurrentState):
+            state += n_bytes
+            padding += state_padding(memory, rank)
     working = WorkingSizes.of_states(states, rank)
-    return Cost(weights, file_bytes, elements, kv, state, working, join_workloads(loads))
+    load = join_workloads(loads)
+    return Cost(weights, file_bytes, elements, kv, state, padding, working, load)
 
 
 def weight_workload(

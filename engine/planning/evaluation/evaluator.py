@@ -19,6 +19,7 @@ from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, prob
 from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
 from engine.planning.footprint import WorkingSizes
 from engine.planning.plan import Plan, RankSize, choose_plan
+from engine.planning.rounding import padding_bytes
 from engine.sharding.patterns import wanted_shares
 from engine.sharding.split import cut_model
 
@@ -262,7 +263,8 @@ class _RankCosts:
     def size(self, n_ctx: int) -> RankSize:
         """Return the rank's sizes with a context of `n_ctx` tokens."""
         end = self.ends.cost
-        weights, file_bytes, elements, kv, state = end[:5]
+        weights, file_bytes, elements, kv, state, padding = end[:6]
+        kv_padding = 0
         working = [end.working]
         for count, cost in self._items:
             if cost is not None:
@@ -271,7 +273,10 @@ class _RankCosts:
                 elements += count * cost.elements
                 kv += count * cost.kv
                 state += count * cost.state
+                padding += count * cost.padding
+                kv_padding += count * padding_bytes(cost.kv * n_ctx)
                 working.append(cost.working)
         return RankSize(
-            weights, kv * n_ctx, state, elements, file_bytes, WorkingSizes.largest(working)
-        )
+            weights, kv * n_ctx, state, padding, kv_padding, elements, file_bytes,
+            WorkingSizes.largest(working),
+        )  # fmt: skip

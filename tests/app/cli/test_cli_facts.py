@@ -221,7 +221,7 @@ def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) ->
     assert [d["kv"] for d in devices] == [0] * 4
     assert [bool(d["host_kv"]) for d in devices] == [True, False, False, False]
     assert list(document["overhead"]) == ["cuda:0", "cuda:1"], "nothing lies on the third"
-    total = sum(d["total"] + d["host_kv"] for d in devices)
+    total = sum(d["total"] + d["host_kv"] + d["pinned"] for d in devices)
     assert document["total_bytes"] == total + sum(document["overhead"].values())
     out = run("plan", model, *options).out
     assert "weights held as small as in the file" in out
@@ -249,7 +249,7 @@ def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
     out = run("plan", model, "--devices", "cpu,cpu", "--split", "3,1").out
     header, *rows = out.splitlines()
     assert header.split() == [
-        "RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "TOTAL",
+        "RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "ROUNDING", "TOTAL",
     ]  # fmt: skip
     assert rows[0].startswith("0     cpu     75.0 %")
     assert rows[1].startswith("1     cpu     25.0 %")

@@ -8,8 +8,9 @@ from engine.config import LoadParams
 from engine.gguf import GGUFFile
 from engine.models.declare import Declaration, declare
 from engine.planning import plan as plans
+from engine.planning.buffers import LOADING_BYTES, link_bytes
 from engine.planning.evaluation.evaluator import Evaluator
-from engine.planning.footprint import LOADING_BYTES, WorkingSizes, compute_bytes, link_bytes
+from engine.planning.footprint import WorkingSizes, compute_bytes
 from engine.planning.plan import Plan, make_plan
 from tests.helpers.hollow import hollow_llama, hollow_moe
 

@@ -25,6 +25,7 @@ from engine import (
     SplitError,
     load_model,
 )
+from engine.cpu.backend import CpuBackend
 from engine.forward.cache import Cache
 from engine.forward.state import KVState
 from engine.runtime import resplit as resplit_module
@@ -114,6 +115,26 @@ def test_an_answer_goes_on_while_it_is_split_anew(path: Path) -> None:
                 steps.pop(0)(model)
         assert not steps
     assert sampled == expected
+
+
+def test_what_shares_memory_is_kept_together_or_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys' matrices of one shared head stay as they are, but not what they would lie beside."""
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=2, n_head=8, n_head_kv=1, n_ff=512)
+    with load_model(path, ["cpu"] * 2, [3, 1]) as old, load_model(path, ["cpu"] * 2) as new:
+
+        def kept() -> set[str]:
+            found = resplit_module._kept_slots(old.runtime.ranks, new.runtime.ranks)
+            return {old.runtime.ranks[0].slots[index].tensor.name for _, index in found}
+
+        apart = kept()
+        assert "blk.0.attn_k.weight" in apart
+        assert "blk.0.attn_q.weight" not in apart
+        monkeypatch.setattr(CpuBackend, "has_arenas", True)
+        together = kept()
+    assert not any("attn_k.weight" in name or "attn_v.weight" in name for name in together)
+    assert "blk.0.attn_norm.weight" in together
 
 
 def threads_of(model: Model) -> list[int]:

@@ -148,7 +148,9 @@ def test_the_shortage_counts_what_is_reserved(path: Path) -> None:
     needed = plan.bytes_by_device()["cuda:0"]
     assert plan.shortages({"cuda:0": needed + 100, "cuda:1": 0}) == {}
     assert plan.shortages({"cuda:0": needed + 93}) == {"cuda:0": 7}
-    assert plan.shortages({"cuda:0": 40, "cpu": 0}) == {"cuda:0": needed + 60}
+    pinned = plan.devices[0].memory.pinned
+    assert plan.shortages({"cuda:0": 40, "cpu": pinned}) == {"cuda:0": needed + 60}
+    assert plan.shortages({"cpu": pinned - 1}) == {"cpu": 1}
     assert plan.shortages({}) == {}
 
 

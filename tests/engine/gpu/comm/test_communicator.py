@@ -18,7 +18,7 @@ from engine.gpu.comm.streams import Queues, queues_of
 from engine.gpu.launch.graph import capture
 from engine.measuring import link_speed
 from engine.parallel.rank_threads import RankThreads
-from engine.planning.footprint import copying_bytes, host_link_bytes, link_bytes
+from engine.planning.buffers import ONE_SHOT_SLOT_BYTES, copying_bytes, host_link_bytes, link_bytes
 from tests.helpers.fake_streams import FakeQueues, Machine
 
 CPU = torch.device("cpu")
@@ -396,6 +396,6 @@ def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
             some.sums([torch.ones(rows, 128)] * n, None)
         one_shots = DeviceGroup([CPU] * n, Routes()).one_shots
         assert one_shots.one_shot(0, some.everyone) is not None
-        slots = link_bytes(n) - copying_bytes(n)
-        assert 0.98 * slots < one_shots.n_bytes(0) <= slots
+        slots = (n - 1) * ONE_SHOT_SLOT_BYTES
+        assert 0.98 * slots < one_shots.n_bytes(0) <= slots <= link_bytes(n) - copying_bytes(n)
         assert taken == {"device": n * copying_bytes(n), "host": n * host_link_bytes(n)}

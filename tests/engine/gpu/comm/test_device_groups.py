@@ -17,7 +17,7 @@ from engine.errors import LeftAlone
 from engine.gpu.comm import communicator as comms
 from engine.gpu.comm import copies, one_shot
 from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
-from engine.planning.footprint import LINK_ROUND_BYTES
+from engine.planning.buffers import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import least_gguf

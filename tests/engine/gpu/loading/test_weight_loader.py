@@ -20,6 +20,7 @@ from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu.backend import GpuBackend
 from engine.gpu.loading import staging as stages
+from engine.gpu.loading.arenas import Arenas
 from engine.gpu.loading.staging import Buffer, CpuCopier, Staging
 from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
@@ -103,7 +104,7 @@ def loaded(
     """Load a weight through small buffers."""
     pieces = slot.placement.pieces(file.tensor.shape, rank)
     with Staging(device, report, n_bytes) as staging:
-        return load_for_gpu(file, slot, pieces, staging, 2)
+        return load_for_gpu(file, slot, pieces, staging, Arenas([slot], rank, device), 2)
 
 
 def assert_same(found: Weight, wanted: Weight) -> None:
