@@ -80,7 +80,7 @@ _WORDS: dict[FallbackKind, _Words] = {
     ),
     "launcher": _Words(
         "Kernels are started without Triton's own launcher",
-        "Prompts are slower.",
+        "Prompts may be slower.",
         "Install gcc and Python's headers (python3-dev).",
     ),
 }

@@ -283,3 +283,12 @@ def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     device_group(gpus, Routes(has_nccl=True), found)
     assert [f.title for f in found.current] == ["Between cuda:0 and cuda:1, NCCL is not used"]
     assert found.current[0].why == "it brings wrong numbers"
+
+
+def test_weights_that_are_handed_over_keep_their_fallback(path: Path) -> None:
+    with load_model(path, n_ctx=32) as model:
+        model.runtime.fallbacks.report("weights", ["cpu"], "Q4_K came out wrong")
+        model.runtime.fallbacks.report("graph", ["cpu"], "it snows")
+        (weights, _) = model.fallbacks
+        model.resplit(None)
+        assert model.fallbacks == (weights,)
