@@ -147,7 +147,12 @@ if TYPE_CHECKING:
         record_document,
         speed_of,
     )
-    from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
+    from engine.planning.speed.machine_file import (
+        MachineFile,
+        known_facts,
+        known_links,
+        use_measured_overheads,
+    )
     from engine.planning.speed.machine_links import Links
     from engine.planning.speed.prediction import Prediction, RankTime
     from engine.planning.speed.rigs import SIMULATED, Rig, parse_rig
@@ -327,6 +332,7 @@ __all__ = [
     "token_work",
     "tune",
     "tune_kernels",
+    "use_measured_overheads",
 ]
 
 _HOME = {
@@ -396,7 +402,9 @@ _HOME = {
     "planning.speed.facts": ("DeviceFacts", "LinkFacts"),
     "planning.speed.machine_links": ("Links",),
     "planning.speed.forecast": ("Forecast", "Forecaster"),
-    "planning.speed.machine_file": ("MachineFile", "known_facts", "known_links"),
+    "planning.speed.machine_file": (
+        "MachineFile", "known_facts", "known_links", "use_measured_overheads",
+    ),
     "planning.speed.prediction": ("Prediction", "RankTime"),
     "planning.speed.rigs": ("SIMULATED", "Rig", "parse_rig"),
     "planning.speed.speed_model": ("SpeedModel",),

@@ -19,6 +19,7 @@ from engine import (
     known_facts,
     known_links,
     read_topology,
+    use_measured_overheads,
 )
 
 LEAST_TOKENS = 16
@@ -47,6 +48,7 @@ class MachineFacts:
 def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
     """Return what was measured of these devices, or else is known of devices of their name."""
     file = MachineFile.of_user()
+    use_measured_overheads(devices, file)
     usable = [device for device in devices if device.usable]
     facts = {device.id: known_facts(device, file) for device in usable}
     topology = read_topology()

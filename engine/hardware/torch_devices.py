@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 import torch
 
-from engine.devices import DeviceInfo, cuda_status, list_devices, require_devices
+from engine.devices import DeviceInfo, DeviceMonitor, cuda_status, list_devices, require_devices
 from engine.devices.stopped import stopped_gpus
 from engine.devices.torch_build import find_torch_build
 from engine.devices.visibility import ORDER, PCI_ORDER
 from engine.devices.wheels import amd_command, choose_wheel
 from engine.errors import NoDevice
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
-from engine.hardware.cuda_overhead import overhead_bytes
+from engine.hardware.cuda_overhead import is_overhead, overhead_bytes
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of, why_none
 
@@ -134,7 +134,7 @@ def kind_of(device: torch.device) -> str:
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
     """Return the free bytes of each device, including those that torch holds in reserve.
 
-    CUDA's own overhead counts as free: it is there from the first use on, and plans count it.
+    What CUDA has taken for itself so far counts as free: plans count it, and what is yet to come.
     """
     free: dict[str, int] = {}
     for name in devices:
@@ -143,8 +143,25 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
         else:
             device = torch.device(name)
             idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free[name] = torch.cuda.mem_get_info(device)[0] + idle + overhead_bytes(name)
+            left = torch.cuda.mem_get_info(device)[0]
+            taken = taken_overhead(device)
+            free[name] = left + idle + (overhead_bytes(name) if taken is None else taken)
     return free
+
+
+def taken_overhead(device: torch.device) -> int | None:
+    """Return the bytes that CUDA has taken of a GPU for this process; None if nobody tells.
+
+    That is all that the driver says this process has there, without torch's segments: contexts,
+    loaded kernels, libraries.
+    """
+    try:
+        with DeviceMonitor([str(device)]) as monitor:
+            own = monitor.snapshot()[0].own_bytes
+    except NoDevice:
+        return None
+    taken = -1 if own is None else own - int(torch.cuda.memory_reserved(device))
+    return taken if is_overhead(taken) else None
 
 
 def mark_hanging(devices: Iterable[torch.device]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.cleanup import call_all
+from engine.devices import list_devices
 from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels
@@ -23,6 +24,7 @@ from engine.hardware.torch_devices import (
     kind_of,
     mark_hanging,
     release_cached_memory,
+    taken_overhead,
     torch_devices,
 )
 from engine.models.declare import declare
@@ -30,6 +32,7 @@ from engine.ops.weights import release_scratch
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import DevicePlan, Plan, make_plan
+from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import RankBuilder, RankSetup, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
@@ -94,6 +97,7 @@ class ThreadRuntime:
             _directions(params, self.hp) if donor is None else donor.directions
         )
         self.fallbacks = prove_kernels(declaration.devices[rank] for rank in holders)
+        _use_measured_overheads(self.devices)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
             free = donor.free_once_closed(free)
@@ -314,6 +318,7 @@ class ThreadRuntime:
         for device in {d for d in self.devices if d.type == "cuda"}:
             torch.cuda.reset_peak_memory_stats(device)
             self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
+        _keep_overheads(self.devices)
 
     def _measured_compute(self, device: str) -> int:
         """Return the measured compute bytes of all ranks on a device together."""
@@ -363,6 +368,21 @@ def open_runtime(
         except KernelError as error:
             log.warning("%s", error)
             refuse_kernels(error.device, error.why)
+
+
+def _use_measured_overheads(devices: Sequence[torch.device]) -> None:
+    """Plan with what CUDA took of the GPUs when a model was loaded before."""
+    if any(device.type == "cuda" for device in devices):
+        use_measured_overheads(list_devices(), MachineFile.of_user())
+
+
+def _keep_overheads(devices: Sequence[torch.device]) -> None:
+    """Save what CUDA has taken of each GPU for itself, with all kernels loaded, for later plans."""
+    taken = {str(d): taken_overhead(d) for d in set(devices) if d.type == "cuda"}
+    for info in list_devices() if taken else ():
+        n_bytes = taken.get(info.id)
+        if n_bytes is not None:
+            MachineFile.of_user().keep_overhead(info, n_bytes)
 
 
 def _guard(

@@ -11,10 +11,16 @@ from zlib import crc32
 from engine.config import PEER_MODES, PeerMode
 from engine.devices import DeviceInfo, list_devices, read_topology
 from engine.devices.types import CPU
+from engine.hardware.cuda_overhead import use_overheads
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
 from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
-from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
+from engine.planning.speed.machine_file import (
+    MachineFile,
+    known_facts,
+    known_links,
+    use_measured_overheads,
+)
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.speed_model import SpeedModel
@@ -83,6 +89,7 @@ class Forecaster:
     def of_machine(cls) -> Forecaster:
         """Return the forecaster of this machine, with all earlier measurements and ratios."""
         devices, file = list_devices(), MachineFile.of_user()
+        use_measured_overheads(devices, file)
         facts = {device.id: known_facts(device, file) for device in devices}
         topology = read_topology()
         by_mode = {mode: known_links(devices, topology, file, mode) for mode in PEER_MODES}
@@ -91,6 +98,7 @@ class Forecaster:
     @classmethod
     def of_rig(cls, rig: Rig) -> Forecaster:
         """Return the forecaster of a simulated machine."""
+        use_overheads({})
         return cls(rig.devices, rig.facts, rig.links)
 
     @property

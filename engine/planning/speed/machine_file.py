@@ -18,6 +18,7 @@ from engine.config import PeerMode
 from engine.devices.links import Link, Topology
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
+from engine.hardware.cuda_overhead import is_overhead, use_overheads
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.speed.device_specs import (
     GIB,
@@ -62,6 +63,7 @@ class MachineFile:
         self._path = path
         self._lock = threading.Lock()
         self._devices, self._links, self._proofs = _read(path)
+        self._overheads = _read_overheads(path)
 
     @classmethod
     def of_user(cls) -> MachineFile:
@@ -89,6 +91,19 @@ class MachineFile:
         """Delete a device's facts, so that it is measured again."""
         with self._lock:
             if self._devices.pop(_device_key(info), None) is not None:
+                self._save()
+
+    def overhead(self, info: DeviceInfo) -> int | None:
+        """Return the measured bytes that CUDA takes of a GPU by itself; None if unknown."""
+        with self._lock:
+            return self._overheads.get(_device_key(info))
+
+    def keep_overhead(self, info: DeviceInfo, n_bytes: int) -> None:
+        """Save the bytes that CUDA takes of a GPU by itself, in whole MiB."""
+        n_bytes = -(-n_bytes >> 20) << 20
+        with self._lock:
+            if self._overheads.get(_device_key(info)) != n_bytes:
+                self._overheads[_device_key(info)] = n_bytes
                 self._save()
 
     def link(self, a: DeviceInfo, b: DeviceInfo) -> LinkFacts | None:
@@ -134,12 +149,13 @@ class MachineFile:
         return {pair: record for pair, record in found.items() if record is not None}
 
     def _save(self) -> None:
-        for entries in (self._devices, self._links, self._proofs):
+        for entries in (self._devices, self._overheads, self._links, self._proofs):
             most = MOST_PROOFS if entries is self._proofs else MOST_ENTRIES
             while len(entries) > most:
                 del entries[next(iter(entries))]  # the oldest
         document = {
             "devices": {key: asdict(facts) for key, facts in self._devices.items()},
+            "overheads": self._overheads,
             "links": {key: asdict(facts) for key, facts in self._links.items()},
             "proofs": {key: record_document(record) for key, record in self._proofs.items()},
         }
@@ -219,6 +235,20 @@ def _made(kind: type[T], entry: Mapping[str, Any]) -> T | None:
         if not is_number or not (0 < value < 1e30 if needs_more else 0 <= value < 1e30):
             return None
     return made
+
+
+def _read_overheads(path: Path | None) -> dict[str, int]:
+    """Return all measured overheads that make sense."""
+    document = read_json(path)
+    found = document.get("overheads") if isinstance(document, dict) else None
+    entries = found.items() if isinstance(found, Mapping) else ()
+    return {key: n for key, n in entries if type(n) is int and is_overhead(n)}
+
+
+def use_measured_overheads(devices: Sequence[DeviceInfo], file: MachineFile) -> None:
+    """Plan with what was measured of these devices: bytes that CUDA takes by itself."""
+    found = {info.id: file.overhead(info) for info in devices if info.kind != "cpu"}
+    use_overheads({device: n_bytes for device, n_bytes in found.items() if n_bytes is not None})
 
 
 def known_facts(info: DeviceInfo, file: MachineFile | None = None) -> DeviceFacts:
