@@ -7,8 +7,7 @@ The table of builds is that of November 2026, from these sources:
   190355 (2.14) and 190385 (2.15 is the first without CUDA 12.6, so without Maxwell, Pascal and
   Volta). That PyPI's 2.15 needs CUDA 13.2 is in its metadata.
 - Drivers: NVIDIA's "CUDA Compatibility", minor version compatibility: CUDA 13 runs on drivers from
-  580 on, CUDA 12 on those from 525 on (Windows: 528). Windows' drivers for CUDA 13 are not listed
-  there; 580 is the first branch that has it.
+  580 on, CUDA 12 on those from 525 on. It does not list Windows' drivers apart.
 - AMD: RELEASE.md names ROCm 7.14 for 2.14, on Linux alone. AMD publishes builds for Windows and
   for more cards at stable.repo.amd.com (TheRock's RELEASES.md), as extras named after the card.
 

@@ -2,8 +2,8 @@
 
 The files are described in the kernel's documentation, "GPU Power/Thermal Controls and Monitoring"
 and "Misc AMDGPU driver information", and in ROCm's libhsakmt (`topology.c`). AMD's library amdsmi
-reads the same ones; it is not used, since loading it beside the copy that PyTorch brings along ends
-the process on some systems (ROCm/amdsmi, issue 72).
+is not used: it tells little more, and PyTorch's source warns of loading it beside the copy that it
+brings along (ROCm/amdsmi, issue 72).
 
 HIP numbers GPUs as the driver numbers its compute nodes. Tandem has not been run on an AMD GPU yet.
 """
