@@ -80,7 +80,8 @@ def _pin(held: Tensor, device: torch.device) -> bool:
 _unpinned: Counter[str] = Counter()
 """Number of unpinned tensors that still live, by the device for which they were made."""
 
-_counting = threading.Lock()
+_counting = threading.RLock()
+"""Lock of the count; the same thread may enter again, where a tensor is freed by the collector."""
 
 
 def _note_unpinned(held: HostTensor, device: str) -> None:
