@@ -72,7 +72,7 @@ class LayerCache:
     @property
     def n_row(self) -> int:
         """Number of rows that `read` returns: key-value heads, or query heads with a `head_map`."""
-        return len(self.k) if self.head_map is None else len(self.head_map)
+        return (self.k if self.head_map is None else self.head_map).shape[0]
 
     @property
     def n_bytes(self) -> int:

@@ -138,7 +138,7 @@ class Context:
 
     def _shape(self, n: int | None) -> tuple[int, int] | None:
         """Return the shape of a value with n columns in this pass; None if n is unknown."""
-        return None if n is None else (len(self.positions), n)
+        return None if n is None else (self.positions.shape[0], n)
 
     def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
         """All-reduce what the group's ranks add, and add it to the residual stream x (T, n_embd).

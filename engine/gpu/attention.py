@@ -168,16 +168,16 @@ def attention(
         if not write(cache, *new, n_past):
             return None
         new = None
-    if new is not None and not (_fits(cache, *new) and len(new[0]) == n_tokens):
+    if new is not None and not (_fits(cache, *new) and new[0].shape[0] == n_tokens):
         return None
     shape, target = shape_of(q, cache, scores), target_of(q.device)
     tiles, pieces, n_slot, n_split = launch_of(shape, n_tokens, target)
     new_k, new_v = new or (None, None)
-    out = q.new_empty(n_tokens, n_head, shape.dim_v)
+    out = torch.empty(n_tokens, n_head, shape.dim_v, device=q.device)
     tops, sums = out, out
     if n_slot:
-        tops = q.new_empty(2, n_tokens, n_head, n_slot)
-        sums = q.new_empty(n_tokens, n_head, n_slot, shape.dim_v)
+        tops = torch.empty(2, n_tokens, n_head, n_slot, device=q.device)
+        sums = torch.empty(n_tokens, n_head, n_slot, shape.dim_v, device=q.device)
     spans = scores.window, scores.chunk, pieces.small, pieces.n_small, pieces.large, n_slot
     launch(
         kernels.attend, (shape.n_kv, n_split, -(-n_tokens * shape.group // tiles.rows)),
@@ -332,12 +332,13 @@ def _fits(cache: LayerCache, k: Tensor, v: Tensor | None) -> bool:
             return False
         if x.shape[2] != _n_elements(held.shape[2], cache.kv_type) or x.shape[2] > LARGEST_HEAD:
             return False
-    return v is None or len(k) == len(v)
+    return v is None or k.shape[0] == v.shape[0]
 
 
 def _placed(x: Tensor) -> tuple[Tensor, int, int]:
     """Return a tensor (T, heads, elements) and its first two strides."""
-    return x, x.stride(0), x.stride(1)
+    token, head, _ = x.stride()
+    return x, token, head
 
 
 def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> AttentionShape:

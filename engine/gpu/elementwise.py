@@ -117,7 +117,8 @@ def add_norm_launch(
         vectors[3:5] = outer.weight, outer.bias
     if not is_plain(x) or (delta is not None and not (delta.shape == x.shape and is_plain(delta))):
         return None
-    if n > LONGEST_ROW or not all(_is_vector(v, n) for v in vectors) or not _is_vector(factor, 1):
+    are_vectors = all(_is_vector(v, n) for v in vectors if v is not None)
+    if n > LONGEST_ROW or not are_vectors or not _is_vector(factor, 1):
         return None
     total = torch.empty_like(x)
     y = torch.empty_like(x) if outer else total

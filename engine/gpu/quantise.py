@@ -98,8 +98,10 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
         x: (n, n_columns); gemv serves up to `SMALL_BATCH` rows of whole blocks.
         x_bytes: bytes of a number where the device multiplies bytes; None if no product follows.
     """
+    if x_bytes is None or x.dim() != 2 or x.shape[0] > SMALL_BATCH:
+        return None
     extent = Extent.of(0, x.shape[-1])
-    if x_bytes is None or x.dim() != 2 or x.shape[0] > SMALL_BATCH or not extent.is_exact:
+    if not extent.is_exact:
         return None
     if target_of(x.device).gemv_operands == "f32":
         x_bytes = 0

@@ -75,9 +75,13 @@ def rope_all(
     """
     n_tokens, _, dim = xs[0].shape
     n_pairs = cos.shape[-1]
-    if any(x.shape[::2] != (n_tokens, dim) or not _is_plain(x) for x in xs) or dim > LONGEST_HEAD:
-        return None
-    if any(not _is_plain(x) or not x.is_contiguous() for x in (cos, sin)) or 2 * n_pairs > dim:
+    for x in xs:
+        if x.shape[0] != n_tokens or x.shape[2] != dim or not _is_plain(x):
+            return None
+    for x in (cos, sin):
+        if not _is_plain(x) or not x.is_contiguous():
+            return None
+    if dim > LONGEST_HEAD or 2 * n_pairs > dim:
         return None
     weights = [(xs[0], 0.0)] * 2  # placeholders without norms
     if norms:
@@ -91,7 +95,7 @@ def rope_all(
             return None
     pairs, rest = power_of_two(n_pairs), dim - 2 * n_pairs
     heads = max(1, TURNED // pairs)
-    turned = tuple(x.new_empty(x.shape) for x in xs)
+    turned = tuple([torch.empty(x.shape, device=x.device) for x in xs])
     n_blocks = [-(-x.shape[1] // heads) for x in xs]
     q, k = xs[0], xs[-1]
     launch(

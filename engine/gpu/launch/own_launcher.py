@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ SIZES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes of a parameter of each of Triton's types; "*" is an address."""
 
-NO_SCRATCH = (0, 0)
-"""Addresses of the two kinds of scratch memory, which follow a kernel's own arguments, for none."""
+N_SCRATCH = 2
+"""Number of addresses of scratch memory that follow a kernel's own arguments."""
 
 SLOT_BYTES = 8
 """Bytes of memory for each argument; CUDA reads as many of them as the parameter has."""
@@ -54,6 +55,9 @@ PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
 
 The low bytes come first, as on all processors that CUDA runs on.
 """
+
+NO_SCRATCH = "8x"
+"""Format of the address of scratch memory for kernels that need none: zeros."""
 
 
 def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, str]]:
@@ -79,7 +83,7 @@ def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, str]]:
 
 def parameter_bytes(signature: Mapping[str, str]) -> list[int]:
     """Return the bytes of each parameter of a compiled kernel, scratch memory's included."""
-    return [SIZES[kind] for _, kind in parameter_types(signature)] + [SLOT_BYTES] * len(NO_SCRATCH)
+    return [SIZES[kind] for _, kind in parameter_types(signature)] + [SLOT_BYTES] * N_SCRATCH
 
 
 class _Arguments(threading.local):
@@ -126,12 +130,12 @@ class OwnLauncher:
         types = parameter_types(source.signature)
         self._places = [place for place, _ in types]
         self._sizes = parameter_bytes(source.signature)
-        formats = [PACKED.get(kind, "q") for _, kind in types] + [PACKED["*"]] * len(NO_SCRATCH)
+        self._scratch_bytes = metadata.global_scratch_size, metadata.profile_scratch_size
+        formats = [PACKED.get(kind, "q") for _, kind in types]
+        formats += [PACKED["*"] if any(self._scratch_bytes) else NO_SCRATCH] * N_SCRATCH
         self._pack_into = struct.Struct("<" + "".join(formats)).pack_into
         self._n_threads = WARP * metadata.num_warps
         self._shared_bytes = metadata.shared
-        self._scratch_bytes = metadata.global_scratch_size, metadata.profile_scratch_size
-        self._has_scratch = any(self._scratch_bytes)
         self._function: ctypes.c_void_p | None = None
 
     def loaded(self, function: int, places: Sequence[int]) -> Start:
@@ -146,10 +150,11 @@ class OwnLauncher:
             ValueError: the compiled kernel's parameters differ from its signature.
         """
         self._load(function)
+        start = self._start_with_scratch if any(self._scratch_bytes) else self.start
         if list(places) == self._places:
-            return self.start
+            return start
         read = [places.index(place) for place in self._places]
-        return lambda grid, stream, values: self.start(grid, stream, [values[n] for n in read])
+        return lambda grid, stream, values: start(grid, stream, [values[n] for n in read])
 
     def _load(self, function: int) -> None:
         """Set the handle of the loaded kernel; raise `ValueError` as `loaded` does."""
@@ -174,20 +179,31 @@ class OwnLauncher:
         Raises:
             EngineError: the driver refuses the launch.
         """
-        x, y, z = grid
-        held = self._scratch(x * y * z) if self._has_scratch else ()
-        own, scratch = _arguments, [made.data_ptr() for made in held] or NO_SCRATCH
-        self._pack_into(own.memory, 0, *values, *scratch)
-        call = (
-            self._function, x, y, z, self._n_threads, 1, 1, self._shared_bytes,
+        own = _arguments
+        self._pack_into(own.memory, 0, *values)
+        failed = self._launch(
+            self._function, *grid, self._n_threads, 1, 1, self._shared_bytes,
             ctypes.c_void_p(stream), own.addresses, None,
         )  # fmt: skip
-        failed = self._launch(*call)
         if failed == NO_CONTEXT:  # torch has not used the device in this thread yet
             self._api.enter(self._current_device())
-            failed = self._launch(*call)
+            failed = self._launch(
+                self._function, *grid, self._n_threads, 1, 1, self._shared_bytes,
+                ctypes.c_void_p(stream), own.addresses, None,
+            )  # fmt: skip
         if failed:
             self._api.check("cuLaunchKernel", failed)
+
+    def _start_with_scratch(
+        self, grid: Sequence[int], stream: int, values: Sequence[float]
+    ) -> None:
+        """Launch a kernel that needs scratch memory, which torch reuses in stream order."""
+        n_program = prod(grid)
+        held = [
+            torch.empty(n * n_program, dtype=torch.uint8, device="cuda")
+            for n in self._scratch_bytes
+        ]
+        self.start(grid, stream, [*values, *(made.data_ptr() for made in held)])
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: int, packed: object, about: object,
@@ -203,14 +219,8 @@ class OwnLauncher:
         """
         if 0 in (x, y, z):
             return
-        if self._function is None:
-            self._load(function)
-        self.start((x, y, z), stream, [_value(args[place]) for place in self._places])
-
-    def _scratch(self, n_program: int) -> list[torch.Tensor]:
-        """Allocate scratch memory; torch uses it for something else only in stream order."""
-        sizes = [n_bytes * n_program for n_bytes in self._scratch_bytes]
-        return [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sizes]
+        start = self.loaded(function, self._places)
+        start((x, y, z), stream, [_value(args[place]) for place in self._places])
 
 
 def _value(argument: Any) -> Any:
