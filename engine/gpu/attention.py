@@ -18,6 +18,7 @@ from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import attention as kernels
 from engine.gpu.kernels import kv_cells
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import KernelTarget, target_of
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def attention(
     vectors = [x for x in (sinks, slopes) if x is not None]
     if not _serves(q, cache) or any(x.shape != (n_head,) or not _is_plain(x) for x in vectors):
         return None
+    if not allows(q.device, "attention", cache.kv_type, dim_k, int(n_tokens <= SMALL_BATCH)):
+        return None
     if new is not None and n_tokens > SMALL_BATCH:
         if not write(cache, *new, n_past):
             return None
@@ -306,7 +309,7 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> boo
         Whether they were stored; if not, no kernel supports the arguments.
     """
     kv_type = cache.kv_type
-    if not _fits(cache, k, v):
+    if not _fits(cache, k, v) or not allows(k.device, "kv_write", cache.kv_type):
         return False
     n_tokens, n_head, dim_k = k.shape
     dim_v = dim_k if v is None else v.shape[2]

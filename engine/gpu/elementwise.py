@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.gpu.kernels import elementwise, norm
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import refusable
 from engine.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
 
 if TYPE_CHECKING:
@@ -46,21 +47,25 @@ class RowLayout(NamedTuple):
         return self.n_token * self.n_head
 
 
+@refusable
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
     """Compute `Ops.rms_norm` of x (..., n), with weights (n,) or (n_head, n)."""
     return _norm("rms", x, weight, bias, eps)
 
 
+@refusable
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
     """Compute `Ops.layer_norm`; shapes as in `rms_norm`."""
     return _norm("layer", x, weight, bias, eps)
 
 
+@refusable
 def l2_norm(x: Tensor, eps: float) -> Tensor | None:
     """Compute `Ops.l2_norm`."""
     return _norm("l2", x, None, None, eps)
 
 
+@refusable
 def add_norm(
     x: Tensor, addend: Addend, norm_of: NormLayer | None, x_bytes: int | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
@@ -160,6 +165,7 @@ def _add_norm_constants(
     }  # fmt: skip
 
 
+@refusable
 def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> Tensor | None:
     """Compute `Ops.norm_gated`."""
     if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
@@ -171,6 +177,7 @@ def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> 
     return None if y is None else y.flatten(1)
 
 
+@refusable
 def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor | None:
     """Compute `Ops.opened`."""
     base = y if other is None else other
@@ -191,16 +198,19 @@ def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> T
     return out
 
 
+@refusable
 def activate(act: Activation, x: Tensor) -> Tensor | None:
     """Compute `Ops.activate`."""
     return None if act.kind == "oai" else _gated(act.kind, 0.0, x, None)
 
 
+@refusable
 def gated(act: Activation, gate: Tensor, up: Tensor) -> Tensor | None:
     """Compute `Ops.gated` for two tensors of one shape."""
     return _gated(act.kind, act.limit, gate, up)
 
 
+@refusable
 def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor | None:
     """Compute `Ops.xielu`."""
     rows = flat_rows(x)
@@ -216,6 +226,7 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     return y
 
 
+@refusable
 def softplus(x: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """Compute `ln(1 + e^(x + bias))` for x (..., n) and bias (n,)."""
     rows = flat_rows(x) if bias is None else rows_of(x)

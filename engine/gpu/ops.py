@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu import attention, elementwise, recurrent, rope, routing
 from engine.gpu.launch.graph import refuse_capture
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
@@ -77,7 +79,8 @@ class GpuOps(CompositeOps):
         products = gemv.products(x, weights, biases)
         if products is not None:
             return products
-        products = tile_gemm.products(x, weights)
+        if len(x) > SMALL_BATCH:
+            products = tile_gemm.products(x, weights)
         if products is None:
             return super().linears(x, *layers)
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
@@ -86,7 +89,7 @@ class GpuOps(CompositeOps):
         """Multiply by the vendor's library, rounding x once for all layers where it can."""
         weights = [_for_library(layer.weight) for layer in layers]
         known = [weight for weight in weights if weight is not None]
-        if len(known) < len(layers):
+        if len(known) < len(layers) or not dequant_gemm.serves(x, known):
             return super().linears(x, *layers)
         products = dequant_gemm.products(x, known)
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
@@ -225,6 +228,8 @@ class GpuOps(CompositeOps):
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if not allows(positions.device, "rope_angles"):
+            return REFERENCE.rope_angles(params, factors, positions)
         return self._angles(params, factors, positions)
 
     def ropes(

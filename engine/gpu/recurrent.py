@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import conv, recurrent
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import refusable
 from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ STATE_ROWS = 32
 """Rows of a state that are multiplied at once by SMALLEST_TILE columns: as registers allow."""
 
 
+@refusable
 def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None = None,
     gates: tuple[Tensor, Tensor] | None = None,
@@ -65,6 +67,7 @@ def causal_conv(
     return y
 
 
+@refusable
 def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
     """Compute `Ops.delta_net` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_value = x.v.shape
@@ -87,6 +90,7 @@ def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
     return y
 
 
+@refusable
 def selective_scan(
     x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
     state: Tensor,
@@ -107,6 +111,7 @@ def selective_scan(
     return y
 
 
+@refusable
 def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
     """Compute `Ops.state_space_scan` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_row = x.values.shape
@@ -128,6 +133,7 @@ def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
     return y
 
 
+@refusable
 def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
     """Compute `ReferenceOps.scan_chunks` where tensor cores reach F32's precision."""
     q, k, v, products, (from_start, to_end), inverse = chunks

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import rope as kernels
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import refusable
 from engine.ops.reference import frequencies
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
     return None if turned is None else turned[0]
 
 
+@refusable
 def rope_all(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[NormLayer] = ()
 ) -> tuple[Tensor, ...] | None:

@@ -14,6 +14,7 @@ from engine.forward.expert_rows import Groups
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import routing
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows, refusable
 from engine.gpu.launch.target import KernelTarget, target_of
 from engine.ops.reference import SMALLEST_SUM
 
@@ -82,6 +83,8 @@ def assign(
         return None
     n_token, n_used = logits.shape[0], rule.n_used
     is_few = n_token <= SMALL_BATCH
+    if not allows(logits.device, "assign", int(is_few)):
+        return None
     weights = logits.new_empty(n_token, n_used)
     chosen = _numbers(n_token * n_used, logits, torch.int64 if is_few else torch.int32)
     pair_of = _numbers(n_token * n_used, logits)
@@ -128,6 +131,7 @@ def most_block_rows(target: KernelTarget) -> int:
     return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
 
 
+@refusable
 def sum_of_experts(y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
     """Compute `Ops.sum_of_experts`; None where the kernel does not support it."""
     if not is_plain(y) or not (weights is None or is_plain(weights)):

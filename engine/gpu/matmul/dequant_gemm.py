@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.forward.batch_sizes import chunk_rows
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequantise
 
@@ -47,6 +48,14 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> list[Ten
         y = _in_chunks(numbers, weight)
         found.append(y if scale is None else y.mul_(scale))
     return found
+
+
+def serves(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> bool:
+    """Return whether the kernel that dequantises is not refused for any of the matrices."""
+    return all(
+        isinstance(weight, Tensor) or allows(x.device, "dequant_gemm", weight.type_number)
+        for weight in weights
+    )
 
 
 def _operand_type(weight: QuantisedMatrix | Tensor, device: torch.device) -> torch.dtype:

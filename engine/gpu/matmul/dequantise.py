@@ -9,7 +9,9 @@ from torch import Tensor
 
 from engine.gpu.kernels import dequantise as kernels
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.matmul.planes import constants_of
+from engine.quants.extent import DEVICE_CHUNK
 from engine.quants.layout import TILE
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: 
         planes: planes of one matrix, uint8 (n_tile, tile_bytes).
         n_rows: number of rows of the matrix; ids out of range give rows of zeros.
     """
+    if not allows(planes.device, "look_up", type_number):
+        return _searched(planes, type_number, extent, n_rows, ids)
     out = torch.empty(len(ids), extent.n_columns, device=planes.device)
     launch(
         kernels.look_up, (len(ids), -(-extent.n_blocks // BLOCKS_OF_ROW)),
@@ -60,4 +64,17 @@ def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: 
         n_rows, ids.contiguous(), out, BLOCKS=BLOCKS_OF_ROW, num_warps=1,
         **constants_of(type_number),
     )  # fmt: skip
+    return out
+
+
+def _searched(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
+    """Compute `look_up` from all rows, dequantised some at a time: the host does not know ids."""
+    out = torch.zeros(len(ids), extent.n_columns, device=planes.device)
+    step = max(TILE, DEVICE_CHUNK // extent.n_columns // TILE * TILE)
+    for first in range(0, n_rows, step):
+        n = min(step, n_rows - first)
+        rows = dequantise_rows(planes, type_number, extent, n_rows, first, n, torch.float32)
+        is_here = (ids >= first) & (ids < first + n)
+        here = rows.index_select(0, (ids - first).clamp(0, n - 1))
+        out = here.where(is_here[:, None], out)
     return out

@@ -6,7 +6,8 @@ others; rows of many tokens in blocks of one expert each, by tensor cores (group
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 from engine.gpu import elementwise
 from engine.gpu.kernels import expert_gemm, expert_gemv
 from engine.gpu.launch.configs import WARP, config_of
+from engine.gpu.launch.graph import refuse_capture
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
 from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
@@ -82,6 +85,11 @@ class ExpertMatrices(NamedTuple):
         return self.held.shape[1] if self.planes is None else self.planes.n_rows
 
     @property
+    def type_name(self) -> str | int:
+        """Number of the GGML type of planes, or the elements' type in torch."""
+        return str(self.held.dtype) if self.planes is None else self.planes.type_number
+
+    @property
     def kind(self) -> tuple[object, ...]:
         """Key of matrices that one launch can multiply: type, layout and sizes."""
         layout: tuple[object, ...] = (self.held.dtype,)
@@ -110,6 +118,8 @@ def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
     matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None
+    if not _may_multiply([matrix], groups):
+        return None
     per_row = 0
     if groups.are_pairs and x.stride(0) == 0:  # one token, expanded for all its experts
         x, per_row = x[:1], groups.n_row
@@ -131,6 +141,8 @@ def ffn(
     matrices = [matrix for matrix in found if matrix is not None]
     if len(matrices) < len(layers) or not isinstance(groups, DeviceGroups):
         return None
+    if not _may_multiply(matrices, groups):
+        return None
     *first, last = matrices
     per_row = groups.row_of.shape[1]
     if factors is not None:
@@ -143,6 +155,28 @@ def ffn(
         return _planes_gemv([last], last.planes, rows, groups, 0)[0]
     y = elementwise.activate(act, inner[0]) if gate is None else elementwise.gated(act, *inner)
     return None if y is None else products([last], ExpertInput(y, groups, 0))[0]
+
+
+def by_expert(groups: Groups) -> Iterator[tuple[int, slice]]:
+    """Yield experts with their rows, for products of one expert after the other.
+
+    What only the device knows is read from there, so that such a token cannot be captured.
+    """
+    if not isinstance(groups, DeviceGroups):
+        yield from groups
+        return
+    refuse_capture("experts are computed one by one")
+    first = 0
+    for expert, same in groupby(groups.expert_of.tolist()):
+        stop = first + len(list(same))
+        yield expert, slice(first, stop)
+        first = stop
+
+
+def _may_multiply(matrices: Sequence[ExpertMatrices], groups: DeviceGroups) -> bool:
+    """Return whether no kernel is refused that multiplies by these matrices."""
+    kernel = "expert_gemv" if groups.are_pairs else "expert_gemm"
+    return all(allows(m.held.device, kernel, m.type_name) for m in matrices)
 
 
 def products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:

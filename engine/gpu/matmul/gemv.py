@@ -16,6 +16,7 @@ from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
 from engine.gpu.quantise import (
@@ -96,7 +97,7 @@ def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation
     is_alike = (gate.type_number, gate.extent, gate.n_rows) == (
         up.type_number, up.extent, up.n_rows
     )  # fmt: skip
-    if not is_alike or not serves(x, [gate, up]):
+    if not is_alike or not serves(x, [gate, up], "gated"):
         return None
     rows = quantise(x, gate.extent, gate.x_bytes)
     m, config, (n_parts,) = _launch_shape(rows, [gate])
@@ -115,8 +116,13 @@ def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation
     return out
 
 
-def serves(x: Tensor, weights: Sequence[QuantisedMatrix]) -> bool:
-    """Return whether the kernels can multiply rows x with all of these matrices."""
+def serves(x: Tensor, weights: Sequence[QuantisedMatrix], kernel: str = "gemv") -> bool:
+    """Return whether the kernels can multiply rows x with all of these matrices.
+
+    Args:
+        kernel: name by which the kernel may be refused.
+    """
+    n = power_of_two(x.shape[0])
     return (
         is_plain(x)
         and x.dim() == 2
@@ -127,6 +133,7 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix]) -> bool:
             and weight.planes.is_contiguous()
             and weight.n_rows > 0
             and weight.extent.n_columns == x.shape[1]
+            and allows(x.device, kernel, weight.type_number, n)
             for weight in weights
         )
     )

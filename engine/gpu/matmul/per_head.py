@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.kernels import per_head as kernels
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, dequantise
 from engine.gpu.matmul.planes import constants_of
@@ -91,7 +92,9 @@ def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
         x: F32 (T, n_head, n); with up to `SMALL_BATCH` rows, each has the same bits as alone.
         is_transposed: whether to compute `x W`.
     """
-    if not 0 < x.shape[0] <= SMALL_BATCH or not held.data.is_contiguous():
+    kind = str(held.data.dtype) if held.type_number is None else held.type_number
+    is_few = 0 < x.shape[0] <= SMALL_BATCH and held.data.is_contiguous()
+    if not is_few or not allows(x.device, "per_head", kind, int(is_transposed)):
         return _gemm(x, held, is_transposed)
     if x.stride(-1) != 1:
         x = x.contiguous()

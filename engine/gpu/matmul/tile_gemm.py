@@ -17,6 +17,7 @@ from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import tile_gemm
 from engine.gpu.launch.configs import config_of
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import KernelTarget, target_of
 from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
 from engine.gpu.matmul.planes import constants_of
@@ -68,6 +69,8 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | No
     if x.shape[0] > most_rows(target):
         return None
     n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # so that few variants exist
+    if not all(allows(x.device, "tile_gemm", w.type_number, n_token) for w in weights):
+        return None
     shorts: dict[tuple[Extent, int], ShortRows] = {}
     found = []
     for weight in weights:

@@ -10,6 +10,7 @@ from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import unquantised as kernels
 from engine.gpu.launch.configs import config_of
 from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.ops.weights import gathered_rows
 
@@ -27,8 +28,10 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()
-    y = torch.empty(n_row, n_rows, device=x.device)
     m = power_of_two(n_row)
+    if not allows(x.device, "plain", str(data.dtype), m):
+        return None
+    y = torch.empty(n_row, n_rows, device=x.device)
     config = config_of(
         target_of(x.device), "plain",
         n_token=m, n_rows=n_rows, n_columns=n_columns,

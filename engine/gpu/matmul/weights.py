@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.errors import EngineError
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.forward.weight import ALL
+from engine.gguf.types import TYPES
+from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import (
     dequant_gemm,
     dequantise,
@@ -56,7 +60,28 @@ class GpuPlanes:
         y = gemv.product(x, self)
         if y is None:
             y = tile_gemm.product(x, self)
-        return dequant_gemm.product(x, self) if y is None else y
+        if y is None and dequant_gemm.serves(x, [self]):
+            y = dequant_gemm.product(x, self)
+        return self._in_pieces(x) if y is None else y
+
+    def _in_pieces(self, x: Tensor) -> Tensor:
+        """Multiply some rows at a time, where the way for many is refused.
+
+        Raises:
+            EngineError: all ways are refused.
+        """
+        most_rows = tile_gemm.most_rows(target_of(x.device))
+        for product, most in ((tile_gemm.product, most_rows), (gemv.product, SMALL_BATCH)):
+            if len(x) > most:
+                found = [product(some, self) for some in torch.split(x, most)]
+                pieces = [y for y in found if y is not None]
+                if len(pieces) == len(found):
+                    return torch.cat(pieces)
+        name = TYPES[self.type_number].name
+        raise EngineError(
+            f"No kernel multiplies {name} weights correctly on this GPU.",
+            "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        )
 
     def lookup(self, ids: Tensor) -> Tensor:
         return dequantise.look_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
@@ -64,7 +89,8 @@ class GpuPlanes:
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         y = experts.grouped(self, x, groups)
         if y is None:
-            y = torch.cat([self.one(expert).matmul(x[part]) for expert, part in groups])
+            parts = experts.by_expert(groups)
+            y = torch.cat([self.one(expert).matmul(x[part]) for expert, part in parts])
         return y
 
     def one(self, index: int) -> GpuPlanes:
@@ -107,7 +133,8 @@ class GpuPlain:
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         y = experts.grouped(self, x, groups)
         if y is None:
-            y = torch.cat([GpuPlain(self.data[n]).matmul(x[part]) for n, part in groups])
+            parts = experts.by_expert(groups)
+            y = torch.cat([GpuPlain(self.data[n]).matmul(x[part]) for n, part in parts])
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
