@@ -46,7 +46,7 @@ class CpuBackend:
         worker: the rank's threads and their memory for activations.
     """
 
-    records, captures, compiles = True, False, False
+    records, captures, compiles, samples = True, False, False, False
     has_arenas = False
 
     def __init__(self, n_threads: int, x_bytes: int) -> None:
@@ -75,6 +75,9 @@ class CpuBackend:
 
     def compile_ahead(self, *_: object) -> NothingToCompile:
         return NothingToCompile()
+
+    def check(self, *_: object) -> None:
+        """Do nothing: kernels for the CPU are the same on every load."""
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
         """Return a weight on the same memory that this rank's threads multiply by."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -242,6 +242,11 @@ class Context:
         if numbers not in self._indices:
             self._indices[numbers] = torch.tensor(numbers, device=self.device)
         return self._indices[numbers]
+
+    @property
+    def indices(self) -> Mapping[tuple[int, ...], Tensor]:
+        """Tensors that `index` has made so far, by their numbers."""
+        return self._indices
 
     def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
         """Return the tensors that a recurrent layer declared, to be updated in place."""

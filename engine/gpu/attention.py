@@ -165,8 +165,6 @@ def attention(
     vectors = [x for x in (sinks, slopes) if x is not None]
     if not _serves(q, cache) or any(x.shape != (n_head,) or not _is_plain(x) for x in vectors):
         return None
-    if not allows(q.device, "attention", cache.kv_type, dim_k, int(n_tokens <= SMALL_BATCH)):
-        return None
     if new is not None and n_tokens > SMALL_BATCH:
         if not write(cache, *new, n_past):
             return None
@@ -358,6 +356,7 @@ def _serves(q: Tensor, cache: LayerCache) -> bool:
     fits = n_head % n_row == 0 if cache.head_map is None else n_head == n_row
     return (
         fits
+        and allows(q.device, "attention", cache.kv_type, q.shape[2], int(len(q) <= SMALL_BATCH))
         and _is_plain(q)
         and _holds(cache.k, cache)
         and _holds(cache.v, cache)

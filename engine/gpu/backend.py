@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from engine.gpu.checks.calls import CallLog
+from engine.gpu.checks.rank_check import DryModel, check_rank, verdicts_of
 from engine.gpu.comm.host_collectives import HostCollectives
 from engine.gpu.decode.sampling import sampling_starts
 from engine.gpu.launch.compiling import Compiling
 from engine.gpu.launch.graph import Captured, capture
+from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of, use_target
 from engine.gpu.loading import weight_loader
 from engine.gpu.loading.arenas import Arenas
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.config import LoadParams
+    from engine.forward.cache import Cache
     from engine.forward.communicator import Communicator
     from engine.forward.weight import Weight
     from engine.gguf import GGUFFile
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
     from engine.layers.module import Slot
     from engine.models.declare import Declaration
     from engine.sharding.placement import Slices
+
+log = logging.getLogger(__name__)
 
 
 class GpuLoader:
@@ -79,6 +87,11 @@ class GpuBackend:
         self.x_bytes = x_bytes
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self.target = target_of(device)
+        self._dry: DryModel | None = None
+
+    @property
+    def samples(self) -> bool:
+        return allows(self.device, "sampling")
 
     @property
     def compiles(self) -> bool:
@@ -100,8 +113,9 @@ class GpuBackend:
     ) -> Compiling | NothingToCompile:  # fmt: skip
         if not self.compiles:
             return NothingToCompile()
-        declaration = declare()
-        starts = collect_launches(declaration, rank, params, self.target, row_counts)
+        declaration, calls = declare(), CallLog()
+        starts = collect_launches(declaration, rank, params, self.target, row_counts, calls)
+        self._dry = DryModel(calls, declaration, rank, self.x_bytes)
         split, hp = declaration.split, declaration.hp
         n_embd = hp.n_embd if rank in split.last_group else None
         own = range(*split.output.spans[rank])
@@ -112,6 +126,16 @@ class GpuBackend:
             note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")
 
         return Compiling(self.device, starts, tell)
+
+    def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
+        dry, self._dry = self._dry, None
+        if dry is not None:
+            began = time.monotonic()
+            verdicts = verdicts_of(self.device)
+            n = check_rank(dry, file, slots, cache, self.device, self.fallbacks, verdicts)
+            log.info(
+                "%s: %d operations checked in %.2f s", self.device, n, time.monotonic() - began
+            )
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
         return value

@@ -61,7 +61,7 @@ def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
     """
     if target_of(x.device).gemv_operands == "f32":
         x_bytes = 0
-    rows: QuantisedRows | None = getattr(x, _ATTRIBUTE, None)
+    rows = attached(x)
     if rows is not None and rows.x_bytes == x_bytes and _blocks(rows.extent) == _blocks(extent):
         return rows
     counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
@@ -116,6 +116,11 @@ _ATTRIBUTE = "_quantised_rows"
 def attach_rows(x: Tensor, rows: QuantisedRows) -> None:
     """Attach quantised rows, written by the kernel that wrote x, to x for its later products."""
     setattr(x, _ATTRIBUTE, rows)
+
+
+def attached(x: Tensor) -> QuantisedRows | None:
+    """Return the quantised rows attached to x, if any."""
+    return getattr(x, _ATTRIBUTE, None)
 
 
 def _blocks(extent: Extent) -> tuple[int, int, int]:

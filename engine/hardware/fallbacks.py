@@ -15,14 +15,15 @@ __all__ = ["OF_THIS_PROCESS", "Fallback", "FallbackKind", "Fallbacks"]
 
 FallbackKind = Literal[
     "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
-    "compiling", "launcher",
+    "compiling", "launcher", "wrong",
 ]  # fmt: skip
 """Kinds of fallbacks. "kernels": PyTorch computes everything. "weights": PyTorch computes some of
 the products. "operations": PyTorch computes steps for which there is no kernel. "graph": kernels
 are started one by one. "exchange": the host takes part in exchanges between GPUs. "sampling": the
 host draws tokens. "copies": large values are copied, not sent by NCCL. "memory": host memory could
 not be pinned. "compiling": compiled kernels are not kept. "launcher": kernels are started by
-Tandem, not by Triton's launcher."""
+Tandem, not by Triton's launcher. "wrong": some kernels came out wrong in a check of a load, and
+slower ones or PyTorch compute instead."""
 
 LONGEST_REASON = 300
 """Most characters of a reason; drivers and compilers can say very much."""
@@ -59,6 +60,11 @@ _WORDS: dict[FallbackKind, _Words] = {
         "On {}, PyTorch computes some steps of this model",
         "Prompts and tokens are slower.",
         "Please report the model, so that it gets a kernel.",
+    ),
+    "wrong": _Words(
+        "On {}, some kernels are not used",
+        "Prompts or tokens may be slower.",
+        "A newer driver, PyTorch or Triton may help.",
     ),
     "graph": _Words("On {}, kernels are started one by one", "Tokens are slower.", _AGAIN),
     "exchange": _Words(

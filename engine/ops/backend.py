@@ -54,7 +54,7 @@ class ReferenceBackend:
     See `engine.runtime.backend.Backend`.
     """
 
-    records = captures = compiles = has_arenas = False
+    records = captures = compiles = samples = has_arenas = False
     memory: Sequence[Tensor] = ()
     kernel_s: float | None = None
     waited_s = 0.0
@@ -70,6 +70,9 @@ class ReferenceBackend:
 
     def compile_ahead(self, *_: object) -> NothingToCompile:
         return NothingToCompile()
+
+    def check(self, *_: object) -> None:
+        """Do nothing: torch is what others are compared with."""
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
         return value

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.config import LoadParams
+    from engine.forward.cache import Cache
     from engine.forward.communicator import Communicator
     from engine.forward.ops import Ops
     from engine.forward.recording import TokenRecorder
@@ -71,6 +72,11 @@ class Backend(Protocol):
     has_arenas: bool
 
     @property
+    def samples(self) -> bool:
+        """Whether tokens may be sampled on the device."""
+        ...
+
+    @property
     def compiles(self) -> bool:
         """Whether kernels are compiled at their first start."""
         ...
@@ -116,6 +122,21 @@ class Backend(Protocol):
             params: parameters of the load.
             row_counts: numbers of rows of the passes.
             note: called with the progress as a sentence; with "" at the end.
+        """
+        ...
+
+    def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
+        """Compare the kernels of the passes that `compile_ahead` knows of with torch, once.
+
+        Kernels whose results differ are replaced, which is reported.
+
+        Args:
+            file: file of the model.
+            slots: tensors of the model, and the attributes that hold the rank's parts of them.
+            cache: cache of the rank, without any tokens.
+
+        Raises:
+            EngineError: no kernel computes the right results.
         """
         ...
 

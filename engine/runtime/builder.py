@@ -95,6 +95,8 @@ class RankBuilder:
                 load_rank(
                     self.file, rank.slots, number, rank.device, rank.storage, rank.backend, progress
                 )
+            with _explained(self._setup.plan.devices[number].device):
+                rank.backend.check(self.file, rank.slots, rank.context.cache)
         except BaseException:
             call_all(rank.close)
             raise

@@ -342,7 +342,7 @@ class ModelRunner:
             n_past: number of cached tokens; these and recurrent states stay as they are.
         """
         is_sure = all(
-            rank.backend.captures and rank.recording and not rank.refusal
+            rank.backend.samples and rank.recording and not rank.refusal
             for rank in self.ranks
             if not rank.is_idle
         )

@@ -198,6 +198,7 @@ class ThreadRuntime:
             donor.token_source.stop()
             donor.token_source = None
         self.fallbacks.take_over(donor.fallbacks, "weights")
+        self.fallbacks.take_over(donor.fallbacks, "wrong")
         with self._explaining(DOING):
             self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(

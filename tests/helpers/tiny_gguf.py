@@ -12,6 +12,8 @@ BPE_ARCHITECTURES = ("qwen2", "qwen3")  # these get a byte-level BPE vocabulary,
 
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # tokenizer.ggml.token_type
 
+FFN_PARTS = ("gate", "up", "down")
+
 WORDS = ("hello", "world", "the", "split", "model", "tensor")
 
 
@@ -24,6 +26,7 @@ def tiny_gguf(
     n_head: int = 4,
     n_head_kv: int = 2,
     n_ff: int = 96,
+    n_expert: int = 0,
     n_vocab: int = 64,
     head_dim: int | None = None,
     quant: str = "F32",
@@ -44,6 +47,7 @@ def tiny_gguf(
 
     Args:
         path: the file to write; an existing one is replaced.
+        n_expert: number of experts in place of the FFN, two for each token; 0 for none.
         quant: type of matrices, any that `gguf.quants.quantize` writes; matrices whose rows do not
             fill its blocks are F32.
         extra: metadata to add or replace; `None` drops the key or tensor, an array becomes a
@@ -80,6 +84,12 @@ def tiny_gguf(
         block |= {f"attn_{p}.bias": block[f"attn_{p}.weight"][:1] for p in "qkv"}
     if qk_norm:
         block |= {"attn_q_norm.weight": (d,), "attn_k_norm.weight": (d,)}
+    if n_expert:
+        counts = {"expert_count": n_expert, "expert_used_count": 2}
+        meta |= {f"{arch}.{key}": n for key, n in counts.items()}
+        matrices = {f"ffn_{part}": block.pop(f"ffn_{part}.weight") for part in FFN_PARTS}
+        block["ffn_gate_inp.weight"] = n_expert, n_embd
+        block |= {f"{name}_exps.weight": (n_expert, *shape) for name, shape in matrices.items()}
     for n in range(n_layer):
         shapes |= {f"blk.{n}.{name}": shape for name, shape in block.items()}
     _write(path, arch, meta, shapes, quant, np.random.default_rng(seed))

@@ -21,6 +21,7 @@ from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.forward.weight import Weight
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.refusals import watched
 from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.ops import GpuOps
@@ -33,7 +34,8 @@ from engine.sharding.placement import Shard, Slices
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.forward.communicator import Group
-    from engine.forward.ops import FusedAllReduce
+    from engine.forward.ops import FusedAllReduce, Ops
+    from engine.gpu.checks.calls import CallLog
     from engine.layers.module import Slot
     from engine.models.declare import Declaration
 
@@ -43,7 +45,7 @@ PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 def collect_launches(
     declaration: Declaration, rank: int, params: LoadParams, target: KernelTarget,
-    row_counts: Sequence[int],
+    row_counts: Sequence[int], log: CallLog | None = None,
 ) -> list[KernelLaunch]:  # fmt: skip
     """Return the launches of forward passes over `row_counts` rows each, after one cached token.
 
@@ -53,40 +55,58 @@ def collect_launches(
         params: load parameters.
         target: target to compile for.
         row_counts: number of tokens of each pass.
+        log: log of the operations, to check them later; it keeps their arguments.
     """
-    context, comm = dry_run_context(declaration, rank, params)
+    context, comm = dry_run_context(declaration, rank, params, log)
     launches: list[KernelLaunch] = []
     with (
         torch.inference_mode(),
         use_target(target),
-        intercept_launches(lambda launch: _record(launches, launch)),
+        intercept_launches(lambda launch: _record(launches, launch, log)),
+        watched() as asked,
     ):
         for n in row_counts:
             comm.n_tokens = n
             context.begin(1, n, n - 1)
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
+    if log is not None:
+        log.asked = asked
     return launches
 
 
 def dry_run_context(
-    declaration: Declaration, rank: int, params: LoadParams
+    declaration: Declaration, rank: int, params: LoadParams, log: CallLog | None = None
 ) -> tuple[Context, LoneRank]:
-    """Give a rank's modules tensors without memory; return its context and communicator."""
+    """Give a rank's modules tensors without memory; return its context and communicator.
+
+    Args:
+        log: log of the operations; None for none.
+    """
     n_bytes = x_bytes(declaration.hp)
+    ops: Ops = GpuOps(META, n_bytes)
     for slot in declaration.slots:
         pieces = slot_pieces(slot, rank)
         if pieces:
-            setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
+            value = _held(slot, pieces, n_bytes)
+            if log is not None:
+                log.log_weight(value)
+            setattr(slot.owner, slot.attribute, value)
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
     comm = LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
-    context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
+    if log is not None:
+        ops = log.logged_ops(ops)
+    context = Context(comm, ops, cache, META, ["cuda"] * len(declaration.devices))
+    if log is not None:
+        log.context = context
     return context, comm
 
 
-def _record(launches: list[KernelLaunch], launch: KernelLaunch) -> bool:
+def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: CallLog | None) -> bool:
     """Record a launch, and prevent it."""
     launches.append(launch)
+    if log is not None:
+        log.note(launch)
     return False
 
 

@@ -1,0 +1,213 @@
+"""Checks of products with weights: some rows of them, dequantised by torch, tell the results.
+
+Kernels multiply the whole matrix, as in a pass, so that the compiled variant is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cpu.weights import JoinedColumns
+from engine.gpu.checks.comparison import (
+    EXACT,
+    IN_F32,
+    OF_ROUNDED,
+    OF_SEVERAL,
+    OF_WHOLE,
+    Bar,
+    Pair,
+)
+from engine.gpu.checks.file_rows import FileRows, Part
+from engine.gpu.matmul import gemv
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.gpu.quantise import attached
+from engine.ops.reference import REFERENCE
+from engine.quants.layout import BLOCK
+
+if TYPE_CHECKING:
+    from engine.forward.expert_rows import Groups
+    from engine.forward.operands import Activation
+    from engine.forward.ops import ExpertLayer, LinearLayer, Ops
+
+AS_BYTES = Bar(0.005, 0.003)
+"""Bar of activations as bytes, relative to the largest of 16: half a step is 1/254 of it."""
+
+N_MATRICES = 3
+"""Experts or heads whose matrices are compared."""
+
+
+class ProductChecks:
+    """Checks of products with a rank's weights.
+
+    Args:
+        rows: rows of the weights as the file has them.
+        ops: operations to check.
+    """
+
+    def __init__(self, rows: FileRows, ops: Ops) -> None:
+        self._rows, self._ops = rows, ops
+
+    def linears(self, whole: bool, x: Tensor, *layers: LinearLayer) -> list[Pair]:
+        """Check `Ops.linears`.
+
+        Args:
+            whole: whether no rounding changes x, see `StandIns.arguments`.
+        """
+        found = self._ops.linears(x, *layers)
+        return [
+            pair
+            for y, layer in zip(found, layers, strict=True)
+            for pair in self._product(y, x, layer.weight, whole, layer.scale, layer.added_bias)
+        ]
+
+    def matmul(self, whole: bool, weight: Part, x: Tensor) -> list[Pair]:
+        """Check `Weight.matmul`."""
+        return self._product(weight.matmul(x), x, weight, whole)
+
+    def _product(
+        self, y: Tensor, x: Tensor, weight: object, whole: bool, scale: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> list[Pair]:  # fmt: skip
+        """Compare some columns of a product with a matrix that kernels read."""
+        parts = weight.parts if isinstance(weight, JoinedColumns) else [weight]
+        held = [part for part in parts if isinstance(part, GpuPlanes | GpuPlain)]
+        if len(held) < len(parts):
+            return []  # torch multiplies by it
+        some = [self._rows.some(part) for part in held]
+        bar = OF_ROUNDED if not whole else IN_F32 if _by_gemv(x, held) else OF_WHOLE
+        index, values = some[0].at, torch.cat([part.values for part in some], dim=-1)
+        expected, size = x @ values.T, _size(x, values)
+        if scale is not None:
+            expected, size = expected * scale, size * scale.abs()
+        if bias is not None:
+            expected = expected + bias[index]
+        return [Pair(y[:, index], expected, bar, size)]
+
+    def gated_linears(
+        self, whole: bool, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
+    ) -> list[Pair]:
+        """Check `Ops.gated_linears`."""
+        y, inner = self._ops.gated_linears(act, x, gate, up), []
+        for layer in (gate, up):
+            if not isinstance(layer.weight, GpuPlanes | GpuPlain):
+                return []
+            index, values = self._rows.some(layer.weight)
+            z = x @ values.T
+            z = z if layer.scale is None else z * layer.scale
+            inner.append(z if layer.added_bias is None else z + layer.added_bias[index])
+        is_exact = _by_gemv(x, [gate.weight], "gated") or _by_gemv(x, [gate.weight])
+        bar = OF_SEVERAL if not whole else IN_F32 if is_exact else OF_WHOLE
+        return [Pair(y[:, index], REFERENCE.gated(act, *inner), bar), *attached_rows(y)]
+
+    def lookup(self, _whole: bool, weight: Part, ids: Tensor) -> list[Pair]:
+        """Check `Weight.lookup`, with an id that has no row among them."""
+        index, values = self._rows.some(weight)
+        order = (torch.arange(len(ids), device=ids.device) * 7 + len(index) - 1) % len(index)
+        chosen, expected = index[order], values[order]
+        if len(ids) > 1:
+            chosen[1], expected[1] = -1, 0
+        return [Pair(weight.lookup(chosen), expected, EXACT)]
+
+    def per_head(
+        self, whole: bool, weight: Part, x: Tensor, rows: slice = slice(None), *,
+        transposed: bool = False,
+    ) -> list[Pair]:  # fmt: skip
+        """Check `Weight.per_head` for some heads."""
+        y = weight.per_head(x, rows, transposed=transposed)
+        wanted, bar = np.arange(weight.n_rows)[rows], OF_WHOLE if whole else OF_ROUNDED
+        pairs = []
+        for head in _some(x.shape[1]):
+            values = self._rows.read(weight, wanted, head)
+            values = values.T if transposed else values
+            z = x[:, head]
+            pairs.append(Pair(y[:, head], z @ values.T, bar, _size(z, values)))
+        return pairs
+
+    def experts(
+        self, _whole: bool, act: Activation, x: Tensor, gate: ExpertLayer | None,
+        up: ExpertLayer | None, down: ExpertLayer, groups: Groups, factors: Tensor | None = None,
+    ) -> list[Pair]:  # fmt: skip
+        """Check `Ops.experts` for some experts.
+
+        What goes into the last matrix is computed by the kernels for one matrix, and checked first.
+        """
+        y = self._ops.experts(act, x, gate, up, down, groups, factors)
+        rows = groups.rows(x, factors).contiguous()
+        pairs, inner = [], []
+        for layer in (gate, up):
+            if layer is not None:
+                inner.append(layer(rows, groups))
+                pairs += self._experts_product(inner[-1], rows, layer, groups)
+        if gate is None:
+            z = REFERENCE.activate(act, inner[0])
+        else:
+            z = REFERENCE.gated(act, *(inner[0].chunk(2, -1) if up is None else inner))
+        return pairs + self._experts_product(y, z, down, groups)
+
+    def _experts_product(
+        self, y: Tensor, x: Tensor, layer: ExpertLayer, groups: Groups
+    ) -> list[Pair]:
+        """Compare some columns of the rows of some experts."""
+        weight, pairs = layer.weight, []
+        if not isinstance(weight, GpuPlanes | GpuPlain):
+            return []
+        used = torch.unique(groups.expert_of).tolist()
+        for expert in (used[n] for n in _some(len(used))):
+            index, values = self._rows.some(weight, expert)
+            mine = (groups.expert_of == expert).nonzero()[:, 0]
+            z = x[mine]
+            expected, size = z @ values.T, _size(z, values)
+            if layer.scale is not None:
+                expected, size = expected * layer.scale[expert], size * layer.scale[expert].abs()
+            if layer.bias is not None:
+                expected = expected + layer.bias[expert, index]
+            pairs.append(Pair(y[mine][:, index], expected, OF_SEVERAL, size))
+        return pairs
+
+
+def attached_rows(y: Tensor) -> list[Pair]:
+    """Compare the quantised rows that a kernel has attached to a result, if any, with it."""
+    rows = attached(y)
+    if rows is None:
+        return []
+    n_half = 2 * rows.extent.n_blocks
+    if not rows.x_bytes:
+        numbers, sums = (some.view(torch.float32) for some in (rows.numbers, rows.facts))
+        total = numbers.reshape(rows.n_row, n_half, -1).sum(-1)
+        return [
+            Pair(numbers.reshape(y.shape), y, EXACT),
+            Pair(sums.reshape(total.shape), total, IN_F32),
+        ]
+    parts = rows.numbers.view(torch.int8).view(rows.n_row, -1, rows.x_bytes, 2, BLOCK // 2).int()
+    whole = parts[:, :, 0] if rows.x_bytes == 1 else parts[:, :, 0] * 255 + parts[:, :, 1]
+    scales, sums = rows.facts.view(torch.int32).chunk(2, dim=-1)
+    numbers = whole * scales.contiguous().view(torch.float32)[..., None]
+    halves = y.view(numbers.shape)
+    largest = halves.abs().amax(-1, keepdim=True).expand(numbers.shape)
+    return [Pair(numbers, halves, AS_BYTES, largest), Pair(sums, whole.sum(-1), EXACT)]
+
+
+def _by_gemv(x: Tensor, parts: Sequence[object], kernel: str = "gemv") -> bool:
+    """Return whether gemv multiplies x by the parts of a matrix: in F32, with no weight rounded."""
+    held = [part for part in parts if isinstance(part, GpuPlanes)]
+    if len(held) < len(parts):
+        return False
+    columns = torch.split(x, [part.extent.n_columns for part in held], dim=-1)
+    some = zip(columns, held, strict=True)
+    return all(gemv.serves(part_of_x, [part], kernel) for part_of_x, part in some)
+
+
+def _size(x: Tensor, rows: Tensor) -> Tensor:
+    """Return the size of the products of x (T, n) with rows (R, n), (T, R)."""
+    return x.square().mean(-1).sqrt()[:, None] * rows.square().sum(-1).sqrt()
+
+
+def _some(n: int) -> Sequence[int]:
+    """Return some of n indices: the first, one in the middle, and the last."""
+    wanted: dict[Any, None] = dict.fromkeys((0, n // 2, n - 1))
+    return list(wanted)[:N_MATRICES]
