@@ -20,7 +20,7 @@ def interpret(run: Callable[[], None]) -> None:
 
 @cache
 def _patch_interpreter() -> None:
-    """Disable the interpreter's slowest steps, and give comparisons their type.
+    """Disable the interpreter's slowest steps, and mend what its versions have wrong.
 
     The steps are checks for integer overflow, patching Triton's functions again for each function
     that a kernel calls, and building a table of types for each result. A Triton version that is
@@ -29,6 +29,8 @@ def _patch_interpreter() -> None:
     from triton.language import standard
     from triton.runtime import interpreter
 
+    if hasattr(interpreter, "_patch_lang_tensor"):
+        interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     builder = interpreter.interpreter_builder
     if hasattr(builder.options, "sanitize_overflow"):
         builder.options = replace(builder.options, sanitize_overflow=False)
@@ -56,6 +58,19 @@ def _with_truth(binary_op: Callable[..., Any], handle: type[Any]) -> Callable[..
         return handle(found.data, int1) if found.data.dtype == bool else found
 
     return combine
+
+
+def _with_index(patch: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return `patch`, but with tensors that are valid in `range`.
+
+    Triton 3.7 and older convert an array of one number, which numpy 2.5 and newer refuse.
+    """
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch_tensor
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -46,6 +46,9 @@ AMD = (
 LABEL = re.compile(r"^\s*(\.L\w+):")
 BRANCH = re.compile(r"(?:BRA(?:\.U)?|s_c?branch\w*)\s.*?(\.L\w+)")
 
+END = re.compile(r"\*/\s+EXIT\b|s_endpgm")
+"""The end of a program, whatever its flags are."""
+
 
 def starts_of(name: str) -> list[KernelLaunch]:
     """Return the fused kernels of a rank with a partial sum, and of one without."""
@@ -81,12 +84,17 @@ def sass(cubin: bytes) -> str:
 
 
 def loops(lines: Sequence[str]) -> Iterator[range]:
-    """Return the loops: lines between each backward branch and its target."""
-    places = {m[1]: at for at, line in enumerate(lines) if (m := LABEL.match(line))}
+    """Return the loops: lines between each backward branch and its target.
+
+    Behind the end of the program there are rare cases, from which it goes back without a loop.
+    """
+    labels = {m[1]: at for at, line in enumerate(lines) if (m := LABEL.match(line))}
+    ends = places(lines, END.pattern)
     for at, line in enumerate(lines):
         m = BRANCH.search(line)
-        if m and places.get(m[1], at) < at:
-            yield range(places[m[1]], at)
+        loop = range(labels.get(m[1], at), at) if m else range(0)
+        if loop and not any(end in loop for end in ends):
+            yield loop
 
 
 def facts_of(name: str) -> dict[str, Any]:
