@@ -235,11 +235,11 @@ class ThreadRuntime:
             free: free bytes now, by device.
         """
         total = dict(free)
-        for rank in self.ranks:
-            held, device = rank.held, str(rank.device)
-            for name, n_bytes in ((device, held.weights + held.kv), ("cpu", held.host_kv)):
-                if name in total:
-                    total[name] += n_bytes
+        for device in {d for d in self.devices if d.type == "cuda" and str(d) in total}:
+            total[str(device)] += torch.cuda.memory_allocated(device)  # with all rounding
+        for rank in self.ranks if "cpu" in total else ():
+            held = rank.held
+            total["cpu"] += held.host_kv + (held.weights + held.kv) * (rank.device.type == "cpu")
         return total
 
     def kernel_s(self) -> list[float] | None:

@@ -14,6 +14,7 @@ from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import NoDevice
 from engine.hardware import cuda_overhead, torch_devices
 from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES, overhead_bytes, use_overheads
+from engine.planning.memory import MemoryUse
 from engine.planning.speed.forecast import Forecaster
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.speed.rigs import parse_rig
@@ -129,3 +130,13 @@ def test_a_load_measures_each_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(thread_runtime, "taken_overhead", lambda device: None)
     thread_runtime._keep_overheads([CUDA])
     assert file.overhead(GPU) == 333 * MIB
+
+
+def test_a_closed_model_gives_back_all_that_torch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding and graphs as well; on the host only what the model holds."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 700)
+    on_gpu = types.SimpleNamespace(device=CUDA, held=MemoryUse(500, 100, host_kv=30))
+    on_cpu = types.SimpleNamespace(device=torch.device("cpu"), held=MemoryUse(5, 1))
+    runtime = types.SimpleNamespace(devices=[CUDA, on_cpu.device], ranks=[on_gpu, on_cpu])
+    free = thread_runtime.ThreadRuntime.free_once_closed(runtime, {"cuda:0": 1, "cpu": 2})  # type: ignore[arg-type]
+    assert free == {"cuda:0": 701, "cpu": 38}
