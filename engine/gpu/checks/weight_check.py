@@ -51,17 +51,17 @@ LONGEST_WHY = 180
 """Most characters of the kernels' names in a verdict that is kept."""
 
 WORDS = {
-    "gemv": "products of {1} rows with {0} weights",
-    "gated": "gated products of {1} rows with {0} weights",
-    "tile_gemm": "products of up to {1} rows with {0} weights",
+    "gemv": "products of {1} with {0} weights",
+    "gated": "gated products of {1} with {0} weights",
+    "tile_gemm": "products of up to {1} with {0} weights",
     "dequant_gemm": "products of many rows with {0} weights",
-    "plain": "products of {1} rows with {0} weights",
+    "plain": "products of {1} with {0} weights",
     "per_head": "products of each head with {0} weights",
     "look_up": "rows of {0} weights",
     "expert_gemv": "experts' products of few tokens with {0} weights",
     "expert_gemm": "experts' products of many tokens with {0} weights",
-    "attention": "attention over a {0} cache",
-    "kv_write": "writing a {0} cache",
+    "attention": "attention over keys and values in {0}",
+    "kv_write": "writing keys and values in {0}",
     "assign": "the choice of experts",
 }
 """What kernels compute, by their name in keys, for a person; others are called by their name."""
@@ -224,9 +224,11 @@ def report(keys: Iterable[Key], device: str, fallbacks: Fallbacks) -> None:
 
 def _in_words(key: Key) -> str:
     name, *facts = key
-    words = [
-        TYPES[x].name if n == 0 and isinstance(x, int) else str(x) for n, x in enumerate(facts)
-    ]
-    words = [word.removeprefix("torch.") for word in words]
+    words = [str(fact).removeprefix("torch.") for fact in facts]
+    first = facts[0] if facts else None
+    if isinstance(first, int) and first in TYPES:
+        words[0] = TYPES[first].name
+    if len(facts) > 1:
+        words[1] += " row" if facts[1] == 1 else " rows"
     found = WORDS.get(str(name))
     return found.format(*words) if found else str(name).replace("_", " ")

@@ -129,15 +129,15 @@ def few(q: Tensor, *_: object) -> bool:
     ("owner", "name", "when", "op", "wrong", "words"),
     [
         (gemv, "_launch_products", one_row, "linears", [("gemv", Q8_0, 1)],
-         "products of 1 rows with Q8_0 weights"),
+         "products of 1 row with Q8_0 weights"),
         (gemv, "_launch_products", one_row, "matmul", [("gemv", Q8_0, 1)],
-         "products of 1 rows with Q8_0 weights"),
+         "products of 1 row with Q8_0 weights"),
         (tile_gemm, "_multiply", always, "linears", [("tile_gemm", Q8_0, 16)],
          "products of up to 16 rows with Q8_0 weights"),
         (ops.rope, "rope_all", always, "ropes", [("rope_all",)], "rope all"),
         (elementwise, "_norm", always, "rms_norm", [("rms_norm",)], "rms norm"),
         (attention, "attention", few, "new_attention", [("attention", "f16", 16, 1)],
-         "attention over a f16 cache"),
+         "attention over keys and values in f16"),
     ],
     ids=lambda x: x if isinstance(x, str) and " " not in x else "",
 )  # fmt: skip
@@ -168,7 +168,7 @@ def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.Monke
     rank = CheckedRank(path, (16,)).only("new_attention")
     rank.check()
     assert refused(CPU) == {("kv_write", "f16")}
-    assert "writing a f16 cache came out wrong" in rank.warnings
+    assert "writing keys and values in f16 came out wrong" in rank.warnings
 
 
 @pytest.mark.usefixtures("no_drawing")
@@ -319,3 +319,21 @@ def test_where_no_kernel_is_right_torch_computes(
     with load_model(path, n_ctx=32) as model:
         assert isinstance(model.runtime.ranks[0].backend, ReferenceBackend)
     assert backend_choice.refused_kernels() == {"cpu": "No kernel computes linears Q4_K correctly"}
+
+
+def test_a_load_that_compiles_checks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted kernels are not checked otherwise: that takes them many seconds."""
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, n_ctx=4) as model:
+        expected = model.logits(IDS)
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+    spoil(monkeypatch, gemv, "_launch_products", one_row)
+    with load_model(path, n_ctx=4) as model:
+        assert not refused(CPU)
+    monkeypatch.setattr(GpuBackend, "compiles", True)
+    with load_model(path, n_ctx=4) as model:
+        assert refused(CPU) == {("gemv", Q8_0, 1)}
+        said = "products of 1 row with Q8_0 weights came out wrong in a check"
+        assert any(said in warning for warning in model.warnings)
+        found = np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(IDS)])
+    assert nmse(found, expected) < 1e-3
