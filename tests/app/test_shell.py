@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, QPointF, QSize, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent
+from PySide6.QtCore import QMimeData, QPointF, QSize, Qt, QUrl
+from PySide6.QtGui import QDragLeaveEvent, QDropEvent
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
@@ -15,6 +15,7 @@ from app.engine_client import EngineState
 from app.paths import chats_dir, settings_file
 from app.widgets.dock import Dock
 from engine import EngineError, Failed, InvalidGGUF, Load, OutOfDeviceMemory
+from tests.helpers.drags import drag_enter
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown
 
@@ -49,10 +50,7 @@ def test_a_model_dragged_over_the_composer_goes_to_the_window(
     shell = make_shell()
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(MODEL)])
-    enter = QDragEnterEvent(
-        QPoint(9, 9), Qt.DropAction.CopyAction, data, Qt.MouseButton.LeftButton,
-        Qt.KeyboardModifier.NoModifier,
-    )  # fmt: skip
+    enter = drag_enter(9, 9, data)
     QApplication.sendEvent(shell.window.composer.edit.viewport(), enter)
     assert enter.isAccepted()
     assert shell.window._drop_hint.text() == "Drop to load tiny.gguf"

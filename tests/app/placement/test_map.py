@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QItemSelectionModel, QPoint, QPointF, Qt
-from PySide6.QtGui import QColor, QDragEnterEvent, QDropEvent, QWheelEvent
+from PySide6.QtGui import QColor, QDropEvent, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
@@ -19,6 +19,7 @@ from app.placement.views.placement_panel import PlacementPanel
 from app.placement.views.placement_table import Look, PlacementTable
 from app.theme import apply_theme, theme
 from engine import LoadParams, PlacementMap, Planner
+from tests.helpers.drags import drag_enter
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -286,10 +287,7 @@ def test_cells_dropped_on_a_chip_are_pinned(panel: PlacementPanel, qtbot: QtBot)
     assert table.flags(cells[0]) & Qt.ItemFlag.ItemIsDragEnabled
     data = table.mimeData(cells)
     chip = panel.chips.chips[2]
-    enter = QDragEnterEvent(
-        QPoint(5, 5), Qt.DropAction.CopyAction, data, Qt.MouseButton.LeftButton,
-        Qt.KeyboardModifier.NoModifier,
-    )  # fmt: skip
+    enter = drag_enter(5, 5, data)
     chip.dragEnterEvent(enter)
     assert enter.isAccepted()
     assert chip.isDown()
