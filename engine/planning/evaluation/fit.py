@@ -251,9 +251,10 @@ class Fit:
     def _filled(self, params: LoadParams, usable: Mapping[str, int]) -> Split:
         """Return shares that fill fast devices first; empty where the split cannot be made."""
         try:
-            left = float(sum(self._plan(params).bytes_by_device().values()))
+            needed = self._plan(params).bytes_by_device()
         except EngineError:
             return ()
+        left = float(sum(needed.get(device, 0) for device in set(params.devices)))
         total, found = left, dict.fromkeys(range(len(params.devices)), 0.0)
         for rank in sorted(found, key=lambda rank: -self._speed(params.devices[rank])):
             device = params.devices[rank]

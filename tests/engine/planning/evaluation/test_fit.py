@@ -87,7 +87,7 @@ def kinds(planner: Planner, params: LoadParams, machine: list[Room]) -> dict[str
 
 
 def test_uneven_devices_get_an_uneven_split(moe: Planner) -> None:
-    found = kinds(moe, asked(moe, "cuda:0", "cuda:1"), rooms(0, 12, 32))
+    found = kinds(moe, asked(moe, "cuda:0", "cuda:1"), rooms(1, 12, 32))
     split = found["split"].split
     assert split is not None
     assert split[0] < 0.4
@@ -105,12 +105,12 @@ def test_as_few_experts_as_needed_go_to_the_cpu(moe: Planner) -> None:
 
 
 def test_as_few_devices_as_needed_are_added(moe: Planner) -> None:
-    found = kinds(moe, asked(moe, "cuda:0"), rooms(0, 24, 8, 24, 24))
+    found = kinds(moe, asked(moe, "cuda:0"), rooms(1, 24, 8, 24, 24))
     assert found["devices"].devices == ("cuda:0", "cuda:1", "cuda:2")
 
 
 def test_a_long_context_is_met_by_shorter_keys_or_a_shorter_context(dense: Planner) -> None:
-    machine = rooms(0, 0.95)
+    machine = rooms(1, 0.95)
     params = asked(dense, "cuda:0", n_ctx=65536, kv_type="f32")
     found = kinds(dense, params, machine)
     assert found["kv_type"].kv_type == "q8_0"
@@ -129,7 +129,7 @@ def test_what_gpus_cannot_hold_goes_to_the_cpu(moe: Planner) -> None:
 
 def test_devices_in_turn_are_filled_the_fastest_first(moe: Planner) -> None:
     """Ranks that compute at the same time get shares by their speed instead."""
-    machine, params = rooms(0, 30, 24), asked(moe, "cuda:1", "cuda:0", split_mode="layer")
+    machine, params = rooms(1, 31, 24), asked(moe, "cuda:1", "cuda:0", split_mode="layer")
     filled = moe.fit(machine).balanced(params, in_turn=True)
     by_speed = moe.fit(machine).balanced(params)
     assert filled is not None
