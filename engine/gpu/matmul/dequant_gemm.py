@@ -36,9 +36,11 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> list[Ten
         `x Wᵀ` (T, n_out) of each matrix, in F32.
     """
     rounded: dict[torch.dtype, tuple[Tensor, Tensor | None]] = {}
-    found = []
+    found, half = [], half_dtype(x.device)
     for weight in weights:
-        dtype = _operand_type(weight, x.device)
+        dtype = half  # in which the library multiplies
+        if isinstance(weight, Tensor) and weight.dtype != torch.bfloat16:
+            dtype = weight.dtype
         if isinstance(weight, Tensor) and dtype == torch.float32:
             found.append(torch.mm(x, weight.T))
             continue
@@ -56,13 +58,6 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> bool:
         isinstance(weight, Tensor) or allows(x.device, "dequant_gemm", weight.type_number)
         for weight in weights
     )
-
-
-def _operand_type(weight: QuantisedMatrix | Tensor, device: torch.device) -> torch.dtype:
-    """Return the type in which the library multiplies a matrix."""
-    if isinstance(weight, Tensor) and weight.dtype != torch.bfloat16:
-        return weight.dtype
-    return half_dtype(device)
 
 
 def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:

@@ -57,9 +57,11 @@ class GpuPlanes:
         return self.planes.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        y = gemv.product(x, self)
-        if y is None:
-            y = tile_gemm.product(x, self)
+        y = None
+        if x.shape[0] <= tile_gemm.most_rows(target_of(x.device)):
+            y = gemv.product(x, self)
+            if y is None:
+                y = tile_gemm.product(x, self)
         if y is None and dequant_gemm.serves(x, [self]):
             y = dequant_gemm.product(x, self)
         return self._in_pieces(x) if y is None else y
