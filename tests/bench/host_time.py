@@ -2,14 +2,14 @@
 
     python -m tests.bench.host_time [--rows 512 ...] [--rounds N] [--profile]
 
-A Llama of 8B (32 blocks of 4096, 32 and 8 heads, FFN 14336, Q4_K and Q6_K) computes batches of
-tokens on tensors without memory. All that Python and PyTorch do for it is done: views, allocations,
-the choice of kernels, the search for the compiled kernel (really compiled, for sm_90), the packing
-of its arguments, and a call through ctypes of a function that does nothing. Missing are what
-NVIDIA's driver and cuBLAS do in their calls, and PyTorch's allocator on a card.
+A Llama of 8B (32 blocks of 4096 unless asked for others, 32 and 8 heads, FFN 14336, Q4_K and Q6_K)
+computes batches of tokens on tensors without memory. All that Python and PyTorch do for it is done:
+views, allocations, the choice of kernels, the search for the compiled kernel (really compiled, for
+sm_90), the packing of its arguments, and a call through ctypes of a function that does nothing.
+Missing are what NVIDIA's driver and cuBLAS do in their calls, and PyTorch's allocator on a card.
 
 The table has, for each number of rows and way of starting kernels: launches of our kernels,
-operations of PyTorch, and the best and the median of the host's times in ms. With `--profile`,
+operations of PyTorch, and the best and the median of the thread's CPU times in ms. With `--profile`,
 cProfile's list follows.
 """
 
@@ -181,10 +181,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 1])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args(argv)
     with TemporaryDirectory() as folder:
-        path = hollow_llama(Path(folder) / "llama.gguf")
+        path = hollow_llama(Path(folder) / "llama.gguf", n_layer=args.blocks)
         with idle_card(), synthetic_model(path) as compute:
             for n in args.rows:
                 _report(compute, n, args.rounds)
