@@ -9,8 +9,8 @@ sm_90), the packing of its arguments, and a call through ctypes of a function th
 Missing are what NVIDIA's driver and cuBLAS do in their calls, and PyTorch's allocator on a card.
 
 The table has, for each number of rows and way of starting kernels: launches of our kernels,
-operations of PyTorch, and the best and the median of the thread's CPU times in ms. With `--profile`,
-cProfile's list follows.
+operations of PyTorch, and the best and the median of the thread's CPU times in ms. With
+`--profile`, cProfile's list follows.
 """
 
 from __future__ import annotations
