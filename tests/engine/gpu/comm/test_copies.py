@@ -13,7 +13,7 @@ from engine.gpu.comm import copies
 from engine.gpu.comm.copies import CopyCollectives, Offer, Seat
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
-from engine.planning import footprint
+from engine.planning import buffers
 from tests.helpers.fake_streams import FakeQueues, Machine
 
 ROUND = 1 << 10
@@ -27,7 +27,7 @@ Map = list[list[Place]]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink buffers, so that even small values need several rounds."""
-    monkeypatch.setattr(footprint, "LINK_ROUND_BYTES", ROUND)
+    monkeypatch.setattr(buffers, "LINK_ROUND_BYTES", ROUND)
     monkeypatch.setattr(copies, "ROUND_BYTES", ROUND)
     monkeypatch.setattr(copies, "LEAST_CHUNK", 128)
     monkeypatch.setattr(copies, "SMALL_BYTES", 256)

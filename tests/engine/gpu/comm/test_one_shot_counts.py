@@ -12,7 +12,7 @@ from engine import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.target import KernelTarget
-from engine.gpu.loading.dry_run import _LoneRank, collect_launches
+from engine.gpu.loading.dry_run import LoneRank, collect_launches
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -24,23 +24,21 @@ GPUS = ("cuda:0", "cuda:1")
 def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tuple[int, int, int]:
     """Return a token's expected all-reduces, its one-shot ones, and the hosts' meetings."""
     n_by_host = 0
-    by_one_shot, broadcast = _LoneRank._by_one_shot, _LoneRank.broadcast
+    by_one_shot, broadcast = LoneRank._by_one_shot, LoneRank.broadcast
 
-    def counted(self: _LoneRank, x: object, group: Sequence[int], shape: object) -> object:
+    def counted(self: LoneRank, x: object, group: Sequence[int], shape: object) -> object:
         nonlocal n_by_host
         found = by_one_shot(self, x, group, shape)  # type: ignore[arg-type]
         n_by_host += found is None and len(group) > 1
         return found
 
-    def sent(
-        self: _LoneRank, x: object, source: int, group: object, shape: object = None
-    ) -> object:
+    def sent(self: LoneRank, x: object, source: int, group: object, shape: object = None) -> object:
         nonlocal n_by_host
         n_by_host += shape is None
         return broadcast(self, x, source, group, shape)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_LoneRank, "_by_one_shot", counted)
-    monkeypatch.setattr(_LoneRank, "broadcast", sent)
+    monkeypatch.setattr(LoneRank, "_by_one_shot", counted)
+    monkeypatch.setattr(LoneRank, "broadcast", sent)
     params = LoadParams(str(path), n_ctx=16, devices=GPUS, split_mode=mode)
     with GGUFFile.open(path) as file:
         declaration = declare(file, params)

@@ -383,7 +383,7 @@ class Capturing(ModelRunner):
         )
         self.one_shots = one_shots
         rank: Any = SimpleNamespace(
-            backend=SimpleNamespace(records=False, captures=True, compiles=False),
+            backend=SimpleNamespace(records=False, captures=True, compiles=False, samples=True),
             micro_batches=None, recording=None, is_idle=False, refusal="", device=CPU,
             capture_task=lambda token, n_past: (token, n_past),
             compute=lambda ids, n_past, first, *, in_micro_batches: torch.zeros(1, 10),

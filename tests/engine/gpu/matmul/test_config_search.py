@@ -24,6 +24,7 @@ from engine.gpu.matmul.config_search import (
     neighbours,
     search_cases,
 )
+from engine.measuring import kernel_tuning
 from engine.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe
@@ -244,6 +245,7 @@ def test_a_search_goes_over_all_devices(tmp_path: Path, monkeypatch: pytest.Monk
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_embd=64)
     install(three_gpus(), monkeypatch)
     monkeypatch.setattr(module, "prepare", lambda: "own")
+    monkeypatch.setattr(kernel_tuning, "torch_device", torch.device)
     asked: list[str] = []
 
     class FakeSearch:
