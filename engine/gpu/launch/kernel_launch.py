@@ -68,6 +68,18 @@ class KernelLaunch:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedConstants:
+    """Values of `tl.constexpr` parameters that are known as one thing, by identity.
+
+    A launch with them passes and compares no names and values; for kernels that launch most often.
+    """
+
+    values: Mapping[str, Any]
+
+
+NO_CONSTANTS = FixedConstants({})
+
 LaunchHook = Callable[[KernelLaunch], bool]
 """Callback before each launch of a thread; returns whether the launch shall happen."""
 
@@ -95,6 +107,7 @@ def launch(
     *args: Argument,
     num_warps: int = 4,
     num_stages: int = 2,
+    fixed: FixedConstants = NO_CONSTANTS,
     **constants: Any,
 ) -> None:
     """Launch a kernel on the device of its tensors, on torch's current stream.
@@ -105,28 +118,33 @@ def launch(
     Args:
         grid: number of programs in each of up to three dimensions; nothing happens if one is 0.
         args: run-time arguments, in the order of the kernel's parameters; one at least is a tensor.
-        constants: all `tl.constexpr` parameters by name.
+        fixed: values of some `tl.constexpr` parameters; one object for equal values.
+        constants: all others by name.
 
     Raises:
         EngineError: kernels cannot be launched on this machine, see `launcher_choice.prepare`.
     """
     if 0 in grid:
         return
+
+    def request() -> KernelLaunch:
+        values = {**fixed.values, **constants}
+        return KernelLaunch(kernel, tuple(grid), args, values, num_warps, num_stages)
+
     hook = _thread.hook
-    if hook and not hook(KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages)):
+    if hook and not hook(request()):
         return
     values, kinds, tensor = _examined(args)
     device: int = tensor.get_device()
     if device < 0:
         if not tensor.is_meta:
-            KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages).run()
+            request().run()
         return
     # all parts are hashed at once, the function by identity; Triton's kernel hashes its source
-    key = (kernel.fn, device, num_warps, num_stages, *kinds, *constants, *constants.values())
+    key = (kernel.fn, device, num_warps, num_stages, fixed, *kinds, *constants, *constants.values())
     start = _known.get(key)
     if start is None:
-        request = KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages)
-        start = _remember(key, request, device)
+        start = _remember(key, request(), device)
     sizes = (*grid, 1, 1)[:3]
     if current_device() == device:
         start(sizes, current_stream(device), values)

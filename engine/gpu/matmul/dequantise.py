@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.gpu.kernels import dequantise as kernels
-from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.kernel_launch import FixedConstants, launch
 from engine.gpu.launch.refusals import allows
 from engine.gpu.matmul.planes import constants_of
 from engine.quants.extent import DEVICE_CHUNK
@@ -43,9 +44,15 @@ def dequantise_rows(
     launch(
         kernels.dequantise, (n_tile, -(-extent.n_blocks // BLOCKS)),
         planes, planes.shape[-1], extent.n_blocks, extent.skip, extent.lead, extent.n_columns,
-        n, first, out, BLOCKS=BLOCKS, IS_EXACT=extent.is_exact, **constants_of(type_number),
+        n, first, out, fixed=_constants(type_number, extent.is_exact),
     )  # fmt: skip
     return out
+
+
+@cache
+def _constants(type_number: int, is_exact: bool) -> FixedConstants:
+    """Return the constants of the kernel that dequantises; it starts most often in a prompt."""
+    return FixedConstants({"BLOCKS": BLOCKS, "IS_EXACT": is_exact, **constants_of(type_number)})
 
 
 def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
