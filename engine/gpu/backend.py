@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.gpu.checks.calls import CallLog
+from engine.gpu.checks.calls import OpCallLog
 from engine.gpu.checks.rank_check import DryModel, check_rank, verdicts_of
 from engine.gpu.comm.host_collectives import HostCollectives
 from engine.gpu.decode.sampling import sampling_starts
@@ -113,7 +113,7 @@ class GpuBackend:
     ) -> Compiling | NothingToCompile:  # fmt: skip
         if not self.compiles:
             return NothingToCompile()
-        declaration, calls = declare(), CallLog()
+        declaration, calls = declare(), OpCallLog()
         starts = collect_launches(declaration, rank, params, self.target, row_counts, calls)
         self._dry = DryModel(calls, declaration, rank, self.x_bytes)
         split, hp = declaration.split, declaration.hp

@@ -48,7 +48,7 @@ class RankOutOfMemory(DeviceError):
         self.rank = rank
 
 
-class Mark(NamedTuple):
+class WorkMark(NamedTuple):
     """A point in the work of all devices.
 
     Attributes:
@@ -199,7 +199,7 @@ class RankExecutor:
             self.check(busy[0], begun)
             time.sleep(POLL_S)
 
-    def mark(self) -> Mark:
+    def mark(self) -> WorkMark:
         """Return a mark behind all work that was started on the devices so far."""
         events: dict[int, torch.cuda.Event] = {}
         for rank, device in enumerate(self.devices):
@@ -207,9 +207,9 @@ class RankExecutor:
                 with self._on(rank):
                     events[rank] = event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                     event.record()
-        return Mark(events)
+        return WorkMark(events)
 
-    def wait_for(self, mark: Mark) -> None:
+    def wait_for(self, mark: WorkMark) -> None:
         """Wait until all devices have passed a mark.
 
         Raises:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.runtime import micro_batches
 
 if TYPE_CHECKING:
-    from engine.parallel.executor import Mark, RankExecutor
+    from engine.parallel.executor import WorkMark, RankExecutor
     from engine.runtime.rank import Rank
 
 MOST_AHEAD = 2
@@ -32,7 +32,7 @@ class PromptBatches:
 
     def __init__(self, executor: RankExecutor) -> None:
         self._executor = executor
-        self._started: deque[tuple[int, Mark]] = deque()
+        self._started: deque[tuple[int, WorkMark]] = deque()
         self.in_micro_batches = False
 
     def task(

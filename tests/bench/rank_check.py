@@ -22,7 +22,7 @@ from engine.forward.cache import Cache
 from engine.gguf import GGUFFile
 from engine.gpu.checks import drawing, products
 from engine.gpu.checks import operations as operations_
-from engine.gpu.checks.calls import CallLog
+from engine.gpu.checks.calls import OpCallLog
 from engine.gpu.checks.comparison import Pair
 from engine.gpu.checks.rank_check import DryModel, check_rank
 from engine.gpu.checks.weight_check import Verdicts
@@ -86,7 +86,7 @@ def runs_dry(file: GGUFFile, params: LoadParams) -> None:
     best = {"without log": 1e9, "with log": 1e9}
     for _ in range(3):
         for name in best:
-            dry, log = declare(file, params), CallLog() if name == "with log" else None
+            dry, log = declare(file, params), OpCallLog() if name == "with log" else None
             context, comm = dry_run.dry_run_context(dry, 0, params, log)
             began = time.process_time()
             with use_target(CARD), intercept_launches(lambda s, log=log: bool(log and log.note(s))):
@@ -141,7 +141,7 @@ def draws() -> None:
 
 def with_memory(file: GGUFFile, params: LoadParams) -> tuple[DryModel, Any, Cache]:
     """Return a model that ran dry, and one whose weights have memory that nobody writes."""
-    dry, log = declare(file, params), CallLog()
+    dry, log = declare(file, params), OpCallLog()
     dry_run.collect_launches(dry, 0, params, CARD, warm_rows(N_BATCH), log)
     real, n_bytes = declare(file, params), x_bytes(dry.hp)
     dry_run.META, meta = CPU, dry_run.META

@@ -58,7 +58,7 @@ class OpCall:
     mark: str
 
 
-class CallLog:
+class OpCallLog:
     """Log of the operations of a dry run.
 
     Attributes:
@@ -133,7 +133,7 @@ class CallLog:
 class _LoggedOps:
     """Operations that are noted in a log; everything else is passed on."""
 
-    def __init__(self, ops: Ops, log: CallLog) -> None:
+    def __init__(self, ops: Ops, log: OpCallLog) -> None:
         self._ops, self._log = ops, log
 
     def __getattr__(self, name: str) -> Any:

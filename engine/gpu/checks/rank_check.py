@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.devices.catalog import list_devices
-from engine.gpu.checks.calls import CallLog
+from engine.gpu.checks.calls import OpCallLog
 from engine.gpu.checks.drawing import Drawing, drawn_tokens
 from engine.gpu.checks.file_rows import FileRows
 from engine.gpu.checks.stand_ins import StandIns
@@ -40,7 +40,7 @@ class DryModel:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
     """
 
-    log: CallLog
+    log: OpCallLog
     declaration: Declaration
     rank: int
     x_bytes: int

@@ -14,7 +14,7 @@ from engine.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
     from engine.forward.ops import Ops
-    from engine.gpu.checks.calls import CallLog, OpCall
+    from engine.gpu.checks.calls import OpCallLog, OpCall
     from engine.layers.module import Slot
 
 UNIT = 64
@@ -44,7 +44,7 @@ class StandIns:
     """
 
     def __init__(
-        self, log: CallLog, dry: Iterable[Slot], real: Iterable[Slot],
+        self, log: OpCallLog, dry: Iterable[Slot], real: Iterable[Slot],
         caches: Iterable[LayerCache], device: torch.device,
     ) -> None:  # fmt: skip
         self.device = device

@@ -26,7 +26,7 @@ from engine.gpu.ops import GpuOps
 from engine.hardware.card_records import CardVerdict
 
 if TYPE_CHECKING:
-    from engine.gpu.checks.calls import CallLog, OpCall
+    from engine.gpu.checks.calls import OpCallLog, OpCall
     from engine.hardware.card_records import CardRecords
     from engine.hardware.fallbacks import Fallbacks
 
@@ -94,7 +94,7 @@ class WeightCheck:
     """
 
     def __init__(
-        self, calls: CallLog, stand_ins: StandIns, rows: FileRows, ops: GpuOps, verdicts: Verdicts
+        self, calls: OpCallLog, stand_ins: StandIns, rows: FileRows, ops: GpuOps, verdicts: Verdicts
     ) -> None:
         self._calls, self._stand_ins, self._ops = calls, stand_ins, ops
         self._products = ProductChecks(rows, ops)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.forward.communicator import Group
     from engine.forward.ops import FusedAllReduce, Ops
-    from engine.gpu.checks.calls import CallLog
+    from engine.gpu.checks.calls import OpCallLog
     from engine.layers.module import Slot
     from engine.models.declare import Declaration
 
@@ -45,7 +45,7 @@ PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 def collect_launches(
     declaration: Declaration, rank: int, params: LoadParams, target: KernelTarget,
-    row_counts: Sequence[int], log: CallLog | None = None,
+    row_counts: Sequence[int], log: OpCallLog | None = None,
 ) -> list[KernelLaunch]:  # fmt: skip
     """Return the launches of forward passes over `row_counts` rows each, after one cached token.
 
@@ -76,7 +76,7 @@ def collect_launches(
 
 
 def dry_run_context(
-    declaration: Declaration, rank: int, params: LoadParams, log: CallLog | None = None
+    declaration: Declaration, rank: int, params: LoadParams, log: OpCallLog | None = None
 ) -> tuple[Context, LoneRank]:
     """Give a rank's modules tensors without memory; return its context and communicator.
 
@@ -102,7 +102,7 @@ def dry_run_context(
     return context, comm
 
 
-def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: CallLog | None) -> bool:
+def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: OpCallLog | None) -> bool:
     """Record a launch, and prevent it."""
     launches.append(launch)
     if log is not None:

@@ -23,7 +23,7 @@ from engine import (
 from engine.generation.session import Session
 from engine.models.base import CausalLM
 from engine.parallel import executor as executor_module
-from engine.parallel.executor import Mark, RankExecutor
+from engine.parallel.executor import WorkMark, RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.rank import Rank
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -58,18 +58,18 @@ class FakeDevice:
         monkeypatch.setattr(RankExecutor, "mark", lambda executor: self.mark())
         wait_for = RankExecutor.wait_for
 
-        def ended(executor: RankExecutor, mark: Mark) -> None:
+        def ended(executor: RankExecutor, mark: WorkMark) -> None:
             event: Any = mark.events[0]
             self.events[event.number] = True
             wait_for(executor, mark)
 
         monkeypatch.setattr(RankExecutor, "wait_for", ended)
 
-    def mark(self) -> Mark:
+    def mark(self) -> WorkMark:
         number = len(self.events)
         self.events.append(False)
         event: Any = SimpleNamespace(number=number, query=lambda: self._is_over(number))
-        return Mark({0: event})
+        return WorkMark({0: event})
 
     def _is_over(self, number: int) -> bool:
         if self.error is not None:
