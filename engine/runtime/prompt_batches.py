@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.runtime import micro_batches
 
 if TYPE_CHECKING:
-    from engine.parallel.executor import WorkMark, RankExecutor
+    from engine.parallel.executor import RankExecutor, WorkMark
     from engine.runtime.rank import Rank
 
 MOST_AHEAD = 2

@@ -14,7 +14,7 @@ from engine.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
     from engine.forward.ops import Ops
-    from engine.gpu.checks.calls import OpCallLog, OpCall
+    from engine.gpu.checks.calls import OpCall, OpCallLog
     from engine.layers.module import Slot
 
 UNIT = 64

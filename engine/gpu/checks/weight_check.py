@@ -26,7 +26,7 @@ from engine.gpu.ops import GpuOps
 from engine.hardware.card_records import CardVerdict
 
 if TYPE_CHECKING:
-    from engine.gpu.checks.calls import OpCallLog, OpCall
+    from engine.gpu.checks.calls import OpCall, OpCallLog
     from engine.hardware.card_records import CardRecords
     from engine.hardware.fallbacks import Fallbacks
 

@@ -23,7 +23,7 @@ from engine import (
 from engine.generation.session import Session
 from engine.models.base import CausalLM
 from engine.parallel import executor as executor_module
-from engine.parallel.executor import WorkMark, RankExecutor
+from engine.parallel.executor import RankExecutor, WorkMark
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.rank import Rank
 from tests.helpers.tiny_gguf import tiny_gguf
