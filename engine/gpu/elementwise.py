@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.gpu.kernels import elementwise, norm
-from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.launch.kernel_launch import FixedConstants, launch
 from engine.gpu.launch.refusals import refusable
 from engine.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
 
@@ -81,7 +81,7 @@ def add_norm(
     if found is None:
         return None
     launch(norm.add_norm, (x.numel() // x.shape[-1],), *found.arguments, num_warps=found.num_warps,
-           **found.constants)  # fmt: skip
+           fixed=found.constants)  # fmt: skip
     return found.result
 
 
@@ -91,13 +91,13 @@ class AddNormLaunch(NamedTuple):
     Attributes:
         arguments: its first arguments.
         num_warps: warps of a program.
-        constants: its compile-time constants, by name.
+        constants: its compile-time constants.
         result: the result of `add_norm`, which the kernel writes.
     """
 
     arguments: tuple[Tensor | int | float, ...]
     num_warps: int
-    constants: dict[str, Any]
+    constants: FixedConstants
     result: tuple[Tensor, Tensor | None]
 
 
@@ -149,8 +149,8 @@ def add_norm_launch(
 def _add_norm_constants(
     inner: str, outer: str, x_bytes: int, size: int, unit: int, has_scale: bool,
     has_sum_scale: bool, *has_vector: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the constants of `norm.add_norm`, the same dictionary for the same arguments.
+) -> FixedConstants:  # fmt: skip
+    """Return the constants of `norm.add_norm`, the same object for the same arguments.
 
     Args:
         inner, outer: kinds of the norms.
@@ -158,11 +158,11 @@ def _add_norm_constants(
         has_vector: presence of the addend's bias, and of both norms' weights and biases.
     """
     names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
-    return {
+    return FixedConstants({
         "INNER": inner, "KIND": outer, "X_BYTES": x_bytes, "N_COUNTERS": N_COUNTERS, "SIZE": size,
         "UNIT": unit, "HAS_SCALE": has_scale, "HAS_SUM_SCALE": has_sum_scale,
         **{f"HAS_{name}": has for name, has in zip(names, has_vector, strict=True)},
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 @refusable

@@ -355,11 +355,11 @@ class OneShot:
         found = add_norm_launch(x, own, addend, norm, x_bytes, SMALLEST) if has_room else None
         if found is None:
             return None
-        n_word = 2 * found.constants["SIZE"] // per
+        n_word = 2 * found.constants.values["SIZE"] // per
         self._run(
             one_shot.add_norm, (n_row,), n_word, *found.arguments, *self._memory,
             self.seat, num_warps=found.num_warps, HALVES=halves,
-            HAS_OWN=own is not None, **found.constants,
+            HAS_OWN=own is not None, **found.constants.values,
         )  # fmt: skip
         return found.result
 
