@@ -11,7 +11,7 @@ from engine.config import LoadParams
 from engine.forward.cache import Cache
 from engine.gguf import GGUFFile
 from engine.gpu.backend import GpuBackend
-from engine.gpu.checks.calls import CallLog
+from engine.gpu.checks.calls import OpCallLog
 from engine.gpu.checks.rank_check import DryModel, check_rank
 from engine.gpu.checks.weight_check import Verdicts
 from engine.gpu.launch.target import INTERPRETER
@@ -43,7 +43,7 @@ class CheckedRank:
     ) -> None:
         params = LoadParams(str(path), **{"n_ctx": 64, **options})
         self.file = GGUFFile.open(path)
-        dry, self.calls = declare(self.file, params), CallLog()
+        dry, self.calls = declare(self.file, params), OpCallLog()
         self.starts = collect_launches(dry, rank, params, INTERPRETER, row_counts, self.calls)
         real, n_bytes = declare(self.file, params), x_bytes(dry.hp)
         self.slots, self.model = real.slots, real.model
