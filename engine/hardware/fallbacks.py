@@ -6,6 +6,7 @@ in the window, in `Model.warnings` and beside each measured speed. Without torch
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -109,8 +110,9 @@ class Fallback:
     help: str = ""
 
     def __post_init__(self) -> None:
-        line = next(iter(self.why.strip().splitlines()), "the reason is unknown")
-        object.__setattr__(self, "why", line.strip().rstrip(".")[:LONGEST_REASON])
+        line = next(iter(self.why.strip().splitlines()), "").strip()[:LONGEST_REASON]
+        why = re.sub(r"[.\s]+$", "", line) or "the reason is unknown"
+        object.__setattr__(self, "why", why)
         object.__setattr__(self, "devices", tuple(dict.fromkeys(self.devices)))
         object.__setattr__(self, "help", self.help or _WORDS[self.kind].help)
 
