@@ -160,6 +160,7 @@ if TYPE_CHECKING:
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
     from engine.progress import LoadProgress, StateProgress
+    from engine.remote.process_host import ProcessHost
     from engine.runtime.kernel_proof import prove_cards
     from engine.runtime.timeline import RankTimes, TokenTimes
     from engine.text import ChatTemplate, load_tokenizer
@@ -251,6 +252,7 @@ __all__ = [
     "Positions",
     "Prediction",
     "PrefillProgress",
+    "ProcessHost",
     "PromptError",
     "RankTime",
     "RankTimes",
@@ -371,6 +373,7 @@ _HOME = {
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
     "files": ("tandem_folder",),
     "host": ("EngineHost", "ThreadHost"),
+    "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),
     "models.info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),

@@ -24,7 +24,8 @@ there; `error.hint` says what to do. Any other exception is a bug.
     ├─ Cancelled
     └─ EngineCrashed
 
-Errors cross threads and, with a process host, processes: each can be pickled.
+Errors cross threads and processes: each can be pickled, and what it remembers has the name and
+type of an argument of its constructor, from which `engine.remote.codec` learns what may cross.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine behind a queue: it takes commands and sends events.
 
 `EngineHost` is what a front end holds. `ThreadHost` runs the engine on a background thread of this
-process; because commands and events are picklable, the same loop can live in another process.
+process; `engine.remote` has another host, which runs a `ThreadHost` in a child process.
 """
 
 from __future__ import annotations

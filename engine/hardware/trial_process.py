@@ -33,6 +33,12 @@ def program_command(module: str) -> tuple[str, ...]:
     return sys.executable, "-P", "-m", module
 
 
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with other variables, and with this package on the path."""
+    paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 class TrialProcess:
     """A child process that makes trials one by one, and is killed when the context ends.
 
@@ -48,14 +54,12 @@ class TrialProcess:
     def __init__(
         self, command: Sequence[str], request: object, variables: Mapping[str, str]
     ) -> None:
-        paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
-        python_path = os.pathsep.join(filter(None, paths))
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed when the context ends
         try:
             self._process = subprocess.Popen(
                 list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                env={**os.environ, **variables, "PYTHONPATH": python_path},
-                text=True, encoding="utf-8", creationflags=NO_WINDOW,
+                env=child_environment(variables), text=True, encoding="utf-8",
+                creationflags=NO_WINDOW,
             )  # fmt: skip
         except BaseException:
             self._errors.close()

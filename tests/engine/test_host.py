@@ -4,7 +4,7 @@ import itertools
 import pickle
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from engine import (
     Command,
     EngineCrashed,
     EngineError,
+    EngineHost,
     EngineReady,
     Event,
     Failed,
@@ -29,6 +30,7 @@ from engine import (
     ModelResplit,
     ModelUnloaded,
     OutOfDeviceMemory,
+    ProcessHost,
     Resplit,
     SamplingParams,
     SaveState,
@@ -46,6 +48,7 @@ from engine import (
     Unload,
 )
 from engine import errors as error_module
+from engine.host import EventSink
 from tests.helpers.tiny_gguf import tiny_gguf
 
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
@@ -58,12 +61,18 @@ CLOSING = (
 )  # fmt: skip
 
 
+HOSTS: dict[str, Callable[[EventSink], EngineHost]] = {
+    "thread": ThreadHost, "process": ProcessHost,
+}  # fmt: skip
+"""The hosts that the same tests hold for. Tests that change the engine's insides need a thread."""
+
+
 class Desk:
     """A host and the queue of its events."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "thread") -> None:
         self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
-        self.host = ThreadHost(self.events.put)
+        self.host = HOSTS[kind](self.events.put)
         ready = self.next()
         assert ready.generation == 0
         assert isinstance(ready.event, EngineReady)
@@ -90,12 +99,40 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def thread_desk() -> Iterator[Desk]:
+    """Return a desk whose engine is in this process."""
     made = Desk()
     yield made
     assert made.host.close()
     assert "tandem-engine" not in [t.name for t in threading.enumerate()]
     assert not any(t.name.startswith("tandem-rank") for t in threading.enumerate())
+
+
+@pytest.fixture(scope="module")
+def process_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def process_desk(process_home: Path) -> Iterator[Desk]:
+    """Return a desk whose engine is in a process, started once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TANDEM_HOME", str(process_home))
+        made = Desk("process")
+    yield made
+    assert made.host.close()
+    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+
+
+@pytest.fixture(params=list(HOSTS))
+def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """Return a desk of each kind, without a model."""
+    made: Desk = request.getfixturevalue(f"{request.param}_desk")
+    yield made
+    made.host.cancel()
+    last = made.host.submit(Unload())
+    while made.closing_any().generation != last:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +153,8 @@ def test_a_model_loads_answers_and_leaves(desk: Desk, path: str) -> None:
 
 
 def test_progress_ends_at_the_whole(desk: Desk, path: str) -> None:
+    before = desk.host.submit(Unload())
+    desk.closing(before)
     generation = desk.host.submit(Load(LoadParams(path)))
     last = None
     while isinstance(found := desk.next().event, LoadProgress):
@@ -123,7 +162,7 @@ def test_progress_ends_at_the_whole(desk: Desk, path: str) -> None:
     assert isinstance(found, ModelLoaded)
     assert last is not None
     assert last.done_bytes == last.total_bytes > 0
-    assert generation == 1
+    assert generation == before + 1
 
 
 def test_cancel_ends_an_answer_within_a_token(desk: Desk, path: str) -> None:
@@ -162,9 +201,9 @@ def test_a_failed_load_keeps_the_old_model(desk: Desk, path: str, tmp_path: Path
 
 
 def test_a_load_cancelled_midway_keeps_the_old_model(
-    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+    thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.run(Load(LoadParams(path)))
+    thread_desk.run(Load(LoadParams(path)))
     reached, go_on = threading.Event(), threading.Event()
     from engine.runtime.loader import ByteProgress
 
@@ -176,14 +215,14 @@ def test_a_load_cancelled_midway_keeps_the_old_model(
         original(self, n_bytes)
 
     monkeypatch.setattr(ByteProgress, "add", slow)
-    generation = desk.host.submit(Load(LoadParams(path, ("cpu",) * 3)))
+    generation = thread_desk.host.submit(Load(LoadParams(path, ("cpu",) * 3)))
     assert reached.wait(10)
-    desk.host.cancel()
+    thread_desk.host.cancel()
     go_on.set()
-    failed = desk.closing(generation)
+    failed = thread_desk.closing(generation)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Cancelled)
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
 def test_a_model_is_split_anew_and_remembers(desk: Desk, path: str) -> None:
@@ -233,30 +272,32 @@ def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
 
 
 def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(
-    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+    thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = desk.run(Resplit(LoadParams(path)))
+    failed = thread_desk.run(Resplit(LoadParams(path)))
     assert isinstance(failed, Failed)
     assert "No model is loaded" in str(failed.error)
-    desk.run(Load(LoadParams(path)))
+    thread_desk.run(Load(LoadParams(path)))
     for bad in (LoadParams(path, n_ctx=32), LoadParams(path, ("cpu",), (1, 2))):
-        failed = desk.run(Resplit(bad))
+        failed = thread_desk.run(Resplit(bad))
         assert isinstance(failed, Failed)
         assert not failed.is_model_lost
-    running = desk.host.submit(Generate(ASK, sampling=SHORT))
-    waiting = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2)))
-    desk.host.cancel()
-    ends = {end.generation: end.event for end in (desk.closing_any(), desk.closing_any())}
+    running = thread_desk.host.submit(Generate(ASK, sampling=SHORT))
+    waiting = thread_desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2)))
+    thread_desk.host.cancel()
+    ends = {
+        end.generation: end.event for end in (thread_desk.closing_any(), thread_desk.closing_any())
+    }
     assert isinstance(ends[running], Finished)
     assert isinstance(cancelled := ends[waiting], Failed)
     assert isinstance(cancelled.error, Cancelled)
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
     monkeypatch.setattr("engine.runtime.resplit.Transfer.undo", lambda self: 1 / 0)
     monkeypatch.setattr("engine.runtime.resplit.load_rank", lambda *args: 1 / 0)
-    lost = desk.run(Resplit(LoadParams(path, ("cpu",) * 2)))
+    lost = thread_desk.run(Resplit(LoadParams(path, ("cpu",) * 2)))
     assert isinstance(lost, Failed)
     assert lost.is_model_lost
-    failed = desk.run(Generate(ASK))
+    failed = thread_desk.run(Generate(ASK))
     assert isinstance(failed, Failed)
     assert "No model is loaded" in str(failed.error)
 
@@ -288,7 +329,10 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the engine's files: the test's own for an engine in this process."""
+    if "[process" in request.node.name:
+        return request.getfixturevalue("process_home")  # type: ignore[no-any-return]
     monkeypatch.setenv("TANDEM_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -337,21 +381,21 @@ def test_a_search_can_be_cancelled_and_needs_no_model(desk: Desk, path: str, hom
 
 @pytest.mark.usefixtures("home")
 def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
-    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+    thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.run(Load(LoadParams(path)))
+    thread_desk.run(Load(LoadParams(path)))
     monkeypatch.setattr("engine.tuning.TrialModel.measure", lambda *args: 1 / 0)
-    failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
+    failed = thread_desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
     assert not failed.is_model_lost
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
     def gone(*args: object, **options: object) -> None:
         raise EngineError("The file is gone.")
 
     monkeypatch.setattr("engine.tuning.Model", gone)
-    failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
+    failed = thread_desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert failed.is_model_lost
 
@@ -376,10 +420,10 @@ def test_some_tokens_say_where_their_time_went(desk: Desk, path: str) -> None:
 
 
 def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
-    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+    thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old model is loaded again when the new one fails for another reason."""
-    desk.run(Load(LoadParams(path)))
+    thread_desk.run(Load(LoadParams(path)))
 
     from engine.runtime import thread_runtime
 
@@ -393,34 +437,34 @@ def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
         return original(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(thread_runtime, "make_plan", first_is_full)
-    assert isinstance(desk.run(Load(LoadParams(path, n_ctx=32))), ModelLoaded)
-    failed = desk.run(Load(LoadParams(path)))
+    assert isinstance(thread_desk.run(Load(LoadParams(path, n_ctx=32))), ModelLoaded)
+    failed = thread_desk.run(Load(LoadParams(path)))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)
     assert len(calls) == 5, "the old one was planned again"
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
 def test_a_bug_is_reported_and_the_engine_goes_on(
-    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.run(Load(LoadParams(path)))
+    thread_desk.run(Load(LoadParams(path)))
     from engine.layers.mixers.attention import Attention
 
     with monkeypatch.context() as patch:
         patch.setattr(Attention, "project", lambda *args: 1 / 0)
-        failed = desk.run(Generate(ASK, sampling=SHORT))
+        failed = thread_desk.run(Generate(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
     assert "ZeroDivisionError" in str(failed.error)
     assert "ZeroDivisionError" in caplog.text, "the log has the traceback"
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
 def test_out_of_memory_ends_only_that_answer(
-    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+    thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
+    thread_desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
     from engine.cpu.ops import CpuOps
 
     def exhausted(*args: object) -> None:
@@ -428,15 +472,16 @@ def test_out_of_memory_ends_only_that_answer(
 
     with monkeypatch.context() as patch:
         patch.setattr(CpuOps, "gated", exhausted)
-        failed = desk.run(Generate(ASK, sampling=SHORT))
+        failed = thread_desk.run(Generate(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)
     assert "cpu has" in str(failed.error)
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
-def test_closing_while_generating_ends_in_time(path: str) -> None:
-    desk = Desk()
+@pytest.mark.parametrize("kind", HOSTS)
+def test_closing_while_generating_ends_in_time(path: str, kind: str) -> None:
+    desk = Desk(kind)
     desk.run(Load(LoadParams(path)))
     desk.host.submit(Generate(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
@@ -444,8 +489,8 @@ def test_closing_while_generating_ends_in_time(path: str) -> None:
     assert desk.host.close(timeout_s=5)
 
 
-def test_commands_and_events_can_cross_a_process(path: str, desk: Desk) -> None:
-    loaded = desk.run(Load(LoadParams(path)))
+def test_commands_and_events_can_be_pickled(path: str, thread_desk: Desk) -> None:
+    loaded = thread_desk.run(Load(LoadParams(path)))
     commands = Load(LoadParams(path)), Generate(ASK), Unload(), Resplit(LoadParams(path))
     for thing in (*commands, SaveState("x"), LoadState("x"), HostEvent(1, loaded)):
         assert pickle.loads(pickle.dumps(thing)) == thing

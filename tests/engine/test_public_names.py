@@ -37,6 +37,8 @@ TORCH_FREE = [
     "engine.json_file",
     "engine.measuring.benchmark",
     "engine.progress",
+    "engine.remote.process_host",
+    "engine.remote.program",
 ]
 
 

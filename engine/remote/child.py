@@ -1,0 +1,179 @@
+"""The engine's process as its parent sees it: started, followed, ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from engine.hardware.trial_process import NO_WINDOW, child_environment
+from engine.remote.channel import Channel, connected_pair
+from engine.remote.codec import MessageError
+from engine.remote.death import Death, oom_kills
+from engine.remote.messages import FROM_ENGINE, TO_ENGINE, FromEngine, ToEngine
+
+log = logging.getLogger(__name__)
+
+LOG_KEPT = 200
+"""Number of the last lines of a process's log that are kept."""
+
+LONGEST_KEPT = 1000
+"""Most bytes of one line of it."""
+
+STOPPED_S = 2.0
+"""Seconds without a heartbeat after which a process that was stopped counts as lost."""
+
+SILENT_S = 30.0
+"""Seconds without a heartbeat after which a process that runs counts as hanging: some libraries
+hold the interpreter's lock for seconds."""
+
+END_S = 5.0
+"""Seconds that a process has to end once its connection has."""
+
+TRACE_S = 1.0
+"""Seconds that a hanging process has to write where it hangs."""
+
+
+class EngineProcess:
+    """A child process with an engine.
+
+    Args:
+        command: command line, without the handle of the connection.
+        on_refused: called on a thread with a message that cannot be sent, and why.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], on_refused: Callable[[ToEngine, MessageError], None]
+    ) -> None:
+        self._oom_kills = oom_kills()
+        self._on_refused = on_refused
+        ours, theirs = connected_pair()
+        try:
+            self._process = _start(command, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel = Channel(ours, TO_ENGINE, FROM_ENGINE)
+        self._log: deque[bytes] = deque(maxlen=LOG_KEPT)
+        self._messages: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._why = ""
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._read_log, "tandem-log"), (self._write, "tandem-commands"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message as soon as the process takes it; return at once."""
+        self._messages.put(message)
+
+    def receive(self, timeout_s: float) -> FromEngine | None:
+        """Return the next message; None if there is none within the time.
+
+        Raises:
+            EOFError, OSError: the process has ended.
+        """
+        try:
+            return self._channel.receive(timeout_s)
+        except MessageError as error:
+            log.exception("the engine's process has sent nonsense")
+            self._why = f"sent something wrong ({error.problem})"
+            self.kill()
+            raise EOFError from error
+
+    def check(self, silent_s: float) -> None:
+        """End the process if it is stopped or hangs.
+
+        Args:
+            silent_s: seconds without a message from it.
+        """
+        if silent_s >= STOPPED_S and self._is_stopped():
+            self._why = "was stopped by another program"
+            self.kill()
+        elif silent_s >= SILENT_S:
+            self._why = f"has shown no sign of life for {SILENT_S:.0f} s"
+            with suppress(OSError, ValueError):  # Windows knows no such signal
+                self._process.send_signal(signal.SIGABRT)  # writes where each thread is
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(TRACE_S)
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        with suppress(OSError):
+            self._process.kill()
+
+    def bury(self) -> Death:
+        """Wait until the process has ended, or end it; return how it did."""
+        self._messages.put(None)
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
+        for thread in self._threads:
+            thread.join(1)  # the log stays open while another process has it
+        self._channel.close()
+        lines = tuple(line.decode(errors="replace").rstrip() for line in list(self._log))
+        return Death(code, self._why, lines, oom_kills() > self._oom_kills)
+
+    def _is_stopped(self) -> bool:
+        with suppress(psutil.Error):
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        return False
+
+    def _read_log(self) -> None:
+        """Keep the last lines that the process writes; a thread's function."""
+        assert self._process.stderr is not None
+        with self._process.stderr as stream, suppress(OSError, ValueError):
+            while line := stream.readline(LONGEST_KEPT):
+                self._log.append(line)
+
+    def _write(self) -> None:
+        """Send messages in order; a thread's function, as a busy process takes none."""
+        while (message := self._messages.get()) is not None:
+            try:
+                self._channel.send(message)
+            except MessageError as error:
+                self._on_refused(message, error)
+            except OSError:  # it has ended, which the reader finds, too
+                return
+
+
+def _start(command: Sequence[str], connection: Connection) -> subprocess.Popen[bytes]:
+    """Start a process that inherits a connection, and nothing else that is open."""
+    handle = connection.fileno()
+    options: dict[str, Any] = {}
+    if sys.platform == "win32":
+        os.set_handle_inheritable(handle, True)
+        startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
+        options = {"startupinfo": startup, "creationflags": NO_WINDOW}
+    else:
+        options = {"pass_fds": (handle,)}
+    return subprocess.Popen(
+        [*command, str(handle), str(os.getpid())],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=child_environment({}), **options,
+    )  # fmt: skip

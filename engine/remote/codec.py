@@ -1,0 +1,228 @@
+"""Messages between processes as bytes: JSON of declared types alone.
+
+Which classes may cross follows from the type hints of a union of messages: its dataclasses, those
+in their fields, and `EngineError` with its subclasses. A dataclass is an object with its class's
+name as "type" and all of its fields; a tuple is a list. Pickle would run code of whoever writes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from functools import cache
+from inspect import isclass
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from engine import errors
+from engine.errors import EngineError
+from engine.planning.search.estimate import TuneEstimate
+from engine.planning.search.results import Trial, TuneResult
+
+PROTOCOL = 1
+"""Version of the format; a message of another version is refused."""
+
+LARGEST_BYTES = 64 << 20
+"""Largest size of a message: a million tokens take an eighth of it."""
+
+_LATE_NAMES = {"TuneEstimate": TuneEstimate, "Trial": Trial, "TuneResult": TuneResult}
+"""Classes that `engine.events` imports for type checking alone."""
+
+M = TypeVar("M")
+
+
+class MessageError(EngineError):
+    """Error of something that cannot be sent between processes, or should not have been."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"The window and the engine do not understand each other: {problem}.",
+            "Restart Tandem, which may have been updated while it ran.",
+        )
+        self.problem = problem
+
+
+class Codec(Generic[M]):
+    """Translator of some messages to bytes and back.
+
+    Args:
+        messages: union of the dataclasses that can be sent.
+    """
+
+    def __init__(self, messages: object) -> None:
+        self._messages = messages
+        self._classes: dict[str, type] = {}
+        self._collect(messages)
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The dataclasses and errors that can cross."""
+        return tuple(self._classes.values())
+
+    def pack(self, message: M) -> bytes:
+        """Return the bytes of a message.
+
+        Raises:
+            MessageError: it holds something that cannot cross, or is too large.
+        """
+        try:
+            text = json.dumps([PROTOCOL, self._plain(message)], separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise MessageError(f"a message cannot be written ({error})") from error
+        if len(text) > LARGEST_BYTES:
+            raise MessageError(f"a message of {len(text) >> 20} MiB is too large")
+        return text.encode("ascii")
+
+    def unpack(self, data: bytes) -> M:
+        """Return the message that `pack` has turned into bytes.
+
+        Raises:
+            MessageError: it is of another version, or anything but one of the declared messages.
+        """
+        try:
+            version, plain = json.loads(data.decode("ascii"))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MessageError("a message is damaged") from error
+        if type(version) is not int or version != PROTOCOL:
+            raise MessageError(f"a message is of version {str(version)[:20]}, not {PROTOCOL}")
+        return cast(M, self._value(self._messages, plain))
+
+    def _collect(self, hint: object) -> None:
+        """Note the classes that a type hint names, and those in their fields."""
+        if isclass(hint) and issubclass(hint, EngineError):
+            self._classes.update({found.__name__: found for found in _error_classes()})
+        elif isclass(hint) and is_dataclass(hint):
+            if self._classes.setdefault(hint.__name__, hint) is not hint:
+                raise TypeError(f"two classes are named {hint.__name__}")
+            if "type" in field_hints(hint):
+                raise TypeError(f"{hint.__name__} has a field named type, as its class's name is")
+            for inner in field_hints(hint).values():
+                self._collect(inner)
+        elif get_origin(hint) is not Literal:
+            for inner in get_args(hint):
+                self._collect(inner)
+
+    def _plain(self, value: object) -> object:
+        """Return a value in terms of JSON."""
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        if isinstance(value, tuple | list):
+            return [self._plain(item) for item in value]
+        if isinstance(value, EngineError):
+            return self._plain_error(value)
+        name = type(value).__name__
+        if self._classes.get(name) is not type(value):
+            raise MessageError(f"{name} is not among what they send each other")
+        plain: dict[str, object] = {"type": name}
+        for field in fields(value):  # type: ignore[arg-type]  # all other classes are dataclasses
+            plain[field.name] = self._plain(getattr(value, field.name))
+        return plain
+
+    def _plain_error(self, error: EngineError) -> dict[str, object]:
+        """Return an error with what its class declares; a class not of `errors` as its base."""
+        known = (base for base in type(error).__mro__ if base.__name__ in self._classes)
+        base = next(known, None)
+        if base is None:
+            raise MessageError(f"{type(error).__name__} is not among what they send each other")
+        hints, values = error_hints(base), vars(error)
+        plain = {name: self._plain(values[name]) for name in hints if name in values}
+        return {"type": base.__name__, **plain}
+
+    def _value(self, hint: Any, plain: object) -> object:
+        """Return the value of type `hint` that stands for JSON."""
+        if isinstance(plain, dict):
+            return self._instance(hint, plain)
+        origin, inner = get_origin(hint), get_args(hint)
+        if origin in (Union, UnionType):
+            return self._one_of(inner, plain)
+        if origin is Literal and isinstance(plain, str) and plain in inner:
+            return plain
+        if origin in (tuple, list) and isinstance(plain, list):
+            items = self._items(inner, plain)
+            return tuple(items) if origin is tuple else items
+        if _is_scalar(hint, plain):
+            return plain
+        raise _unexpected(plain)
+
+    def _one_of(self, hints: tuple[Any, ...], plain: object) -> object:
+        """Return the value of the first of some types that it fits."""
+        for hint in hints:
+            try:
+                return self._value(hint, plain)
+            except MessageError:
+                continue
+        raise _unexpected(plain)
+
+    def _items(self, hints: tuple[Any, ...], plain: list[object]) -> list[object]:
+        """Return the items of a list or tuple whose type has these arguments."""
+        if len(hints) == 1 or (len(hints) == 2 and hints[1] is Ellipsis):
+            return [self._value(hints[0], item) for item in plain]
+        if len(hints) != len(plain):
+            raise _unexpected(plain)
+        return [self._value(hint, item) for hint, item in zip(hints, plain, strict=True)]
+
+    def _instance(self, hint: object, plain: dict[str, object]) -> object:
+        """Return the dataclass or error that an object stands for, if `hint` allows its class."""
+        name = plain.get("type")
+        cls = self._classes.get(name) if isinstance(name, str) else None
+        if cls is None or not _allows(hint, cls):
+            raise MessageError(f"an unexpected '{str(name)[:50]}' was sent")
+        is_error = issubclass(cls, EngineError)
+        hints = error_hints(cls) if is_error else field_hints(cls)
+        names, needed = set(plain) - {"type"}, {"message", "hint"} if is_error else set(hints)
+        if not needed <= names <= set(hints):
+            raise MessageError(f"'{name}' was sent with other fields than it has")
+        values = {key: self._value(hints[key], plain[key]) for key in names}
+        try:
+            return _rebuilt(cls, values) if issubclass(cls, EngineError) else cls(**values)
+        except (EngineError, TypeError, ValueError, KeyError) as error:
+            raise MessageError(f"'{name}' was sent with values that it cannot have") from error
+
+
+@cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name."""
+    hints = get_type_hints(cls, localns=_LATE_NAMES)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+@cache
+def error_hints(cls: type) -> dict[str, Any]:
+    """Return the types of what an error may remember: the arguments of its constructors."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if issubclass(base, EngineError) and "__init__" in vars(base):
+            hints.update(get_type_hints(vars(base)["__init__"]))
+    return {name: hint for name, hint in hints.items() if name != "return"}
+
+
+def _error_classes() -> list[type[EngineError]]:
+    """Return all errors of `engine.errors`."""
+    found = [value for value in vars(errors).values() if isclass(value)]
+    return [value for value in found if issubclass(value, EngineError)]
+
+
+def _rebuilt(cls: type[EngineError], values: dict[str, object]) -> EngineError:
+    """Return an error without calling its constructor, whose arguments differ by class."""
+    error = cls.__new__(cls)
+    error.args = (values["message"], values["hint"])
+    vars(error).update(values)
+    return error
+
+
+def _allows(hint: object, cls: type) -> bool:
+    """Return whether a type hint is a class, a base of it, or a union with one of these."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_allows(inner, cls) for inner in get_args(hint))
+    return isclass(hint) and issubclass(cls, hint)
+
+
+def _is_scalar(hint: object, plain: object) -> bool:
+    """Return whether JSON's value has a simple type; true is no number, and 1 is a float, too."""
+    if hint is float:
+        return type(plain) in (int, float)
+    return hint in (str, bool, int, NoneType) and type(plain) is hint
+
+
+def _unexpected(plain: object) -> MessageError:
+    return MessageError(f"{type(plain).__name__} was sent where something else belongs")

@@ -1,0 +1,243 @@
+"""The engine in a child process, which may end in any way without taking its parent along."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from engine.errors import EngineCrashed, EngineError
+from engine.events import (
+    Command,
+    EngineReady,
+    Event,
+    Failed,
+    HostEvent,
+    ModelLoaded,
+    ModelResplit,
+    ModelUnloaded,
+    StateLoaded,
+    StateSaved,
+    Tuned,
+)
+from engine.generation.results import Finished
+from engine.hardware.trial_process import program_command
+from engine.host import EventSink
+from engine.remote.child import EngineProcess
+from engine.remote.codec import MessageError
+from engine.remote.death import crash_of, doing_of
+from engine.remote.messages import (
+    CancelMessage,
+    CloseMessage,
+    EventsMessage,
+    SubmitMessage,
+    ToEngine,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+"""Seconds between two looks at a silent process. They are counted, not timed, since this process
+may have slept as well."""
+
+MOST_DEATHS = 3
+"""Number of deaths within `DEATHS_S` after which no new process is started."""
+
+DEATHS_S = 300.0
+"""Seconds after which a death does not count any more."""
+
+KILLED_S = 2.0
+"""Seconds in which a killed process ends."""
+
+CLOSING_EVENTS = (
+    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned, Failed,
+)  # fmt: skip
+"""Events that end a command, see `engine.events`."""
+
+PROGRAM = program_command("engine.remote.program")
+"""Command line of the engine's process."""
+
+
+class ProcessHost:
+    """Engine in a process of its own; the next command after its end starts another one.
+
+    Commands that it had not answered when it ended fail with `EngineCrashed`, which says how it
+    ended and what it was doing; if there were none, generation 0 does.
+
+    Args:
+        on_event: receiver of events, called on a thread of this process; it must return quickly.
+        command: command line of the process, without the handle of its connection.
+    """
+
+    def __init__(self, on_event: EventSink, command: Sequence[str] = PROGRAM) -> None:
+        self._on_event, self._command = on_event, command
+        self._changed = threading.Condition()
+        self._generation = 0
+        self._unanswered: dict[int, Command] = {}
+        self._unsent: list[ToEngine] = []  # messages for the next process
+        self._process: EngineProcess | None = None
+        self._model: ModelLoaded | None = None
+        self._is_ready = self._was_ready = self._is_closing = False
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._thread = threading.Thread(target=self._run, name="tandem-process", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the engine's process; None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def submit(self, command: Command) -> int:
+        """Queue a command and return the generation number that its events will carry."""
+        with self._changed:
+            self._generation += 1
+            self._unanswered[self._generation] = command
+            self._send(SubmitMessage(self._generation, command))
+            self._changed.notify_all()
+            return self._generation
+
+    def cancel(self) -> None:
+        """Ask the running command and the waiting ones to end; return at once."""
+        with self._changed:
+            if self._unanswered:
+                self._send(CancelMessage())
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Cancel, free the model and end the process; return whether it ended in time."""
+        with self._changed:
+            self._is_closing = True
+            self._send(CloseMessage())
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        if is_ended := not self._thread.is_alive():
+            return is_ended
+        with self._changed:
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join(KILLED_S)
+        return False
+
+    def _send(self, message: ToEngine) -> None:
+        """Send a message, or keep it for the process that starts next."""
+        if self._process is not None:
+            self._process.send(message)
+        else:
+            self._unsent.append(message)
+
+    # everything below runs on the host's own threads
+
+    def _run(self) -> None:
+        """Start a process where one is wanted and follow it, again and again."""
+        is_first = True
+        while self._wait(is_first):
+            is_first = False
+            if (pause_s := self._pause_s()) > 0:
+                self._fail(_too_many_deaths(pause_s))
+                continue
+            try:
+                # Linux ends it with the thread that starts it, which therefore stays
+                process = EngineProcess(self._command, self._refuse)
+            except OSError as error:
+                self._deaths.append(time.monotonic())
+                self._fail(EngineCrashed(f"The engine cannot be started ({error}).", "Try again."))
+                continue
+            self._enter(process)
+            self._follow(process)
+            self._leave(process)
+
+    def _wait(self, is_first: bool) -> bool:
+        """Wait until a process is wanted; return False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: is_first or self._is_closing or self._unanswered)
+            return not self._is_closing
+
+    def _pause_s(self) -> float:
+        """Return the seconds until a process may be started again."""
+        if len(self._deaths) < MOST_DEATHS:
+            return 0.0
+        return self._deaths[0] + DEATHS_S - time.monotonic()
+
+    def _enter(self, process: EngineProcess) -> None:
+        with self._changed:
+            self._process, self._is_ready = process, False
+            for message in self._unsent:
+                process.send(message)
+            self._unsent.clear()
+
+    def _follow(self, process: EngineProcess) -> None:
+        """Pass the process's events on until it ends."""
+        n_silent = 0
+        while True:
+            try:
+                message = process.receive(TICK_S)
+            except (EOFError, OSError):
+                return
+            n_silent = n_silent + 1 if message is None else 0
+            process.check(n_silent * TICK_S)
+            if isinstance(message, EventsMessage):
+                for event in message.events:
+                    self._pass_on(event)
+
+    def _pass_on(self, event: HostEvent) -> None:
+        with self._changed:
+            is_repeated = isinstance(event.event, EngineReady) and self._was_ready
+            self._note(event)
+        if not is_repeated:
+            self._on_event(event)
+
+    def _note(self, event: HostEvent) -> None:
+        """Remember what an event says about the commands, the process and the model."""
+        found: Event = event.event
+        if isinstance(found, CLOSING_EVENTS):
+            self._unanswered.pop(event.generation, None)
+        if isinstance(found, EngineReady):
+            self._is_ready = self._was_ready = True
+        elif isinstance(found, ModelLoaded):
+            self._model = found
+        elif isinstance(found, ModelResplit | Tuned):
+            self._model = found.model
+        elif isinstance(found, ModelUnloaded) or (
+            isinstance(found, Failed) and found.is_model_lost
+        ):
+            self._model = None
+
+    def _leave(self, process: EngineProcess) -> None:
+        """Tell how the process has ended, unless it was asked to."""
+        death = process.bury()
+        with self._changed:
+            self._process = None
+            if self._is_closing:
+                return
+            running = next(iter(self._unanswered.values()), None)
+            doing = doing_of(running, self._model, self._is_ready)
+        log.error("the engine's process %s %s\n%s", death.manner, doing, "\n".join(death.log))
+        self._deaths.append(time.monotonic())
+        self._fail(crash_of(death, doing))
+
+    def _fail(self, error: EngineError) -> None:
+        """Fail all commands with an error; without any, tell it by itself."""
+        with self._changed:
+            numbers = list(self._unanswered) or [0]
+            self._unanswered.clear()
+            self._unsent.clear()
+            had_model, self._model = self._model is not None, None
+        for number in numbers:
+            self._on_event(HostEvent(number, Failed(error, had_model and number == numbers[0])))
+
+    def _refuse(self, message: ToEngine, error: MessageError) -> None:
+        """Fail a command that cannot be sent."""
+        if isinstance(message, SubmitMessage):
+            self._pass_on(HostEvent(message.generation, Failed(error)))
+
+
+def _too_many_deaths(pause_s: float) -> EngineCrashed:
+    minutes = max(1, round(pause_s / 60))
+    return EngineCrashed(
+        f"The engine has ended {MOST_DEATHS} times within {DEATHS_S / 60:.0f} minutes, so it is not"
+        " started again for now.",
+        f"Wait {minutes} minute{'s' * (minutes > 1)} or restart Tandem, and choose another model,"
+        " split or device.",
+    )

@@ -1,0 +1,94 @@
+"""The program of the engine's process: `python -m engine.remote.program HANDLE PARENT`.
+
+HANDLE is its inherited end of the connection, PARENT the id of the process that started it. It ends
+when it is told to, and when its parent has ended, however that happened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from engine.events import HostEvent
+from engine.host import ThreadHost
+from engine.remote.channel import Channel, inherited_connection
+from engine.remote.messages import (
+    FROM_ENGINE,
+    TO_ENGINE,
+    CloseMessage,
+    FromEngine,
+    SubmitMessage,
+    ToEngine,
+)
+from engine.remote.sender import EventSender
+
+CLOSE_S = 4.0
+"""Seconds that the engine has to free its model."""
+
+PR_SET_PDEATHSIG = 1
+"""Operation of Linux's `prctl` that names a signal to get when the parent's thread ends."""
+
+OOM_SCORE = "300"
+"""Thousandths that Linux adds to this process's size where it must kill one for lack of memory."""
+
+
+def main() -> int:
+    """Run the engine, and return the exit status."""
+    handle, parent = int(sys.argv[1]), int(sys.argv[2])
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # the terminal sends Ctrl+C to both processes; a handler, unlike SIG_IGN, is not inherited
+    signal.signal(signal.SIGINT, lambda *_: None)
+    if sys.platform == "linux" and not _tie_to_parent(parent):
+        return 1
+    channel = Channel(inherited_connection(handle), FROM_ENGINE, TO_ENGINE)
+    return 0 if _serve(channel) else 1
+
+
+def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
+    """Do what the window asks for until the end, and return whether the engine ended in time."""
+    sender = EventSender(channel)
+    numbers = [0]  # the window's number of each command, by the host's own
+
+    def forward(event: HostEvent) -> None:
+        sender.put(HostEvent(numbers[event.generation], event.event))
+
+    host = ThreadHost(forward)
+    try:
+        while not isinstance(message := channel.receive(), CloseMessage):
+            if isinstance(message, SubmitMessage):
+                numbers.append(message.generation)
+                host.submit(message.command)
+            else:
+                host.cancel()
+    except (EOFError, OSError):  # the window's process is gone
+        pass
+    finally:
+        last = threading.Timer(2 * CLOSE_S, os._exit, (1,))
+        last.daemon = True
+        last.start()
+        is_ended = host.close(CLOSE_S)
+    sender.close()
+    return is_ended
+
+
+def _tie_to_parent(parent: int) -> bool:
+    """Have Linux end this process with its parent; return whether the parent is still there.
+
+    A module that holds the interpreter's lock keeps this process from noticing by itself.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    return os.getppid() == parent
+
+
+if __name__ == "__main__":
+    sys.exit(main())

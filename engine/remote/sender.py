@@ -1,0 +1,99 @@
+"""What the engine's process sends by itself: events, those of tokens in batches, and heartbeats."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from engine.errors import EngineCrashed
+from engine.events import Failed, HostEvent
+from engine.generation.results import PrefillProgress, TokenText
+from engine.progress import LoadProgress, StateProgress
+from engine.remote.channel import Channel
+from engine.remote.codec import MessageError
+from engine.remote.messages import BeatMessage, EventsMessage, FromEngine, ToEngine
+from engine.runtime.timeline import TokenTimes
+
+log = logging.getLogger(__name__)
+
+FRAME_S = 1 / 60
+"""Seconds between two batches of events that can wait: a window shows no more frames."""
+
+BEAT_S = 0.5
+"""Seconds between two heartbeats."""
+
+PATIENT = (TokenText, TokenTimes, PrefillProgress, LoadProgress, StateProgress)
+"""Events that can wait for the next batch; all others are sent at once, and these before them."""
+
+
+class EventSender:
+    """Threads that send the engine's events and heartbeats, so that the engine never waits."""
+
+    def __init__(self, channel: Channel[FromEngine, ToEngine]) -> None:
+        self._channel = channel
+        self._waiting: list[HostEvent] = []
+        self._changed = threading.Condition()
+        self._is_urgent = self._is_closed = False
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._run, "tandem-events"), (self._beat, "tandem-heartbeat"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, event: HostEvent) -> None:
+        """Take an event to send; return at once."""
+        with self._changed:
+            self._waiting.append(event)
+            self._is_urgent = self._is_urgent or not isinstance(event.event, PATIENT)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what waits, and end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        sent = 0.0
+        while events := self._take(sent):
+            sent = time.monotonic()
+            try:
+                self._send(events)
+            except OSError:  # the window's process is gone, which the reader of commands finds, too
+                return
+
+    def _take(self, sent: float) -> tuple[HostEvent, ...]:
+        """Wait for a batch, at least a frame after the last one; return none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            rest = sent + FRAME_S - time.monotonic()
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closed, max(0.0, rest))
+            events = tuple(self._waiting)
+            self._waiting.clear()
+            self._is_urgent = False
+        return events
+
+    def _send(self, events: tuple[HostEvent, ...]) -> None:
+        try:
+            self._channel.send(EventsMessage(events))
+        except MessageError as error:
+            if len(events) > 1:
+                for event in events:
+                    self._send((event,))
+            else:
+                log.exception("%s cannot be sent", type(events[0].event).__name__)
+                failed = Failed(EngineCrashed(error.message, error.hint))
+                self._channel.send(EventsMessage((HostEvent(events[0].generation, failed),)))
+
+    def _beat(self) -> None:
+        while not self._is_closed:
+            try:
+                self._channel.send(BeatMessage())
+            except OSError:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, BEAT_S)

@@ -1,0 +1,313 @@
+"""The engine's process dies in every way: what is said, what goes on, and that nothing is left."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from engine import (
+    ChatMessage,
+    Command,
+    EngineCrashed,
+    EngineReady,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    ModelLoaded,
+    ProcessHost,
+    SamplingParams,
+    SaveState,
+    TokenText,
+    Unload,
+)
+from engine.remote import process_host
+from engine.remote.codec import LARGEST_BYTES, MessageError
+from engine.remote.death import Death, crash_of
+from tests.helpers.tiny_gguf import tiny_gguf
+
+if sys.platform == "win32":
+    pytest.skip("processes are ended by signals here", allow_module_level=True)
+
+ASK = (ChatMessage("user", "hello"),)
+LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
+SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+WAIT_S = 60
+
+
+class Office:
+    """A host in a process and the queue of its events."""
+
+    def __init__(self, command: tuple[str, ...] = process_host.PROGRAM) -> None:
+        self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
+        self.host = ProcessHost(self.events.put, command)
+
+    def until(self, wanted: Callable[[HostEvent], bool]) -> HostEvent:
+        """Skip to the first event that is wanted."""
+        while not wanted(found := self.events.get(timeout=WAIT_S)):
+            pass
+        return found
+
+    def first(self, kind: type) -> HostEvent:
+        return self.until(lambda found: isinstance(found.event, kind))
+
+    def run(self, command: Command) -> Event:
+        """Return the event that closes a command."""
+        number = self.host.submit(command)
+        closing = process_host.CLOSING_EVENTS
+        return self.until(
+            lambda found: found.generation == number and isinstance(found.event, closing)
+        ).event
+
+    def crash(self) -> tuple[int, Failed, EngineCrashed]:
+        """Return the next failure, which is a crash: its number, itself and the error."""
+        found = self.first(Failed)
+        assert isinstance(found.event, Failed)
+        assert isinstance(found.event.error, EngineCrashed)
+        return found.generation, found.event, found.event.error
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process ends within some seconds; a zombie of a dead parent has ended."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    made = Office()
+    yield made
+    pid = made.host.pid
+    assert made.host.close(20)
+    assert made.host.pid is None
+    assert pid is None or is_gone(pid)
+    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_gguf(tmp_path_factory.mktemp("model") / "m.gguf", n_ctx=64))
+
+
+def pid_of(host: ProcessHost) -> int:
+    while (pid := host.pid) is None:
+        time.sleep(0.01)
+    return pid
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "was killed (SIGKILL)"),
+        (signal.SIGSEGV, "crashed at an invalid memory address (SIGSEGV)"),
+        (signal.SIGABRT, "gave up after an internal error (SIGABRT)"),
+        (signal.SIGSTOP, "was stopped by another program"),
+    ],
+    ids=["kill", "segv", "abort", "stop"],
+)
+def test_a_death_is_told_in_words_and_the_next_load_answers(
+    office: Office, path: str, number: signal.Signals, said: str
+) -> None:
+    assert isinstance(office.run(Load(LoadParams(path, ("cpu", "cpu")))), ModelLoaded)
+    answering = office.host.submit(Generate(ASK, sampling=LONG))
+    waiting = office.host.submit(SaveState("never.state"))
+    office.first(TokenText)
+    os.kill(pid_of(office.host), number)
+    start = time.monotonic()
+    generation, failed, error = office.crash()
+    assert time.monotonic() - start < 5
+    assert generation == answering
+    assert failed.is_model_lost
+    assert error.message == f"The engine {said} while answering on cpu."
+    assert "Load the model again" in error.hint
+    if number in (signal.SIGSEGV, signal.SIGABRT):
+        assert "Fatal Python error" in error.hint, "the trace says where"
+        assert "File " in error.hint
+    generation, failed, _ = office.crash()
+    assert generation == waiting
+    assert not failed.is_model_lost, "it was lost before"
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+    finished = office.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(finished, Finished)
+    assert finished.usage.completion_tokens == 5
+
+
+def test_a_death_while_idle_is_told_too_and_only_a_command_starts_another(
+    office: Office, path: str
+) -> None:
+    os.kill(pid_of(office.host), signal.SIGKILL)
+    generation, failed, error = office.crash()
+    assert (generation, failed.is_model_lost) == (0, False)
+    assert error.message.startswith("The engine was killed (SIGKILL) while ")
+    assert office.host.pid is None
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+    os.kill(pid_of(office.host), signal.SIGKILL)
+    generation, failed, error = office.crash()
+    assert (generation, failed.is_model_lost) == (0, True)
+    assert error.message == "The engine was killed (SIGKILL) while it was idle on cpu."
+
+
+def test_a_command_that_cannot_be_sent_fails_alone(office: Office, path: str) -> None:
+    office.run(Load(LoadParams(path)))
+    failed = office.run(Generate(prompt="x" * LARGEST_BYTES))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, MessageError)
+    assert not failed.is_model_lost
+    assert isinstance(office.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
+def test_the_first_event_is_that_the_engine_is_ready_also_after_deaths(
+    office: Office, path: str
+) -> None:
+    first = office.events.get(timeout=WAIT_S)
+    assert first.generation == 0
+    assert isinstance(first.event, EngineReady)
+    os.kill(pid_of(office.host), signal.SIGKILL)
+    office.crash()
+    number = office.host.submit(Unload())
+    assert office.events.get(timeout=WAIT_S).generation == number, "ready is said once"
+
+
+def program(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+def test_three_deaths_in_a_short_time_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(program("import sys; sys.exit('it is broken')"))
+    for number in range(3):
+        generation, failed, error = office.crash()
+        assert generation == number
+        assert error.message == (
+            "The engine ended by itself (exit status 1) while it was starting."
+        )
+        assert "it is broken" in error.hint
+        assert not failed.is_model_lost
+        office.host.submit(Unload())
+    generation, _, error = office.crash()
+    assert generation == 3
+    assert "3 times within 5 minutes" in error.message
+    assert "Wait 5 minutes" in error.hint
+    assert office.host.pid is None
+    monkeypatch.setattr(process_host, "DEATHS_S", 0.0)
+    office.host.submit(Unload())
+    assert "while it was starting" in office.crash()[2].message, "later it is tried again"
+    assert office.host.close()
+
+
+def test_a_program_that_is_not_there_is_a_sentence() -> None:
+    office = Office(("/nonexistent/python",))
+    assert "cannot be started" in office.crash()[2].message
+    assert office.host.close()
+
+
+@pytest.mark.parametrize("data", [b"x", b'[1,{"type":"Popen"}]', b"\x80\x04N."])
+def test_a_process_that_sends_nonsense_is_ended(data: bytes) -> None:
+    code = (
+        "import sys, time; from multiprocessing.connection import Connection\n"
+        f"Connection(int(sys.argv[1])).send_bytes({data!r}); time.sleep(60)"
+    )
+    office = Office(program(code))
+    assert "sent something wrong" in office.crash()[2].message
+    assert office.host.close()
+
+
+def test_a_process_that_hangs_is_ended_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.remote.child.SILENT_S", 1.0)
+    code = "import faulthandler, time; faulthandler.enable(); time.sleep(60)"
+    office = Office(program(code))
+    _, _, error = office.crash()
+    assert "no sign of life" in error.message
+    assert "Fatal Python error" in error.hint
+    assert office.host.close()
+
+
+def test_what_does_not_end_in_time_is_killed() -> None:
+    office = Office(program("import time; time.sleep(60)"))
+    pid = pid_of(office.host)
+    assert not office.host.close(0.3)
+    assert is_gone(pid)
+    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+
+
+def test_a_cancel_reaches_a_process_that_was_still_starting(path: str) -> None:
+    office = Office()
+    number = office.host.submit(Load(LoadParams(path)))
+    office.host.cancel()
+    found = office.until(lambda found: found.generation == number)
+    assert isinstance(found.event, Failed)
+    assert "cancelled" in found.event.error.message
+    assert office.host.close(20)
+
+
+PARENT = """
+import sys, time
+from engine import Generate, Load, LoadParams, ModelLoaded, ProcessHost, SamplingParams, TokenText
+def said(event):
+    if isinstance(event.event, TokenText):
+        print(host.pid, flush=True)
+host = ProcessHost(said)
+host.submit(Load(LoadParams(sys.argv[1])))
+sampling = SamplingParams(max_tokens=100_000, ignore_eos=True, on_overflow="shift")
+host.submit(Generate(prompt="hello", sampling=sampling))
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+def test_no_engine_outlives_the_window(path: str, number: int, is_stopped: bool) -> None:
+    command = [sys.executable, "-c", PARENT, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        if is_stopped and sys.platform == "linux":
+            os.kill(pid, signal.SIGSTOP)  # what cannot notice that its connection has ended
+        parent.send_signal(number)
+        parent.wait(20)
+        assert is_gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_short", "said"),
+    [
+        (-9, True, "had run out of memory"),
+        (-9, False, "Load the model again"),
+        (-11, True, "Load the model again"),
+    ],
+)
+def test_a_kill_for_lack_of_memory_is_explained(code: int, is_short: bool, said: str) -> None:
+    error = crash_of(Death(code, "", (), is_short), "while answering")
+    assert said in error.hint
+    assert ("memory" in error.hint) == (said == "had run out of memory")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(0xC0000005, "invalid memory address"), (3, "exit status 3"), (-64, "ended (SIGRTMAX)")],
+)
+def test_other_ends_are_told_as_well(code: int, said: str) -> None:
+    assert said in str(crash_of(Death(code, "", (), False), "while it was idle"))
+
+
+def test_the_log_of_a_death_is_cut() -> None:
+    log = tuple(f"{at} " + "x" * 500 for at in range(200))
+    hint = crash_of(Death(1, "", log, False), "while it was idle").hint
+    assert len(hint) < 500
+    assert " | 199 xxx" in hint

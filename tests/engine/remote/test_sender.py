@@ -1,0 +1,129 @@
+"""What the engine's process sends by itself: batches of tokens, urgent events, heartbeats."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine import (
+    EngineCrashed,
+    Failed,
+    Finished,
+    HostEvent,
+    StateLoaded,
+    Timings,
+    TokenText,
+    Usage,
+)
+from engine.remote import sender as sender_module
+from engine.remote.channel import Channel, connected_pair
+from engine.remote.messages import (
+    FROM_ENGINE,
+    TO_ENGINE,
+    BeatMessage,
+    EventsMessage,
+    FromEngine,
+    ToEngine,
+)
+from engine.remote.sender import EventSender
+
+END = Finished("stop", Usage(1, 0, 3), Timings())
+
+
+class Wire:
+    """A sender and the other end of its connection."""
+
+    def __init__(self) -> None:
+        theirs, ours = connected_pair()
+        self.sender = EventSender(Channel[FromEngine, ToEngine](theirs, FROM_ENGINE, TO_ENGINE))
+        self.channel = Channel[ToEngine, FromEngine](ours, TO_ENGINE, FROM_ENGINE)
+        self._theirs = theirs
+
+    def batch(self) -> tuple[HostEvent, ...]:
+        """Return the events of the next message that has any."""
+        while not isinstance(message := self.channel.receive(10), EventsMessage):
+            assert message is not None
+        return message.events
+
+    def close(self) -> None:
+        self.sender.close()
+        self._theirs.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    monkeypatch.setattr(sender_module, "FRAME_S", 30.0)  # no test waits for a frame
+    made = Wire()
+    yield made
+    made.close()
+    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+
+
+def token(at: int) -> HostEvent:
+    return HostEvent(1, TokenText(str(at), (at,)))
+
+
+def test_tokens_wait_for_the_frame_and_go_in_one_message(wire: Wire) -> None:
+    wire.sender.put(token(0))
+    assert wire.batch() == (token(0),), "the first one does not wait"
+    for at in range(1, 200):
+        wire.sender.put(token(at))
+    wire.sender.put(HostEvent(1, END))
+    assert wire.batch() == (*map(token, range(1, 200)), HostEvent(1, END)), "in order"
+
+
+def test_tokens_alone_come_at_the_frame_rate(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "FRAME_S", 0.2)
+    start, n_messages, seen = time.monotonic(), 0, 0
+    writer = threading.Thread(target=lambda: [wire.sender.put(token(at)) for at in range(500)])
+    writer.start()
+    while seen < 500:
+        n_messages += 1
+        for event in wire.batch():
+            assert event == token(seen)
+            seen += 1
+    writer.join()
+    assert n_messages <= 2 + (time.monotonic() - start) / 0.2
+
+
+def test_closing_sends_what_waits() -> None:
+    wire = Wire()
+    wire.sender.put(token(0))
+    wire.batch()
+    wire.sender.put(token(1))
+    wire.sender.close()
+    assert wire.batch() == (token(1),)
+    wire.close()
+
+
+def test_an_engine_that_says_nothing_still_has_a_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sender_module, "BEAT_S", 0.01)
+    wire = Wire()
+    for _ in range(5):
+        assert wire.channel.receive(10) == BeatMessage()
+    wire.close()
+
+
+def test_an_event_that_cannot_be_sent_fails_its_command_and_no_other(wire: Wire) -> None:
+    wire.sender.put(token(0))
+    assert wire.batch() == (token(0),)
+    wire.sender.put(token(1))
+    wire.sender.put(HostEvent(2, StateLoaded("x", (object(),))))  # type: ignore[arg-type]
+    assert wire.batch() == (token(1),)
+    (event,) = wire.batch()
+    assert event.generation == 2
+    assert isinstance(event.event, Failed)
+    assert isinstance(event.event.error, EngineCrashed)
+    wire.sender.put(HostEvent(3, END))
+    assert wire.batch() == (HostEvent(3, END),)
+
+
+def test_nobody_waits_for_a_window_that_is_gone(wire: Wire) -> None:
+    wire.channel.close()
+    for at in range(3):
+        wire.sender.put(HostEvent(at, END))
+    wire.sender.close()
