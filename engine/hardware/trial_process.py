@@ -7,36 +7,21 @@ request as one line of JSON, and writes a line of JSON before each trial and one
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+from engine.programs import NO_WINDOW, child_environment
 
 MOST_SAID = 2000
 """Bytes of a failed child's error output that go to the log."""
 
-NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
-"""Creation flag that keeps Windows from opening a console window."""
-
 HUNG = "hung"
 """Last message of a child that fell silent."""
-
-
-def program_command(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module; nothing in the working directory is imported."""
-    return sys.executable, "-P", "-m", module
-
-
-def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with other variables, and with this package on the path."""
-    paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
-    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class TrialProcess:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from engine.devices.routes import Pair, Place
 from engine.devices.torch_build import find_torch_build
 from engine.devices.visibility import variables_for
-from engine.hardware.trial_process import HUNG, TrialProcess, program_command
+from engine.hardware.trial_process import HUNG, TrialProcess
 from engine.planning.speed.link_records import Means, TrialRecord, trial_from
+from engine.programs import program_command
 
 log = logging.getLogger(__name__)
 

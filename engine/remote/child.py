@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from engine.hardware.trial_process import NO_WINDOW, child_environment
+from engine.programs import NO_WINDOW, child_environment
 from engine.remote.channel import Channel, connected_pair
 from engine.remote.codec import MessageError
 from engine.remote.death import Death, oom_kills

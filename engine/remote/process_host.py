@@ -23,8 +23,8 @@ from engine.events import (
     Tuned,
 )
 from engine.generation.results import Finished
-from engine.hardware.trial_process import program_command
 from engine.host import EventSink
+from engine.programs import program_command
 from engine.remote.child import EngineProcess
 from engine.remote.codec import MessageError
 from engine.remote.death import crash_of, doing_of

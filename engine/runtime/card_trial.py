@@ -14,7 +14,8 @@ import torch
 from engine.devices.types import DeviceInfo
 from engine.devices.visibility import variables_for
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
-from engine.hardware.trial_process import HUNG, TrialProcess, program_command
+from engine.hardware.trial_process import HUNG, TrialProcess
+from engine.programs import program_command
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -20,19 +19,17 @@ from pathlib import Path
 
 from engine.devices.torch_build import TorchBuild
 from engine.devices.types import DeviceSnapshot
+from engine.programs import NO_WINDOW, child_environment, program_command
 
 __all__ = ["TorchGpu", "ask_torch", "read_torch_gpu"]
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "engine.hardware.torch_listing")
-"""Command of the child; with -P nothing in the working directory is imported."""
+COMMAND = program_command("engine.hardware.torch_listing")
+"""Command of the child."""
 
 ANSWER_S = 60.0
 """Seconds for the child to import torch and open the GPUs."""
-
-NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
-"""Creation flag that keeps Windows from opening a console window."""
 
 SYSTEM32 = Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32"
 
@@ -125,11 +122,9 @@ def _gpus_of_child() -> tuple[TorchGpu, ...]:
         OSError, SubprocessError: it does not start, fails or falls silent.
         ValueError, TypeError, KeyError: it says something else.
     """
-    paths = str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
-        COMMAND, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace",
-        timeout=ANSWER_S, check=True, creationflags=NO_WINDOW,
+        COMMAND, env=child_environment(), capture_output=True, text=True, encoding="utf-8",
+        errors="replace", timeout=ANSWER_S, check=True, creationflags=NO_WINDOW,
     )  # fmt: skip
     answer: Mapping[str, object] = json.loads(done.stdout.splitlines()[-1] if done.stdout else "")
     if answer["problem"]:
