@@ -1,6 +1,6 @@
 """Turns text into tokens and back: tokenizers and chat templates from GGUF metadata.
 
-Imports no torch, and of the engine only `errors` and `gguf`.
+Imports no torch, and of the engine only `errors`, `gguf` and `templates`.
 """
 
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata, fallback_template

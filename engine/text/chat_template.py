@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from engine.errors import TemplateError
-from engine.text.sandbox import MAX_SECONDS, BoundedEnvironment, limited
+from engine.templates.limits import MAX_SECONDS
+from engine.templates.renderer import shared_renderer
 
 if TYPE_CHECKING:
     from engine.gguf.metadata import Metadata
@@ -19,7 +15,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-MAX_SOURCE = 1 << 20  # characters of a template
 KEY = "tokenizer.chat_template"
 
 DEFAULT_TEMPLATE = """\
@@ -30,10 +25,6 @@ DEFAULT_TEMPLATE = """\
 """
 
 
-class Rejected(jinja2.TemplateError):
-    """Error of a template that called `raise_exception`."""
-
-
 class ChatTemplate:
     """The chat template of a model.
 
@@ -42,7 +33,7 @@ class ChatTemplate:
         bos_token: text of BOS, "" where the model has none.
         eos_token: text of EOS, "" where the model has none.
         is_fallback: whether the model has no template, so that plain "User: …" text is used.
-        max_seconds: longest time that rendering may take.
+        max_seconds: longest time that compiling and rendering may take.
 
     Attributes:
         stop_strings: strings at which to cut a reply, as no token of the model ends it.
@@ -79,53 +70,22 @@ class ChatTemplate:
             tools: JSON schemas of the functions that the model may call.
             add_generation_prompt: whether to end where the assistant begins to speak.
             now: current time for the template; None for that of the clock.
-            variables: more template variables, such as enable_thinking=False.
+            variables: more template variables, such as enable_thinking=False; for JSON.
 
         Raises:
-            TemplateError: the template is broken, rejects the conversation, or does not end.
+            TemplateError: the template is broken, rejects the conversation, or takes too much time
+                or memory.
         """
         given = {
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
             "documents": None,
-            "strftime_now": lambda form: (now or datetime.now()).strftime(form),
             **variables,
             "messages": list(messages),
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            return self._render(given)
-        except Rejected as error:
-            raise TemplateError(
-                f"The model's chat template rejects this conversation: {error.message}"
-            ) from error
-        except TemplateError:
-            raise
-        except Exception as error:  # a template can make Python raise anything
-            raise TemplateError(
-                f"The model's chat template does not work: {_describe(error)}.",
-                "Choose another chat template for this model.",
-            ) from error
-
-    def _render(self, given: dict[str, Any]) -> str:
-        parts: list[str] = []
-        n_chars = 0
-        with limited(self._max_seconds) as budget:
-            for part in self._template.generate(given):
-                parts.append(part)
-                n_chars += len(part)
-                budget.check_size(n_chars)
-        return "".join(parts)
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        if len(self.source) > MAX_SOURCE:
-            raise TemplateError(
-                f"The model's chat template has {len(self.source)} characters; "
-                f"at most {MAX_SOURCE} are accepted."
-            )
-        return _environment().from_string(self.source)
+        return shared_renderer.render(self.source, given, self._max_seconds, now)
 
 
 def fallback_template(bos_token: str = "", eos_token: str = "") -> ChatTemplate:
@@ -134,40 +94,14 @@ def fallback_template(bos_token: str = "", eos_token: str = "") -> ChatTemplate:
 
 
 def chat_template_from_metadata(meta: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
-    """Return the template of a model file, or the fallback."""
+    """Return the template of a model file, or the fallback.
+
+    The process that will render it starts meanwhile, so that the first message need not wait.
+    """
+    shared_renderer.prepare()
     bos, eos = (
         "" if token_id is None else tokenizer.token_text(token_id)
         for token_id in (tokenizer.bos_id, tokenizer.eos_id)
     )
     source = meta.str(KEY, "")
     return ChatTemplate(source, bos, eos) if source.strip() else fallback_template(bos, eos)
-
-
-def _environment() -> BoundedEnvironment:
-    environment = BoundedEnvironment({"tojson": _to_json})
-    environment.globals["raise_exception"] = _reject
-    return environment
-
-
-def _reject(message: object) -> None:
-    raise Rejected(str(message))
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return `value` as JSON, without Jinja's HTML escapes, which would end up in the prompt."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _describe(error: Exception) -> str:
-    where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply, or calls itself without end"
-    return where + (str(error) or type(error).__name__).rstrip(".")

@@ -18,6 +18,7 @@ TORCH_FREE_PACKAGES = [
     "engine.planning",
     "engine.sampling",
     "engine.sharding",
+    "engine.templates",
     "engine.text",
 ]
 """Packages that plan, read headers, declare models and handle text."""
@@ -36,6 +37,7 @@ TORCH_FREE = [
     "engine.host",
     "engine.json_file",
     "engine.measuring.benchmark",
+    "engine.programs",
     "engine.progress",
     "engine.remote.process_host",
     "engine.remote.program",

@@ -107,7 +107,7 @@ def test_what_a_template_refuses_is_said_in_its_words() -> None:
         ("{{ 'a' + 1 }}", "str"),
         ("{% include 'other' %}", "no loader"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested too deeply"),
-        ("x" * (1 << 20) + "y", "1048577 characters"),
+        ("x" * (128 << 10) + "y", "131073 characters"),
     ],
 )
 def test_a_broken_template_is_an_error_with_its_reason(source: str, problem: str) -> None:
@@ -216,6 +216,13 @@ def test_a_long_conversation_is_within_the_budget() -> None:
     )
     assert len(ChatTemplate(source).render(messages)) > 3_000_000
     assert len(ChatTemplate(source).render([{"content": "word " * 500_000}])) > 3_000_000
+
+
+def test_a_template_that_counts_the_messages_at_each_of_them_takes_long_chats() -> None:
+    """As many templates do; counting is not charged for what all the messages hold."""
+    source = "{% for m in messages %}{% if loop.index == messages | length %}{{ m.content }}{% endif %}{% endfor %}"  # noqa: E501
+    messages = [{"role": "user", "content": "word " * 200}] * 2999 + HELLO
+    assert ChatTemplate(source).render(messages) == "Hello"
 
 
 def test_threads_have_budgets_of_their_own() -> None:

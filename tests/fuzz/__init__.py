@@ -1,0 +1,1 @@
+"""Attacks with generated input: more than a minute each, run on demand."""
