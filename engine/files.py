@@ -1,8 +1,9 @@
-"""Finds the folders for files, and replaces files atomically."""
+"""Finds the folders for files, tells who can write there, and replaces files atomically."""
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -56,6 +57,49 @@ def tandem_folder(kind: Kind) -> Path | None:
         return None
     shares_base = sys.platform == "win32" and kind == "cache"  # with the configuration
     return base / "Tandem" / "cache" if shares_base else base / "Tandem"
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder, and those above it that are missing, for this user alone.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def exposure(folder: Path) -> str:
+    """Return how other users could put code into a folder, as a clause; "" if they cannot.
+
+    The folder must belong to this user or to root, who alone may write there, and none of those
+    above it may be one in which everybody can replace it. A folder that does not exist yet is not
+    exposed, and nor is any on Windows, where a user's folders are private.
+    """
+    try:
+        if why := exposed(folder.stat()):
+            return f"{folder} {why}"
+        for above in {*folder.absolute().parents, *folder.resolve().parents}:
+            mode = above.stat().st_mode
+            if sys.platform != "win32" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return f"{above}, above {folder}, can be written by everybody"
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{folder} cannot be checked ({error.strerror})"
+    return ""
+
+
+def exposed(status: os.stat_result) -> str:
+    """Return why other users can write to a file or folder, as a predicate; "" if they cannot."""
+    if sys.platform == "win32":
+        return ""
+    if status.st_uid not in (os.geteuid(), 0):
+        return "belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written by other users"
+    return ""
 
 
 @contextmanager

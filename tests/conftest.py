@@ -7,6 +7,7 @@ not installed at all, as on a server with GPUs, the tests of the window are left
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,7 +84,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "TANDEM_KERNEL_CACHE" in os.environ:
         return
     cache = getattr(config, "cache", None)
-    folder = cache.mkdir("kernels") if cache else tempfile.mkdtemp(prefix="tandem-kernels-")
+    folder = cache.mkdir("kernels") if cache else Path(tempfile.mkdtemp(prefix="tandem-kernels-"))
+    with suppress(PermissionError):
+        folder.chmod(0o700)  # others could put code there
     os.environ["TANDEM_KERNEL_CACHE"] = str(folder)
 
 

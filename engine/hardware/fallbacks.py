@@ -83,7 +83,7 @@ _WORDS: dict[FallbackKind, _Words] = {
     "compiling": _Words(
         "Kernels for GPUs are compiled anew at each start",
         "Loading is slower.",
-        "Let TANDEM_KERNEL_CACHE name a folder with free space.",
+        "Let TANDEM_KERNEL_CACHE name a folder with free space that only you can write.",
     ),
     "launcher": _Words(
         "Kernels are started without Triton's own launcher",

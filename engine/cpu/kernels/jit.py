@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import sys
 import tempfile
@@ -19,7 +20,9 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.files import user_folder
+from engine.files import exposed, exposure, make_private, user_folder
+
+log = logging.getLogger(__name__)
 
 Build = Callable[[ir.Module], None]
 """Function that writes a module's IR."""
@@ -84,8 +87,14 @@ def _sources() -> str:
 
 
 def _cached(name: str, make: Callable[[], bytes]) -> bytes:
-    """Read object code from the disk cache, or make it and store it there."""
+    """Read object code from the disk cache, or make it and store it there.
+
+    A folder into which other users could have put code is not used.
+    """
     folder = cache_folder()
+    if folder and (why := exposure(folder)):
+        _warn(why)
+        folder = None
     path = folder / f"{name}.o" if folder else None
     code = _read(path) if path else None
     if code is None:
@@ -93,6 +102,12 @@ def _cached(name: str, make: Callable[[], bytes]) -> bytes:
         if path:
             _write(path, code)
     return code
+
+
+@cache
+def _warn(why: str) -> None:
+    """Say once in the log why nothing is kept."""
+    log.warning("kernels for the CPU are compiled anew at each start: %s", why)
 
 
 def cache_folder() -> Path | None:
@@ -186,9 +201,13 @@ def _digest(text: str, isa: Isa) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """Read object code from a file and check its hash; None if it is missing or damaged."""
+    """Read object code from a file and check its hash; None if it is missing or damaged.
+
+    None as well if another user could have written the file.
+    """
     try:
-        stored = path.read_bytes()
+        with path.open("rb") as file:
+            stored = b"" if exposed(os.fstat(file.fileno())) else file.read()
     except OSError:
         return None
     mark, code = stored[:32], stored[32:]
@@ -198,7 +217,7 @@ def _read(path: Path) -> bytes | None:
 def _write(path: Path, code: bytes) -> None:
     """Store object code in a file atomically; a full disk is ignored."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:

@@ -2,6 +2,7 @@
 
 Triton keys the kernels by their source and target. Tandem chooses the folder and deletes those of
 other versions some time after their last use. The user's variable TRITON_CACHE_DIR has precedence.
+Triton runs what it finds there, so that a folder into which other users can write is not used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 from engine.errors import EngineError
+from engine.files import exposure, make_private
 from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.json_file import cache_folder
 from engine.version import package_version
@@ -54,27 +56,36 @@ def use_cache(target: str, triton_version: str) -> Path:
         target: name of the targets of all GPUs together, such as "sm90".
 
     Returns:
-        The folder: the user's choice, Tandem's, or a temporary one where nothing can be kept.
+        The folder: the user's choice, Tandem's, or a temporary one where nothing can be kept, or
+        where other users could have put kernels.
 
     Raises:
         EngineError: no file can be written anywhere.
     """
     with _lock:
         named = os.environ.get(VARIABLE)
-        if named:
+        if named and not (problem := exposure(Path(named))):
             return Path(named)
+        if named:
+            return _without(problem)
         version = "-".join(filter(None, (package_version(), triton_version)))
         base = _base()
         folder = base and short_path(base / f"{version}-{target}")
         problem = "there is no folder for it" if folder is None else writing_problem(folder)
         if folder is None or problem:
-            _report(problem)
-            folder = _temporary_folder()
-        else:
-            os.utime(folder)
-            prune(folder, version)
+            return _without(problem)
+        os.utime(folder)
+        prune(folder, version)
         os.environ[VARIABLE] = str(folder)
         return folder
+
+
+def _without(problem: str) -> Path:
+    """Make Triton use a temporary folder, report why, and return the folder."""
+    _report(problem)
+    folder = _temporary_folder()
+    os.environ[VARIABLE] = str(folder)
+    return folder
 
 
 def _report(why: str) -> None:
@@ -107,14 +118,15 @@ def leave_cache(folder: str, error: OSError) -> None:
             return
         if folder in map(str, _temporary):
             raise _no_place(error) from error
-        _report(f"{folder} takes no more files ({error.strerror})")
-        os.environ[VARIABLE] = str(_temporary_folder())
+        _without(f"{folder} takes no more files ({error.strerror})")
 
 
 def writing_problem(folder: Path) -> str:
-    """Create a folder; return why files cannot be written into it, "" if they can."""
+    """Create a folder; return why this user's kernels cannot be kept there, "" if they can."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
+        if why := exposure(folder):
+            return why
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
         n_free = shutil.disk_usage(folder).free

@@ -13,6 +13,7 @@ from llvmlite import ir
 from engine.cpu.kernels import jit
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.values import I64, function
+from engine.files import exposed, exposure
 from tests.helpers.golden import REPO
 
 WITHOUT_IR = {
@@ -127,6 +128,72 @@ def test_a_folder_in_the_place_of_a_file_does_no_harm(folder: Path, compiler: Co
     path.mkdir()
     assert results() == [23, 40]
     assert list(folder.iterdir()) == [path]
+
+
+needs_owners = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+needs_root = pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() != 0, reason="only root can give files away"
+)
+OTHER_USER = 12345
+
+
+def test_what_is_kept_is_for_this_user_alone(folder: Path) -> None:
+    results()
+    (path,) = folder.iterdir()
+    assert not any(exposed(place.stat()) for place in (path, folder, folder.parent))
+
+
+@needs_owners
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o775, 0o757, 0o722, 0o1777], ids=oct)
+def test_a_folder_that_others_can_write_is_not_used(
+    folder: Path, compiler: Compiler, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    results()
+    (path,) = folder.iterdir()
+    folder.chmod(mode)
+    assert exposure(folder) == f"{folder} can be written by other users"
+    assert results() == results("others") == [23, 40]
+    assert compiler.n_modules == 3, "nothing is read from there"
+    assert list(folder.iterdir()) == [path], "nor written"
+    assert caplog.text.count(str(folder)) == 1, "it is said once"
+    folder.chmod(0o755)
+    results()
+    assert compiler.n_modules == 3
+
+
+@needs_owners
+def test_a_folder_that_everybody_can_replace_is_not_used(folder: Path, compiler: Compiler) -> None:
+    results()
+    folder.parent.chmod(0o777)
+    assert "can be written by everybody" in exposure(folder)
+    results()
+    assert compiler.n_modules == 2
+    folder.parent.chmod(0o1777)  # as /tmp, where only owners can replace what is theirs
+    results()
+    assert compiler.n_modules == 2
+
+
+@needs_owners
+def test_a_file_that_others_could_write_is_compiled_anew(folder: Path, compiler: Compiler) -> None:
+    results()
+    (path,) = folder.iterdir()
+    path.chmod(0o666)
+    assert results() == [23, 40]
+    assert compiler.n_modules == 2
+    assert not exposed(path.stat()), "it is replaced"
+
+
+@needs_root
+def test_a_folder_or_file_of_another_user_is_not_used(folder: Path, compiler: Compiler) -> None:
+    results()
+    (path,) = folder.iterdir()
+    os.chown(path, OTHER_USER, -1)
+    results()
+    assert compiler.n_modules == 2
+    os.chown(folder, OTHER_USER, -1)
+    assert exposure(folder) == f"{folder} belongs to another user"
+    results()
+    assert compiler.n_modules == 3
 
 
 def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.errors import EngineError
+from engine.files import exposure
 from engine.gpu.launch import kernel_cache, launcher_choice, own_launcher
 from engine.gpu.launch.own_launcher import (
     OwnDriver,
@@ -343,6 +344,26 @@ def test_a_folder_that_takes_no_files_is_reported(
     monkeypatch.delenv("TANDEM_KERNEL_CACHE")
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     assert kernel_cache.use_cache("sm90", "3.7").is_dir(), "a user without a home"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize("variable", ["TANDEM_KERNEL_CACHE", "TRITON_CACHE_DIR"])
+@pytest.mark.parametrize("mode", [0o777, 0o770], ids=oct)
+def test_a_folder_that_others_can_write_is_not_used(
+    fresh: Path, shared: Fallbacks, monkeypatch: pytest.MonkeyPatch, variable: str, mode: int
+) -> None:
+    """Triton runs the kernels and programs that it finds there."""
+    folder = kernel_cache.use_cache("sm90", "3.7") if "TANDEM" in variable else fresh / "theirs"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(mode)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder) if variable == "TRITON_CACHE_DIR" else "")
+    used = kernel_cache.use_cache("sm90", "3.7")
+    assert used != folder
+    assert not exposure(used)
+    assert kernel_cache.cache_in_use() == str(used)
+    (found,) = shared.current
+    assert found.why == f"{folder} can be written by other users"
+    assert "only you can write" in found.help
 
 
 def test_where_no_file_can_be_written_there_is_a_sentence(
