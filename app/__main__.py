@@ -16,7 +16,7 @@ from app.cli.facts import (
     run_inspect,
     run_plan,
 )
-from app.cli.output import note_error, prepare_streams, write
+from app.cli.output import CommandParser, note_error, prepare_streams, write
 from app.cli.score import add_perplexity, run_perplexity
 from app.cli.split.plans import add_plans, run_plans
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
@@ -65,16 +65,17 @@ def _run_command(arguments: Sequence[str]) -> int:
     name = arguments[0]
     summary, add_arguments, run = COMMANDS[name]
     sentence = f"{summary[0].upper()}{summary[1:]}."
-    parser = argparse.ArgumentParser(prog=f"tandem {name}", description=sentence)
+    parser = CommandParser(prog=f"tandem {name}", description=sentence)
     add_arguments(parser)
     run(parser.parse_args(arguments[1:]))
     return 0
 
 
 def _open_window(arguments: Sequence[str]) -> int:
+    prepare_streams()
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:{width}}  {summary}" for name, (summary, _, _) in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tandem",
         usage="tandem [MODEL.gguf | --demo] [--simulate RIG]\n       tandem COMMAND [options]\n"
         "       tandem --version",
@@ -97,7 +98,6 @@ def _open_window(arguments: Sequence[str]) -> int:
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     args = parser.parse_args(arguments)
     if args.version:
-        prepare_streams()
         write(f"tandem {version()}")
         return 0
     run_window = _import_window()

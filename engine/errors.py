@@ -35,16 +35,22 @@ from pathlib import Path
 
 GIB = 1 << 30
 
+MOST_CHARACTERS = 500
+"""Largest length of a message: files and templates decide what stands in some of them."""
+
 
 class EngineError(Exception):
     """Root class of all errors that a person may see.
 
     Args:
-        message: sentence that a person can act on.
+        message: sentence that a person can act on; of more than 500 characters, the middle
+            is left out.
         hint: sentence that says what to do about it; may be empty.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
+        if len(message) > MOST_CHARACTERS:
+            message = f"{message[: MOST_CHARACTERS - 201]}…{message[-200:]}"
         super().__init__(message, hint)
         self.message = message
         self.hint = hint

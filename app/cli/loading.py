@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import load_params
-from app.cli.output import note
+from app.cli.output import note, note_progress
 from app.cli.split.default_split import with_default_split
 from engine import LoadParams, LoadProgress
 
@@ -57,10 +56,9 @@ class LoadWatch:
         elif n_done > self._n_done and now > self._first[0]:
             self.bytes_per_s = (n_done - self._first[1]) / (now - self._first[0])
         self._n_done = n_done
-        if sys.stderr.isatty():
-            done = n_done / max(1, progress.total_bytes)
-            speed = f"  {self.bytes_per_s / 1e9:.1f} GB/s" if self.bytes_per_s else ""
-            note(f"\r\x1b[KLoading {done:4.0%}{speed}  {progress.doing}", end="")
+        done = n_done / max(1, progress.total_bytes)
+        speed = f"  {self.bytes_per_s / 1e9:.1f} GB/s" if self.bytes_per_s else ""
+        note_progress(f"Loading {done:4.0%}{speed}  {progress.doing}")
 
 
 def open_model(params: LoadParams, watch: LoadWatch | None = None) -> Model:
@@ -72,5 +70,4 @@ def open_model(params: LoadParams, watch: LoadWatch | None = None) -> Model:
     try:
         return engine.Model(params, on_progress=watch or LoadWatch())
     finally:
-        if sys.stderr.isatty():
-            note("\r\x1b[K", end="")
+        note_progress()

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, Final, NoReturn
 
+from app.printable import error_line, json_escaped, one_line, printable
 from app.units import GIB, MIB
 from engine import EngineError, Fallback
+
+CLEAR_LINE: Final = "\r\x1b[K"
+"""Sequence with which a terminal goes to the start of its line and clears it."""
+
+MOST_PROGRESS: Final = 200
+"""Largest number of characters of a line of progress."""
 
 
 def prepare_streams() -> None:
     """Make the standard streams able to carry any text.
 
     What the terminal's encoding cannot express is replaced, and so is input that is not in that
-    encoding; a stream that the caller has closed leads nowhere.
+    encoding; a stream that the caller has closed leads nowhere. What modules log goes to stderr.
     """
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -26,29 +35,62 @@ def prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 stays open
+    logging.lastResort = LogLines(logging.WARNING)
 
 
 def write(text: str = "", end: str = "\n") -> None:
-    """Write to stdout at once, so that streamed text appears as it comes."""
-    sys.stdout.write(text + end)
+    """Write to stdout at once, so that streamed text appears as it comes.
+
+    A terminal gets no characters that it would obey; files and other programs get all of them.
+    """
+    sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + end)
     sys.stdout.flush()
 
 
-def note(text: str, end: str = "\n") -> None:
-    """Write to stderr: progress, warnings and errors, never results."""
-    sys.stderr.write(text + end)
-    sys.stderr.flush()
+def note(text: str) -> None:
+    """Write warnings and remarks to stderr, without characters that a terminal obeys."""
+    _write_error(printable(text) + "\n")
+
+
+def note_progress(text: str = "") -> None:
+    """Show what is going on in the last line of a terminal, in place of what was there."""
+    if sys.stderr.isatty():
+        line = " ".join(printable(text).splitlines())
+        _write_error(f"{CLEAR_LINE}{line[:MOST_PROGRESS]}")
 
 
 def note_error(error: EngineError) -> None:
     """Write an error and its hint to stderr, in one line."""
-    note(" ".join(f"{error} {error.hint}".split()))
+    note(error_line(str(error), error.hint))
+
+
+def _write_error(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser whose errors are printable lines, though they name what was given."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(error_line(message))
+
+
+class LogLines(logging.Handler):
+    """Handler that writes what modules log as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            note(self.format(record))
+        except OSError:
+            self.handleError(record)
 
 
 def write_json(document: Any) -> None:
     """Write the JSON document of a `--json` run; dataclasses become objects."""
     is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
-    write(json.dumps(document, default=_plain, ensure_ascii=not is_utf8, indent=2))
+    text = json.dumps(document, default=_plain, ensure_ascii=not is_utf8, indent=2)
+    write(json_escaped(text))
 
 
 def fallback_fields(fallbacks: Iterable[Fallback]) -> list[dict[str, Any]]:
@@ -65,19 +107,15 @@ def _plain(value: Any) -> Any:
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int]) -> str:
     """Return a table with columns as wide as their widest cell, those in `right` right-aligned.
 
-    Control characters, which names from a file may hold, are replaced: a terminal would obey them.
+    Names from a file may hold line breaks and control characters: each cell is one printable line.
     """
-    lines = [[_printable(cell) for cell in line] for line in (headers, *rows)]
+    lines = [[one_line(cell) for cell in line] for line in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
 
     def cell(text: str, index: int) -> str:
         return text.rjust(widths[index]) if index in right else text.ljust(widths[index])
 
     return "\n".join("  ".join(cell(t, i) for i, t in enumerate(line)).rstrip() for line in lines)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def size(n_bytes: int) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, model_path
 from app.cli.loading import load, note_warnings
-from app.cli.output import fallback_fields, note, write, write_json
+from app.cli.output import fallback_fields, note_progress, write, write_json
 from app.cli.talk import read_text
 from engine import perplexity, read_model_info
 
@@ -43,5 +42,4 @@ def run_perplexity(args: argparse.Namespace) -> None:
 
 
 def _show(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        note(f"\r{done}/{total} chunks", end="\n" if done == total else "")
+    note_progress(f"{done}/{total} chunks" if done < total else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from app.cli.arguments import (
 from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
 from app.cli.loading import LoadWatch, open_model
-from app.cli.output import note, write, write_json
+from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
 from app.cli.split.plan_option import note_speed, now, plan_params
 from app.cli.tune.learning import learn
@@ -292,13 +291,11 @@ def _bench_test(
 
 
 def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        note(f"\r\x1b[K{text} …", end="")
+    note_progress(f"{text} …")
 
 
 def _show(report: Report, rows: Sequence[BenchRow], args: argparse.Namespace) -> None:
-    if sys.stderr.isatty():
-        note("\r\x1b[K", end="")
+    note_progress()
     if args.json:
         write_json(report.document(rows))
     elif args.csv:

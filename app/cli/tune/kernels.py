@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import model_path
-from app.cli.output import note, percent, table, write, write_json
+from app.cli.output import note_progress, percent, table, write, write_json
 from app.cli.talk import Interrupt
 from engine import parse_devices
 
@@ -30,8 +29,7 @@ def run_tune_kernels(args: argparse.Namespace) -> None:
             on_progress=_stepped,
             is_cancelled=interrupt,
         )
-    if sys.stderr.isatty():
-        note("\r\x1b[K", end="")
+    note_progress()
     if args.json:
         write_json({"kernels": found})
     else:
@@ -39,8 +37,7 @@ def run_tune_kernels(args: argparse.Namespace) -> None:
 
 
 def _stepped(n_done: int, n_total: int, what: str) -> None:
-    if sys.stderr.isatty():
-        note(f"\r\x1b[K{n_done} of {n_total}: {what} …", end="")
+    note_progress(f"{n_done} of {n_total}: {what} …")
 
 
 def text(found: Sequence[KernelTuning]) -> str:

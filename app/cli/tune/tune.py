@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import closing
 from typing import Any
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_json, add_load, add_model, load_params
 from app.cli.command import command_for
-from app.cli.output import fallback_fields, note, percent, table, write, write_json
+from app.cli.output import fallback_fields, note, note_progress, percent, table, write, write_json
 from app.cli.split.plans import save_plan
 from app.cli.talk import Interrupt
 from app.cli.tune.kernels import run_tune_kernels
@@ -84,8 +83,7 @@ def run_tune(args: argparse.Namespace) -> None:
         args.devices = ",".join(device.id for device in list_devices() if device.usable)
     params = load_params(args)
     result = _last(params, args.goal) if args.last else _searched(params, args)
-    if sys.stderr.isatty():
-        note("\r\x1b[K", end="")
+    note_progress()
     winner = result.winner
     if winner is None:
         raise EngineError(result.reason or "Nothing was measured.", "Give it more time or memory.")
@@ -132,11 +130,9 @@ def _started(estimate: TuneEstimate) -> None:
 
 
 def _stepped(step: TuneProgress) -> None:
-    if not sys.stderr.isatty():
-        return
     best = f", the best so far {step.best.decode_ts:.1f} t/s" if step.best else ""
     where = f"{','.join(step.trial.devices)} {_shares(step.trial)}"
-    note(f"\r\x1b[K{step.n_done} of {step.n_trials}: {where}{best} …", end="")
+    note_progress(f"{step.n_done} of {step.n_trials}: {where}{best} …")
 
 
 def document(result: TuneResult, winner: Trial) -> dict[str, Any]:

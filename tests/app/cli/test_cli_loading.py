@@ -9,11 +9,10 @@ from engine import LoadProgress
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what a terminal gets; the clock advances by half a second between reports."""
+    """Return what is shown; the clock advances by half a second between reports."""
     texts: list[str] = []
     times = iter(range(100))
-    monkeypatch.setattr(loading.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(loading, "note", lambda text, end: texts.append(text[4:]))
+    monkeypatch.setattr(loading, "note_progress", texts.append)
     monkeypatch.setattr(loading.time, "perf_counter", lambda: next(times) / 2)
     return texts
 
