@@ -22,7 +22,6 @@ from PySide6.QtWidgets import (
     QDockWidget,
     QFileDialog,
     QHBoxLayout,
-    QLabel,
     QMainWindow,
     QScrollArea,
     QSizePolicy,
@@ -39,11 +38,13 @@ from app.chat.views.composer import Composer
 from app.chat.views.sampling_panel import SamplingPanel
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
+from app.printable import one_line
 from app.theme import theme
 from app.widgets.banner import Banner
 from app.widgets.buttons import IconButton
 from app.widgets.dock import Dock
 from app.widgets.tab_order import neighbour, tab_stops
+from app.widgets.text import PlainLabel
 
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)
@@ -108,7 +109,7 @@ class MainWindow(QMainWindow):
     @Slot(str)
     def show_name(self, model: str) -> None:
         """Name the loaded model in the window's title."""
-        self.setWindowTitle(f"{model} – Tandem" if model else "Tandem")
+        self.setWindowTitle(f"{one_line(model)} – Tandem" if model else "Tandem")
 
     @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:
@@ -358,17 +359,18 @@ def _as_text(data: QByteArray) -> str:
     return data.toBase64().toStdString()
 
 
-class _DropHint(QLabel):
+class _DropHint(PlainLabel):
     """Cover of the window while a model file is dragged over it."""
 
     def __init__(self, parent: QWidget) -> None:
-        super().__init__(parent, alignment=Qt.AlignmentFlag.AlignCenter)
+        super().__init__(parent=parent)
+        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.hide()
 
     def show_for(self, path: str) -> None:
         colours = theme()
-        text, room = f"Drop to load {Path(path).name}", max(200, self.width() * 2 // 3)
+        text, room = one_line(f"Drop to load {Path(path).name}"), max(200, self.width() * 2 // 3)
         self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
         self.setStyleSheet(
             f"background: {colours.window}; color: {colours.text}; font-size: 18px;"

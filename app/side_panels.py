@@ -20,6 +20,7 @@ from app.split.session import SplitSession
 from app.tune.presenter import TunePresenter
 from app.tune.views.tune_dialog import TuneDialog
 from app.widgets.buttons import button
+from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded, Rig
 
 
@@ -50,7 +51,7 @@ class SidePanels(QObject):
         self._links = LinksPresenter(self.links, self)
         self._plans = PlansPresenter(self.plans, split, command_for, self)
         self.find = button("Find best split…")
-        self.find.setToolTip("Measure different splits and find the fastest")
+        set_tip(self.find, "Measure different splits and find the fastest")
         self.dialog = TuneDialog(over)
         self._tune = TunePresenter(self.dialog, split, client, self)
         self._applies = self._is_simulated = False

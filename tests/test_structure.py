@@ -153,3 +153,60 @@ def test_a_public_type_has_a_name_of_its_own() -> None:
         f"{len(repeated)} names of public classes are used in several modules, at most"
         f" {MOST_REPEATED_TYPES} may be; rename some:{listed(repeated)}"
     )
+
+
+TEXT_MODULE = "app.widgets.text"
+"""Module of all widgets and tool tips that show words."""
+
+READS_HTML = {
+    "QLabel", "QMessageBox", "QErrorMessage", "QSystemTrayIcon", "QStatusBar", "QWhatsThis",
+    "QStandardItem", "QListWidgetItem", "QTableWidgetItem", "QTreeWidgetItem",
+    "TextItem", "LabelItem", "RichText", "AutoText", "MarkdownText", "setTextFormat",
+    "setToolTip", "setStatusTip", "setWhatsThis", "showText", "showMessage", "setHtml",
+    "insertHtml", "appendHtml", "setMarkdown", "insertMarkdown",
+}  # fmt: skip
+"""Names in Qt and pyqtgraph of what takes text that looks like HTML for HTML, in the window itself
+or in a tool tip."""
+
+
+def html_readers(tree: ast.Module) -> Iterator[str]:
+    """Yield the uses in a module of what may read a text as HTML, with their lines."""
+    for node in ast.walk(tree):
+        used = [node.func] if isinstance(node, ast.Call) else []
+        used += node.bases if isinstance(node, ast.ClassDef) else []
+        used += [node] if isinstance(node, ast.Attribute) else []
+        for part in used:
+            name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
+            if name in READS_HTML:
+                yield f"{part.lineno}: {name}"
+
+
+def bare_tips(tree: ast.Module) -> Iterator[str]:
+    """Yield the functions that give items tool tips without `plain_tip`, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names = {getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node)}
+            if "ToolTipRole" in names and "plain_tip" not in names:
+                yield f"{node.lineno}: {node.name}"
+
+
+def test_words_of_files_and_models_are_plain_text() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{use}"
+        for name, path in modules().items()
+        if name.startswith("app") and name != TEXT_MODULE
+        for use in sorted({*html_readers(parsed(path)), *bare_tips(parsed(path))})
+    ]
+    assert not found, f"What may read a text as HTML; use {TEXT_MODULE} instead:{listed(found)}"
+
+
+def test_what_reads_html_is_found() -> None:
+    source = (
+        "QLabel('x')\nw.setToolTip(t)\nclass A(QtWidgets.QLabel): ...\n"
+        "l.setTextFormat(Qt.TextFormat.AutoText)\ndef tip(): return Qt.ToolTipRole\n"
+    )
+    tree = ast.parse(source)
+    assert set(html_readers(tree)) == {
+        "1: QLabel", "2: setToolTip", "3: QLabel", "4: AutoText", "4: setTextFormat",
+    }  # fmt: skip
+    assert list(bare_tips(tree)) == ["5: tip"]

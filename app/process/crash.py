@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, QtMsgType, Signal, Slot, qInstallMessageHand
 from PySide6.QtGui import QGuiApplication
 
 from app.notice import Notice
+from app.printable import error_line
 
 log = logging.getLogger(__name__)
 qt_log = logging.getLogger("qt")
@@ -54,7 +55,7 @@ class CrashReporter(QObject):
             return
         log.error("a bug in the window", exc_info=(kind, error, trace))
         details = "".join(traceback.format_exception(kind, error, trace))
-        self._crashed.emit(f"{kind.__name__}: {error}", details)
+        self._crashed.emit(error_line(f"{kind.__name__}: {error}"), details)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:

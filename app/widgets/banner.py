@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 from app.notice import Notice
 from app.theme import set_role
 from app.widgets.buttons import IconButton, button
-from app.widgets.controls import label
+from app.widgets.text import label
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
@@ -54,8 +54,8 @@ class Banner(QFrame):
         self._hint.setVisible(bool(notice.hint))
         self._action.setText(notice.action)
         self._action.setVisible(bool(notice.action))
-        self.setAccessibleName(notice.text)
-        self.setAccessibleDescription(notice.hint)
+        self.setAccessibleName(self._text.text())
+        self.setAccessibleDescription(self._hint.text())
         self.show()
         if notice.kind == "info":
             self._timer.start()

@@ -6,7 +6,9 @@ from PySide6.QtCore import QSize, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon
 from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
+from app.printable import one_line
 from app.theme import icon, theme, theme_signals
+from app.widgets.text import caption_text, set_tip
 
 
 class IconButton(QToolButton):
@@ -33,7 +35,7 @@ class IconButton(QToolButton):
         if text == self.toolTip():
             return
         self.setAccessibleName(text.partition(" (")[0])
-        self.setToolTip(text)
+        set_tip(self, text)
 
     def set_icon(self, name: str) -> None:
         """Show another icon."""
@@ -83,9 +85,9 @@ class HoverButton(IconButton):
 
 def button(text: str, role: str = "", name: str = "") -> QPushButton:
     """Return a push button in one of the style sheet's roles."""
-    made = QPushButton(text)
+    made = QPushButton(caption_text(text))
     if role:
         made.setProperty("role", role)
     if name:
-        made.setAccessibleName(name)
+        made.setAccessibleName(one_line(name))
     return made

@@ -1,31 +1,20 @@
-"""Small controls that Qt lacks: a switch, an elided label, fields that ignore the wheel."""
+"""Small controls that Qt lacks: a switch, a dot, fields that ignore the wheel."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSignalBlocker, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QDoubleSpinBox,
-    QLabel,
     QLayout,
     QScrollArea,
     QScrollBar,
-    QSizePolicy,
     QSpinBox,
     QWidget,
 )
 
 from app.theme import mix, theme
-
-
-def label(text: str = "", role: str | None = None) -> QLabel:
-    """Return a plain-text label in a role of the style sheet; it never interprets HTML."""
-    result = QLabel(text)
-    result.setTextFormat(Qt.TextFormat.PlainText)
-    if role:
-        result.setProperty("role", role)
-    return result
 
 
 def line() -> QWidget:
@@ -135,37 +124,3 @@ class ColourDot(QWidget):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(theme().device_colour(self._colour_index)))
         painter.drawRoundedRect(QRectF(self.rect()), 2.5, 2.5)
-
-
-class ElidedLabel(QLabel):
-    """A label that ends in "…" if its text does not fit; the tool tip has the whole text."""
-
-    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        self._full = ""
-        self.set_full_text(text)
-
-    def set_full_text(self, text: str) -> None:
-        if text == self._full:
-            return
-        self._full = text
-        self.setAccessibleName(text)
-        self._elide()
-
-    def _elide(self) -> None:
-        shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, self.width())
-        self.setToolTip(self._full if shown != self._full else "")
-        self.setText(shown)
-
-    def minimumSizeHint(self) -> QSize:
-        return QSize(24, super().minimumSizeHint().height())
-
-    def sizeHint(self) -> QSize:
-        width = self.fontMetrics().horizontalAdvance(self._full) + 2
-        return QSize(width, super().sizeHint().height())
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._elide()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import Signal, Slot
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QDockWidget, QFrame, QHBoxLayout, QLabel, QMainWindow, QWidget
+from PySide6.QtWidgets import QDockWidget, QFrame, QHBoxLayout, QMainWindow, QWidget
 
 from app.widgets.buttons import IconButton
+from app.widgets.text import label
 
 
 class Dock(QDockWidget):
@@ -28,8 +29,7 @@ class Dock(QDockWidget):
         self._float.clicked.connect(self._toggle_floating)
         close = IconButton("close", f"Close {title}", self, size=14)
         close.clicked.connect(self.close)
-        name = QLabel(title)
-        name.setProperty("role", "title")
+        name = label(title, "title")
         bar = QFrame(self)
         bar.setProperty("role", "panel")
         layout = QHBoxLayout(bar)

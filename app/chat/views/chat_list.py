@@ -10,7 +10,6 @@ from PySide6.QtCore import QPoint, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QAction, QColor, QFont, QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QLabel,
     QLineEdit,
     QListWidget,
     QListWidgetItem,
@@ -22,6 +21,7 @@ from PySide6.QtWidgets import (
 from app.chat.conversation import Conversation
 from app.theme import icon, theme, theme_signals
 from app.widgets.buttons import button
+from app.widgets.text import label, list_item, set_tip
 
 ID = Qt.ItemDataRole.UserRole
 SEARCH_MS = 150
@@ -48,8 +48,9 @@ class ChatList(QWidget):
         self.search.setClearButtonEnabled(True)
         self.search.setPlaceholderText("Search chats")
         self.search.setAccessibleName("Search chats")
-        self.search.setToolTip(
-            "Search chats (Ctrl+K). Enter opens the first match, Esc leaves the search."
+        set_tip(
+            self.search,
+            "Search chats (Ctrl+K). Enter opens the first match, Esc leaves the search.",
         )
         self.search.setMinimumHeight(32)
         self.search.returnPressed.connect(self._choose_first)
@@ -58,7 +59,7 @@ class ChatList(QWidget):
         self._search_timer.timeout.connect(self.refresh)
         self.search.textChanged.connect(self._search_timer.start)
         new = button("New chat")
-        new.setToolTip("New chat (Ctrl+N)")
+        set_tip(new, "New chat (Ctrl+N)")
         new.clicked.connect(self.new_requested)
         self.list = _List(self)
         self.list.setAccessibleName("Chats")
@@ -68,8 +69,8 @@ class ChatList(QWidget):
         self.list.delete_pressed.connect(self._delete_selected)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
-        self._nothing = QLabel("No chats match.", self, wordWrap=True)
-        self._nothing.setProperty("role", "muted")
+        self._nothing = label("No chats match.", "muted")
+        self._nothing.setWordWrap(True)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(12, 12, 12, 8)
         layout.setSpacing(8)
@@ -206,7 +207,7 @@ def day_group(when: float, today: date) -> str:
 
 
 def _heading(text: str) -> QListWidgetItem:
-    item = QListWidgetItem(text)
+    item = list_item(text)
     item.setFlags(Qt.ItemFlag.NoItemFlags)
     font = QFont()
     font.setPixelSize(11)
@@ -216,8 +217,8 @@ def _heading(text: str) -> QListWidgetItem:
 
 
 def _row(chat: Conversation) -> QListWidgetItem:
-    item = QListWidgetItem(chat.shown_title)
+    when = time.strftime("%c", time.localtime(chat.updated))
+    item = list_item(chat.shown_title, f"{chat.shown_title}\n{when}")
     item.setData(ID, chat.id)
-    item.setToolTip(f"{chat.shown_title}\n{time.strftime('%c', time.localtime(chat.updated))}")
     item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable)
     return item

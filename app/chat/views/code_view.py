@@ -8,7 +8,6 @@ from PySide6.QtWidgets import (
     QApplication,
     QFrame,
     QHBoxLayout,
-    QLabel,
     QPlainTextEdit,
     QSizePolicy,
     QVBoxLayout,
@@ -18,11 +17,16 @@ from PySide6.QtWidgets import (
 from app.chat.markdown import CodeBlock
 from app.chat.views.highlight import Ranges, highlight
 from app.chat.views.prose_view import MONOSPACE
+from app.printable import one_line, printable
 from app.theme import theme
 from app.widgets.buttons import button
+from app.widgets.text import label
 
 CODE_PIXELS = 13
 COPIED_MS = 1500
+
+MOST_TITLE = 40
+"""Largest number of characters of a block's title."""
 
 
 class CodeView(QFrame):
@@ -36,14 +40,13 @@ class CodeView(QFrame):
             f"#codeView {{ background: {colours.code_background};"
             f" border: 1px solid {colours.line}; border-radius: 8px; }}"
         )
-        self._language = QLabel(code.language or "text")
-        self._language.setProperty("role", "muted")
+        self._language = label(_title(code), "muted")
         self._copy = button("Copy", "quiet", "Copy code")
         self._copy.clicked.connect(self.copy)
         self._copied = QTimer(self, singleShot=True, interval=COPIED_MS)
         self._copied.timeout.connect(self._offer_copy)
         self._text = _CodeText(self)
-        self._text.setAccessibleName(f"Code, {code.language or 'plain text'}")
+        self._text.setAccessibleName(f"Code, {one_line(code.language, MOST_TITLE) or 'plain text'}")
         self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
 
@@ -67,7 +70,7 @@ class CodeView(QFrame):
         if code == self._shown:
             return
         if code.language != self._shown.language:
-            self._language.setText(code.language or "text")
+            self._language.setText(_title(code))
             self._formats = []
         self._write(code.text)
         self._shown = code
@@ -87,12 +90,12 @@ class CodeView(QFrame):
     def _write(self, text: str) -> None:
         old = self._shown.text
         if not text.startswith(old):
-            self._text.setPlainText(text)
+            self._text.setPlainText(printable(text))
             self._formats = []
             return
         cursor = QTextCursor(self._text.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.insertText(text[len(old) :])
+        cursor.insertText(printable(text[len(old) :]))
 
     def _colour(self, formats: list[Ranges]) -> None:
         """Apply the formats of lines whose formats changed."""
@@ -105,6 +108,11 @@ class CodeView(QFrame):
                 block.layout().setFormats(ranges)
                 document.markContentsDirty(block.position(), block.length())
         self._formats = formats
+
+
+def _title(code: CodeBlock) -> str:
+    """Return the language of a code block, for its title."""
+    return one_line(code.language, MOST_TITLE) or "text"
 
 
 class _CodeText(QPlainTextEdit):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.views.growing_edit import GrowingEdit
 from app.theme import set_role, theme, theme_signals
 from app.widgets.buttons import button
+from app.widgets.text import label, set_tip
 
 DRAFT_MS = 500
 COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
@@ -114,7 +115,7 @@ class Composer(QFrame):
 
     def _update_button(self) -> None:
         self._send.setText("Stop" if self._is_busy else "Send")
-        self._send.setToolTip("Stop (Esc)" if self._is_busy else "Send (Enter)")
+        set_tip(self._send, "Stop (Esc)" if self._is_busy else "Send (Enter)")
         set_role(self._send, "" if self._is_busy else "primary")
         self._send.setEnabled(self._is_busy or bool(self.text.strip()))
 
@@ -124,8 +125,7 @@ class ContextGauge(QWidget):
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
-        self._label = QLabel(self)
-        self._label.setProperty("role", "muted")
+        self._label = label(role="muted")
         self._ring = _Ring(self)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -140,7 +140,7 @@ class ContextGauge(QWidget):
         text = f"context {share:.0%}".replace("%", " %")
         self._label.setText(text)
         self._ring.set_share(share)
-        self.setToolTip(f"{used:,} of {size:,} tokens".replace(",", " "))
+        set_tip(self, f"{used:,} of {size:,} tokens".replace(",", " "))
         self.setAccessibleName(f"{text}, {used} of {size} tokens")
         self.setVisible(size > 0)
 

@@ -8,7 +8,6 @@ from PySide6.QtWidgets import (
     QApplication,
     QFrame,
     QHBoxLayout,
-    QLabel,
     QPlainTextEdit,
     QSizePolicy,
     QVBoxLayout,
@@ -20,9 +19,10 @@ from app.chat.markdown import TextLine, TextSpan
 from app.chat.views.growing_edit import GrowingEdit
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
+from app.printable import error_line, printable
 from app.theme import theme
 from app.widgets.buttons import HoverButton, button
-from app.widgets.controls import ElidedLabel
+from app.widgets.text import ElidedLabel, label
 
 REASONS = {
     "stop": "end of turn",
@@ -196,8 +196,8 @@ class AnswerView(MessageView):
         self._answer = ""
         self._thought = _ThoughtView(self)
         self.body = MessageBody(self)
-        self._problem = QLabel(self, wordWrap=True)
-        self._problem.setProperty("role", "danger")
+        self._problem = label(role="danger")
+        self._problem.setWordWrap(True)
         self._status = ElidedLabel(parent=self)
         self._status.setProperty("role", "muted")
         copy = button("Copy", "quiet", "Copy answer")
@@ -241,7 +241,7 @@ class AnswerView(MessageView):
         self.body.flush()
         message = self.message
         self._status.set_full_text(footer_text(message.stats) if message.stats else "")
-        self._problem.setText(message.problem)
+        self._problem.setText(error_line(message.problem))
         self._problem.setVisible(bool(message.problem))
         self._actions.show()
         self._thought.close_thought(message.thought_s)
@@ -294,7 +294,7 @@ class _ThoughtView(QFrame):
         if is_open:
             self._set_title("Thinking…")
         if self._text.isVisible():
-            self._text.setPlainText(thought)
+            self._text.setPlainText(printable(thought))
 
     def close_thought(self, seconds: float | None) -> None:
         self._set_title("Thought" if seconds is None else f"Thought for {seconds:.1f} s")
@@ -302,7 +302,7 @@ class _ThoughtView(QFrame):
     @Slot(bool)
     def _unfold(self, unfolded: bool) -> None:
         if unfolded:
-            self._text.setPlainText(self._thought)
+            self._text.setPlainText(printable(self._thought))
         self._text.setVisible(unfolded)
         self._set_title(self._title)
 

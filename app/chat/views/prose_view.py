@@ -30,7 +30,9 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import Rule, Table, TextLine, TextSpan
+from app.printable import printable
 from app.theme import theme
+from app.widgets.text import set_tip
 
 TEXT_PIXELS = 14
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)
@@ -256,7 +258,7 @@ def open_link(url: QUrl) -> None:
 
 def insert_spans(cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat) -> None:
     for span in spans:
-        cursor.insertText(span.text.replace("\n", "\u2028"), _char_format(span, base))
+        cursor.insertText(printable(span.text).replace("\n", "\u2028"), _char_format(span, base))
 
 
 def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
@@ -272,7 +274,7 @@ def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
     if span.href:
         style.setAnchor(True)
         style.setAnchorHref(span.href)
-        style.setToolTip(span.href)
+        set_tip(style, span.href)
         style.setForeground(QColor(theme().accent))
     return style
 

@@ -18,7 +18,6 @@ from PySide6.QtWidgets import (
     QFrame,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QLineEdit,
     QPlainTextEdit,
     QScrollArea,
@@ -31,6 +30,7 @@ from app.settings import THEMES, changed_sampling
 from app.theme import set_role
 from app.widgets.buttons import button
 from app.widgets.controls import keep_margin
+from app.widgets.text import label, set_tip
 from engine import EngineError, SamplingParams
 
 PROMPT_MS = 400
@@ -59,14 +59,14 @@ class SamplingPanel(QScrollArea):
         layout = QVBoxLayout(content)
         layout.setContentsMargins(16, 12, 16, 16)
         layout.setSpacing(8)
-        layout.addWidget(_heading("System prompt of this chat"))
+        layout.addWidget(label("System prompt of this chat", "heading"))
         layout.addWidget(self._make_prompt())
         layout.addLayout(self._make_prompt_row())
         layout.addSpacing(8)
         layout.addLayout(self._make_sampling_head())
         layout.addLayout(self._make_fields())
         layout.addSpacing(8)
-        layout.addWidget(_heading("Appearance"))
+        layout.addWidget(label("Appearance", "heading"))
         layout.addWidget(self._make_theme())
         layout.addStretch()
         self.setWidget(content)
@@ -134,7 +134,7 @@ class SamplingPanel(QScrollArea):
         self._reset = button("Reset", "quiet", "Reset sampling")
         self._reset.clicked.connect(self.reset)
         row = QHBoxLayout()
-        row.addWidget(_heading("Sampling"))
+        row.addWidget(label("Sampling", "heading"))
         row.addStretch()
         row.addWidget(self._reset)
         return row
@@ -188,10 +188,10 @@ class _Row:
     def __init__(self, spec: Field[Any], on_change: Callable[[str, object], None]) -> None:
         meta = spec.metadata
         self._title = str(meta["title"])
-        self.label = QLabel(self._title)
+        self.label = label(self._title)
         self.editor, self._set = _editor(meta, lambda value: on_change(spec.name, value))
-        self.editor.setToolTip(meta["help"])
-        self.label.setToolTip(meta["help"])
+        set_tip(self.editor, meta["help"])
+        set_tip(self.label, meta["help"])
         self.editor.setAccessibleName(self._title)
         self.editor.setAccessibleDescription(meta["help"])
         self.editor.setMinimumWidth(110)
@@ -271,9 +271,3 @@ def _number_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
     box.wheelEvent = lambda event: event.ignore()  # type: ignore[method-assign]
     box.valueChanged.connect(on_change)
     return box, box.setValue
-
-
-def _heading(text: str) -> QLabel:
-    label = QLabel(text)
-    label.setProperty("role", "heading")
-    return label

@@ -12,7 +12,7 @@ from app.links.links import Edge, LinksPicture, Node
 from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate_text, slot_line
 from app.theme import set_role
 from app.widgets.buttons import button
-from app.widgets.controls import label
+from app.widgets.text import label, plain_tip, row_item, set_tip
 from engine import Prediction
 
 HEADERS = ("Devices", "Link", "Latency", "Speed")
@@ -114,7 +114,7 @@ class LinksPanel(QWidget):
             "Stop measuring" if self._is_measuring else "Measure devices and links"
         )
         self.measure.setEnabled(not self._is_simulated)
-        self.measure.setToolTip(
+        set_tip(self.measure,
             "These devices are simulated." if self._is_simulated
             else "Takes about a second per device and per pair. Transfers between GPUs are tested "
             "again, and predictions use the results."
@@ -136,7 +136,7 @@ class LinksPanel(QWidget):
         self._rows.setHorizontalHeaderLabels(list(HEADERS))
         for column, tip in enumerate(TIPS):
             self._rows.setHeaderData(
-                column, Qt.Orientation.Horizontal, tip, Qt.ItemDataRole.ToolTipRole
+                column, Qt.Orientation.Horizontal, plain_tip(tip), Qt.ItemDataRole.ToolTipRole
             )
         self.table.setModel(self._rows)
         self.table.setAccessibleName("Links")
@@ -179,9 +179,9 @@ class LinksPanel(QWidget):
 
 
 def _slot_row(node: Node, names: dict[str, str]) -> list[QStandardItem]:
-    row = [QStandardItem(text) for text in (names[node.device], slot_line(node), "", "")]
+    row = [row_item(text) for text in (names[node.device], slot_line(node), "", "")]
     if node.slot_at_most:
-        row[1].setToolTip("The slot could be faster; an idle GPU slows it down.")
+        set_tip(row[1], "The slot could be faster; an idle GPU slows it down.")
     return row
 
 
@@ -190,10 +190,8 @@ def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
     ends = names[edge.a] if edge.a == edge.b else f"{names[edge.a]} – {names[edge.b]}"
     route = SHORT_ROUTES.get(edge.route, edge.route)
     texts = (ends, route, about + latency_text(edge.facts), about + rate_text(edge.facts))
-    row = [QStandardItem(text) for text in texts]
-    for item in row:
-        item.setToolTip(" ".join((f"{ends}: {edge.route}.", edge.detail, *edge.problems)).strip())
-    return row
+    tip = " ".join((f"{ends}: {edge.route}.", edge.detail, *edge.problems)).strip()
+    return [row_item(text, tip) for text in texts]
 
 
 def _rest_text(rests: Sequence[Node], names: dict[str, str]) -> str:

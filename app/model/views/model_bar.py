@@ -7,11 +7,13 @@ from pathlib import Path
 
 from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QMenu, QProgressBar, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.model.views.slower_chip import SlowerChip
+from app.printable import one_line
 from app.theme import icon, set_role, theme, theme_signals
 from app.widgets.buttons import button
+from app.widgets.text import caption_text, label, set_tip
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
@@ -41,14 +43,13 @@ class ModelBar(QFrame):
         self._name.setIconSize(QSize(14, 14))
         self._name.setStyleSheet("font-weight: 600;")
         self._name.setMenu(self.menu)
-        self._size, self._context, self._loaded = self._pill(), self._pill(), self._pill()
+        self._size, self._context, self._loaded = (label(role="pill") for _ in range(3))
         self.slower = SlowerChip(self)
         self.slower.changed.connect(self._fit)
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName("Loading")
         self._progress.setFixedWidth(PROGRESS_WIDTH)
-        self._percent = QLabel(self)
-        self._percent.setProperty("role", "muted")
+        self._percent = label(role="muted")
         self._button = button("")
         self._button.clicked.connect(self._press)
         self._on_press = self.load_requested
@@ -79,8 +80,8 @@ class ModelBar(QFrame):
             self.menu.addSeparator()
             self.menu.addAction("Recent").setEnabled(False)  # styled menus draw no section titles
         for path in recent:
-            action = self.menu.addAction(Path(path).name)
-            action.setToolTip(path)
+            action = self.menu.addAction(caption_text(Path(path).name))
+            set_tip(action, path)
             action.setData(path)
             action.triggered.connect(self._choose_recent)
         self.menu.setToolTipsVisible(True)
@@ -118,7 +119,7 @@ class ModelBar(QFrame):
         self._set_info(loaded.info)
         self._context.setText(f"{short_count(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
         n_batch = min(loaded.n_batch, loaded.n_ctx)
-        self._context.setToolTip(f"Prompts are computed {n_batch} tokens at a time" * bool(n_batch))
+        set_tip(self._context, f"Prompts are computed {n_batch} tokens at a time" * bool(n_batch))
         self._set_loaded_text(loaded.params)
         self._show(pills=3, button_text="Eject")
         self.set_fallbacks(loaded.fallbacks)
@@ -142,15 +143,10 @@ class ModelBar(QFrame):
     def open_menu(self) -> None:
         self._name.showMenu()
 
-    def _pill(self) -> QLabel:
-        label = QLabel(self)
-        label.setProperty("role", "pill")
-        return label
-
     def _set_name(self, name: str) -> None:
-        self._full_name = name
-        self._name.setToolTip(name)
-        self._name.setAccessibleName(f"Model: {name}")
+        self._full_name = one_line(name)
+        set_tip(self._name, name)
+        self._name.setAccessibleName(f"Model: {self._full_name}")
 
     def _set_info(self, info: ModelInfo) -> None:
         self._set_name(info.name)
@@ -160,7 +156,7 @@ class ModelBar(QFrame):
         n = len(params.devices)
         where = "1 device" if n == 1 else f"{n} devices"
         self._loaded.setText(f"● loaded on {where}")
-        self._loaded.setToolTip(", ".join(params.devices))
+        set_tip(self._loaded, ", ".join(params.devices))
 
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
         self._n_pills = pills
@@ -189,10 +185,11 @@ class ModelBar(QFrame):
 
     def _fit_name(self, left: int) -> None:
         width, metrics = min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)), self._name.fontMetrics()
-        self._name.setText(self._full_name)
+        self._name.setText(caption_text(self._full_name))
         frame = self._name.sizeHint().width() - metrics.horizontalAdvance(self._full_name)
         elide = Qt.TextElideMode.ElideMiddle
-        self._name.setText(metrics.elidedText(self._full_name, elide, width - frame))
+        shown = metrics.elidedText(self._full_name, elide, width - frame)
+        self._name.setText(caption_text(shown))
 
     def _fit_pills(self, left: int) -> None:
         """Show as many pills as fit, the most important first."""

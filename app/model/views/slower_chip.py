@@ -9,7 +9,8 @@ from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWi
 
 from app.split.views.remedies import named
 from app.theme import mix, set_role, theme, theme_signals
-from app.widgets.controls import label, line
+from app.widgets.controls import line
+from app.widgets.text import label, set_tip
 from engine import Fallback
 
 TEXT, SHORT = "Slower than it could be", "Slower"
@@ -46,7 +47,7 @@ class SlowerChip(QPushButton):
         self._fallbacks = tuple(fallbacks)
         self.reasons.set_fallbacks(self._fallbacks)
         titles = "\n".join(named(fallback.title) for fallback in self._fallbacks)
-        self.setToolTip(f"{titles}\nClick for the reasons")
+        set_tip(self, f"{titles}\nClick for the reasons")
         self.setAccessibleName(TEXT)
         self.setAccessibleDescription(" ".join(named(f.sentence) for f in self._fallbacks))
         if not self._fallbacks:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.widgets.buttons import button
+from app.widgets.text import PlainLabel, label, set_tip
 
 N_RECENT = 4
 WIDTH = 320
@@ -68,13 +69,14 @@ class StartView(QWidget):
                 old.deleteLater()
         for path in paths:
             made = button(Path(path).name, "quiet", f"Open {Path(path).name}")
-            made.setToolTip(path)
+            set_tip(made, path)
             made.clicked.connect(lambda _=False, path=path: self.recent_chosen.emit(path))
             made.setMaximumWidth(WIDTH)
             self._recent.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
 
 
-def _centred(text: str, role: str) -> QLabel:
-    label = QLabel(text, alignment=Qt.AlignmentFlag.AlignCenter, wordWrap=True)
-    label.setProperty("role", role)
-    return label
+def _centred(text: str, role: str) -> PlainLabel:
+    made = label(text, role)
+    made.setAlignment(Qt.AlignmentFlag.AlignCenter)
+    made.setWordWrap(True)
+    return made

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 from app.monitor.history import Floats, SeriesHistory
 from app.theme import theme
 from app.widgets.axis import nice_top
-from app.widgets.controls import label
+from app.widgets.text import LegendLabel, Sign, label, set_tip
 
 WINDOW_S: Final = 120.0
 Y_PADDING: Final = 0.08
@@ -21,8 +21,7 @@ Y_PADDING: Final = 0.08
 AXIS_WIDTH: Final = 44
 """Width in pixels: room for five digits."""
 MANY: Final = 4
-DOTTED: Final = '<span style="color:{colour}">●</span> {number}'
-COLOURED: Final = '<span style="color:{colour}">{number}</span>'
+"""Number of values from which on they have no dots."""
 
 
 class HistoryPlot(QWidget):
@@ -43,8 +42,7 @@ class HistoryPlot(QWidget):
         self._curves: dict[str, Any] = {}
         self._colours: dict[str, int] = {}
         self._marks: list[Any] = []
-        self.latest = label(role="muted")
-        self.latest.setTextFormat(Qt.TextFormat.RichText)
+        self.latest = LegendLabel()
         self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         # many devices must not widen the window; the tool tip has all values
         self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -95,16 +93,15 @@ class HistoryPlot(QWidget):
         Args:
             values: (name, index of its device colour, number as text).
         """
-        form = DOTTED if len(values) <= MANY else COLOURED
-        colours = theme()
-        texts = [
-            form.format(colour=colours.device_colour(colour), number=number)
-            for _, colour, number in values
+        has_dots, colours = len(values) <= MANY, theme()
+        signs = [
+            Sign(shown, "●", number) if has_dots else Sign(shown, number)
+            for shown, number in ((colours.device_colour(at), number) for _, at, number in values)
         ]
-        self.latest.setText("&nbsp;&nbsp; ".join(texts) + f" {self._unit}")
+        self.latest.set_signs(signs, self._unit)
         spoken = ", ".join(f"{name} {number} {self._unit}" for name, _, number in values)
         self.setAccessibleDescription(spoken)
-        self.setToolTip(spoken)
+        set_tip(self, spoken)
 
     def apply_theme(self) -> None:
         """Use the colours of the current theme."""

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.monitor.history import Floats, SeriesHistory
 from app.monitor.views.history_plot import AXIS_WIDTH, WINDOW_S, lay_out
 from app.theme import mix, theme
-from app.widgets.controls import label
+from app.widgets.text import LegendLabel, Sign, set_tip
 from engine import TokenTimes
 
 CAPACITY: Final = 4096
@@ -34,8 +34,7 @@ class TimelinePlot(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.latest = label(role="muted")
-        self.latest.setTextFormat(Qt.TextFormat.RichText)
+        self.latest = LegendLabel()
         self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.strips = _Strips()
@@ -77,20 +76,20 @@ class TimelinePlot(QWidget):
     def _show_latest(self, colours: Sequence[int]) -> None:
         times = self._last
         if times is None:
-            self.latest.setText("")
+            self.latest.set_signs(())
             return
-        palette, texts, spoken = theme(), [], []
+        palette, signs, spoken = theme(), [], []
         for name, colour, spent in zip(self._labels, colours, times.ranks, strict=True):
             computed, waited = spent.computed_s / times.seconds, spent.waited_s / times.seconds
-            shown = palette.device_colour(colour)
-            texts.append(f'<span style="color:{shown}">●</span> {computed:.0%}'.replace("%", " %"))
+            share = f"{computed:.0%}".replace("%", " %")
+            signs.append(Sign(palette.device_colour(colour), "●", share))
             spoken.append(f"{name} computes {computed:.0%} and waits {waited:.0%}")
-        self.latest.setText("&nbsp;&nbsp; ".join(texts))
+        self.latest.set_signs(signs)
         text = ", ".join(spoken).replace("%", " %")
         milliseconds = f"{1000 * times.seconds:.1f} ms per token"
         self.setAccessibleDescription(f"{milliseconds}: {text}")
-        self.setToolTip(
-            f"{milliseconds}: {text}\nFull colour: computing. Pale: waiting. Empty: neither."
+        set_tip(
+            self, f"{milliseconds}: {text}\nFull colour: computing. Pale: waiting. Empty: neither."
         )
 
 

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import QGridLayout, QPushButton, QWidget
 
 from app.placement.views.placement_table import dragged_parts
 from app.theme import theme, theme_signals
+from app.widgets.text import caption_text, set_tip
 
 PER_ROW = 4
 """Number of buttons in a row."""
@@ -47,12 +48,12 @@ class DeviceChip(QPushButton):
     ICON = 10
 
     def __init__(self, target: PinTarget, number: int, parent: QWidget | None = None) -> None:
-        super().__init__(f" {target.label}", parent)
+        super().__init__(f" {caption_text(target.label)}", parent)
         self.target = target
         self.setAcceptDrops(True)
         self.setIconSize(QSize(self.ICON, self.ICON))
         key = f" (key {number})" if number <= 9 else ""
-        self.setToolTip(f"Pin the selection to {target.label}{key}")
+        set_tip(self, f"Pin the selection to {target.label}{key}")
         self.setAccessibleName(f"Pin the selection to {target.label}")
         theme_signals().changed.connect(self._refresh)
         self._refresh()

@@ -15,7 +15,7 @@ from app.placement.views.placement_table import Look
 from app.placement.views.placement_view import PlacementView
 from app.theme import set_role
 from app.widgets.buttons import button
-from app.widgets.controls import label
+from app.widgets.text import label, set_tip
 from engine import PlacementMap
 
 EMPTY = "Open a model to see which device holds each tensor."
@@ -42,7 +42,7 @@ class PlacementPanel(QWidget):
         self.unpin = button("Unpin", "quiet")
         self.unpin_all = button("Unpin all", "quiet")
         self.hint = label(EMPTY, "muted")
-        self.hint.setToolTip(HINT_TIP)
+        set_tip(self.hint, HINT_TIP)
         self.hint.setWordWrap(True)
         self.detail = label(role="muted")
         self.detail.setAccessibleName("Tensor")

@@ -29,7 +29,9 @@ from PySide6.QtWidgets import (
 
 from app.placement.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
 from app.placement.pins import Part
+from app.printable import one_line
 from app.theme import mix, theme
+from app.widgets.text import plain_tip
 
 PARTS_MIME: Final = "application/x-tandem-parts"
 SHARED_FADE: Final = 0.6
@@ -92,7 +94,7 @@ class PlacementTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return spoken_text(cell, self.grid.columns[cell.column], self.look.labels)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return "\n".join([*cell_lines(cell), ranks_text(cell, self.look.labels)])
+            return plain_tip("\n".join([*cell_lines(cell), ranks_text(cell, self.look.labels)]))
         return None
 
     def headerData(  # noqa: N802 Qt
@@ -100,7 +102,7 @@ class PlacementTable(QAbstractTableModel):
     ) -> Any:
         titles = self.grid.columns if orientation == Qt.Orientation.Horizontal else self.grid.rows
         if role == Qt.ItemDataRole.DisplayRole and section < len(titles):
-            return titles[section]
+            return one_line(titles[section])
         return None
 
     def flags(self, index: Index) -> Qt.ItemFlag:

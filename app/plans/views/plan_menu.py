@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.widgets.controls import label
+from app.widgets.text import caption_text, label, set_tip
 
 NONE: Final = "Not saved"
 """Text of the button while no plan is in use."""
@@ -47,7 +47,7 @@ class PlanEntry:
     def text(self) -> str:
         """Name and measured speed, for a menu."""
         badge = f"\t{self.speed:.1f} tok/s" if self.speed else ""
-        return self.name.replace("&", "&&") + badge
+        return caption_text(self.name) + badge
 
 
 class PlanMenu(QWidget):
@@ -88,9 +88,9 @@ class PlanMenu(QWidget):
         self._entries, self._current = tuple(entries), current
         shown = current or NONE
         elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
-        self.button.setText(f"{elided.replace('&', '&&')} ▾")
+        self.button.setText(f"{caption_text(elided)} ▾")
         self.button.setAccessibleName(f"Plan: {shown}")
-        self.button.setToolTip(shown if elided != shown else "Saved plans of this model")
+        set_tip(self.button, shown if elided != shown else "Saved plans of this model")
 
     def _on_menu(self) -> None:
         self.opened.emit()
@@ -105,11 +105,11 @@ class PlanMenu(QWidget):
             action.setCheckable(True)
             action.setChecked(entry.name == self._current)
             action.setEnabled(not entry.problem)
-            action.setToolTip(entry.problem)
+            set_tip(action, entry.problem)
             action.triggered.connect(partial(self._choose, entry.name))
         if self._entries:
             fastest = menu.addAction("Fastest that fits")
-            fastest.setToolTip("The fastest measured plan that fits into the free memory")
+            set_tip(fastest, "The fastest measured plan that fits into the free memory")
             fastest.triggered.connect(lambda: self.fastest_requested.emit())
             menu.addSeparator()
         menu.addAction("Save as…").triggered.connect(lambda: self._save())
@@ -121,7 +121,7 @@ class PlanMenu(QWidget):
         menu.addAction("Import…").triggered.connect(lambda: self._import())
         menu.addSeparator()
         copy = menu.addAction("Copy as command")
-        copy.setToolTip("Copies the terminal command that loads the model this way")
+        set_tip(copy, "Copies the terminal command that loads the model this way")
         copy.triggered.connect(lambda: self.command_requested.emit())
 
     def _add_submenu(self, title: str, ask: object) -> None:
@@ -130,9 +130,7 @@ class PlanMenu(QWidget):
         below = self.menu.addMenu(title)
         names = sorted((e.name for e in self._entries), key=lambda name: name != self._current)
         for name in names:
-            below.addAction(name.replace("&", "&&")).triggered.connect(
-                partial(self._ask, ask, name)
-            )
+            below.addAction(caption_text(name)).triggered.connect(partial(self._ask, ask, name))
 
     def _ask(self, ask: object, name: str, _: bool = False) -> None:
         assert callable(ask)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtCore import QSignalBlocker, Signal
+from PySide6.QtWidgets import QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 
 from app.split.figures import RowFigures, kinds_of
 from app.split.views.memory_bar import GUEST_TONE, TONES
 from app.theme import mix, theme, theme_signals
 from app.units import MIB, size_text
 from app.widgets.buttons import IconButton
-from app.widgets.controls import ignore_wheel, label, show_number
+from app.widgets.controls import ignore_wheel, show_number
+from app.widgets.text import LegendLabel, Sign, label, set_tip
 
 RESERVE_STEP_MIB = 256
 OWN_KINDS = ("weights", "KV cache", "compute", "overhead")
@@ -26,9 +27,7 @@ class DeviceDetails(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._figures: RowFigures | None = None
-        self.kinds = QLabel()
-        self.kinds.setTextFormat(Qt.TextFormat.RichText)
-        self.kinds.setProperty("role", "muted")
+        self.kinds = LegendLabel()
         self.kinds.setWordWrap(True)
         self.note = label(role="muted")
         self.note.setWordWrap(True)
@@ -37,7 +36,7 @@ class DeviceDetails(QWidget):
         self.reserve.setSingleStep(RESERVE_STEP_MIB)
         self.reserve.setKeyboardTracking(False)
         self.reserve.setFixedWidth(112)
-        self.reserve.setToolTip("Memory to keep free for other programs")
+        set_tip(self.reserve, "Memory to keep free for other programs")
         ignore_wheel(self.reserve)
         self.up, self.down = (
             IconButton("chevron-up", "Move up"),
@@ -86,9 +85,9 @@ class DeviceDetails(QWidget):
             colour = mix(own, colours.surface, tones.get(name, 0.0))
             if name not in tones:
                 colour = mix(colours.muted, colours.surface, GUEST_TONE)
-            text = f"{name} {size_text(size)}".replace(" ", "&nbsp;")
-            parts.append(f'<span style="color:{colour}">■</span>&nbsp;{text}')
-        self.kinds.setText("&nbsp; ".join(parts) or "No part of the model is here.")
+            words = f"{name} {size_text(size)}".replace(" ", "\N{NO-BREAK SPACE}")
+            parts.append(Sign(colour, "■", words))
+        self.kinds.set_signs(parts, "" if parts else "No part of the model is here.")
 
     def _build(self) -> None:
         self._order = label("Order", "muted")

@@ -11,15 +11,8 @@ from app.split.views.memory_bar import MemoryBar
 from app.theme import set_role, theme
 from app.units import use_text
 from app.widgets.buttons import IconButton
-from app.widgets.controls import (
-    ColourDot,
-    ElidedLabel,
-    Switch,
-    ignore_wheel,
-    label,
-    line,
-    show_number,
-)
+from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
+from app.widgets.text import ElidedLabel, label
 
 SLIDER_STEPS = 1000
 JOIN_TEXT = "Same group as the device above"

@@ -6,6 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from app.split.picture import SplitPicture
+from app.widgets.text import set_tip
 
 PROGRESS_STEPS = 1000
 
@@ -23,7 +24,7 @@ class LoadFooter(QWidget):
         self.progress.setRange(0, PROGRESS_STEPS)
         self.progress.setTextVisible(False)
         self.undo = QPushButton("Undo")
-        self.undo.setToolTip("Undo the last change of the split (Ctrl+Z)")
+        set_tip(self.undo, "Undo the last change of the split (Ctrl+Z)")
         self.cancel = QPushButton("Cancel")
         self.load = QPushButton("Load")
         self.load.setProperty("role", "primary")
@@ -59,7 +60,7 @@ class LoadFooter(QWidget):
         self.load.setEnabled(picture is not None and picture.can_start)
         text, tip = _load_texts(picture)
         self.load.setText(text)
-        self.load.setToolTip(tip)
+        set_tip(self.load, tip)
 
     def set_progress(self, done: float) -> None:
         """Show the part of the load that is done, 0 to 1."""

@@ -12,7 +12,8 @@ from app.split.settings import MAX_THREADS, SplitSettings
 from app.split.views.context_slider import ContextSlider
 from app.theme import set_role
 from app.units import context_text, tokens_text
-from app.widgets.controls import ElidedLabel, ignore_wheel, label, show_number
+from app.widgets.controls import ignore_wheel, show_number
+from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
 from engine import KV_TYPES, PEER_MODES
 
 FIRST_STOP = 512
@@ -51,7 +52,7 @@ def _choices(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
     box = QComboBox()
     for value, text, tip in entries:
         box.addItem(text, value)
-        box.setItemData(box.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+        box.setItemData(box.count() - 1, plain_tip(tip), Qt.ItemDataRole.ToolTipRole)
     return box
 
 
@@ -112,7 +113,7 @@ class LoadOptions(QWidget):
             self.context.setRange(1, self._stops[-1])
             self.context.setSingleStep(max(1, min(FIRST_STOP, self._stops[-1] // 8)))
         names = ", ".join(context_text(stop) for stop in self._stops)
-        self.context_slider.setToolTip(f"Context length in tokens: {names}")
+        set_tip(self.context_slider, f"Context length in tokens: {names}")
 
     def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
         """Show settings; `n_ctx` is the context length in effect, in tokens."""
@@ -124,7 +125,7 @@ class LoadOptions(QWidget):
             self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
             self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
             self.p2p.setCurrentIndex(self.p2p.findData(settings.p2p))
-            self.p2p.setToolTip(PEER_HINTS[settings.p2p])
+            set_tip(self.p2p, PEER_HINTS[settings.p2p])
         show_number(self.context, n_ctx)
         show_number(self.threads, settings.cpu_threads or 0)
         has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)

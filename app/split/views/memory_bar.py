@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.split.figures import RowFigures, kinds_of
 from app.theme import mix, theme
 from app.units import size_text
+from app.widgets.text import set_tip
 
 TONES = (0.0, 0.42, 0.62, 0.74)
 """Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
@@ -39,7 +40,7 @@ class MemoryBar(QWidget):
             return
         self._figures, self._measured = figures, measured
         text = breakdown(figures)
-        self.setToolTip(text.replace(" · ", "\n"))
+        set_tip(self, text.replace(" · ", "\n"))
         self.setAccessibleName(f"Memory of {figures.label}")
         self.setAccessibleDescription(text)
         self.update()

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QPushButton, QWidget
 
 from app.units import tokens_text
 from app.widgets.flow import FlowBox
+from app.widgets.text import caption_text, set_tip
 from engine import Remedy
 
 MOST = 6
@@ -36,9 +37,9 @@ class RemedyButtons(FlowBox):
         self._shown = tuple(remedies)
         self.buttons = []
         for remedy in self._shown[:MOST]:
-            button = QPushButton(short_text(remedy))
+            button = QPushButton(caption_text(short_text(remedy)))
             button.setProperty("role", "chip")
-            button.setToolTip(named(remedy.sentence))
+            set_tip(button, named(remedy.sentence))
             button.setAccessibleDescription(named(remedy.sentence))
             button.clicked.connect(lambda _=False, r=remedy: self.chosen.emit(r))
             self.buttons.append(button)

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import QAbstractSlider, QSizePolicy, QWidget
 
 from app.theme import mix, theme
 from app.units import percent_text
+from app.widgets.text import set_tip
 
 STEPS = 1000
 """Number of steps of a handle's position, for assistive technology."""
@@ -172,7 +173,7 @@ class ShareHandle(QAbstractSlider):
             spoken = f"Locked. {spoken}"
         if spoken != self.accessibleName():
             self.setAccessibleName(spoken)
-            self.setToolTip(spoken)
+            set_tip(self, spoken)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         self._grip = event.position().x() - self.width() / 2

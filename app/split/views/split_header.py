@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QVBoxLayou
 from app.split.figures import RowFigures
 from app.split.settings import MODES, Mode
 from app.split.views.split_bar import Segment, ShareBar
-from app.widgets.controls import ElidedLabel
+from app.widgets.text import ElidedLabel, set_tip
 
 MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     "single": ("One device", "The whole model on one device"),
@@ -90,7 +90,7 @@ class SplitHeader(QWidget):
             button = QPushButton(text)
             button.setCheckable(True)
             button.setProperty("role", "segment")
-            button.setToolTip(help_text)
+            set_tip(button, help_text)
             self._modes.addButton(button, number)
             layout.addWidget(button, 1)
         self._modes.idClicked.connect(lambda number: self.mode_chosen.emit(MODES[number]))
@@ -113,7 +113,7 @@ class SplitHeader(QWidget):
         ):
             button = QPushButton(text)
             button.setProperty("role", "link")
-            button.setToolTip(tip)
+            set_tip(button, tip)
             button.clicked.connect(signal)
             layout.addWidget(button)
         return self._below

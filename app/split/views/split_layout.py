@@ -11,7 +11,8 @@ from app.split.views.load_options import LoadOptions
 from app.split.views.remedies import RemedyButtons
 from app.split.views.split_header import SplitHeader
 from app.split.views.split_summary import MemoryComparison, SplitSummary
-from app.widgets.controls import ignore_wheel, keep_margin, label, line
+from app.widgets.controls import ignore_wheel, keep_margin, line
+from app.widgets.text import label, set_tip
 
 MIN_WIDTH = 360
 
@@ -36,7 +37,6 @@ class SplitLayout(QWidget):
         for text in (self.unusable, self.problem):
             text.setWordWrap(True)
             text.hide()
-        self.unusable.setTextFormat(Qt.TextFormat.PlainText)
         self.unusable.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.cpu_ranks, self.cpu_ranks_host = QSpinBox(), QWidget()
         self.rows_layout = QVBoxLayout()
@@ -82,7 +82,7 @@ class SplitLayout(QWidget):
     def _make_cpu_ranks(self) -> QWidget:
         self.cpu_ranks.setRange(1, MAX_CPU_RANKS)
         self.cpu_ranks.setAccessibleName("CPU ranks")
-        self.cpu_ranks.setToolTip("Split the model across several virtual CPU devices")
+        set_tip(self.cpu_ranks, "Split the model across several virtual CPU devices")
         ignore_wheel(self.cpu_ranks)
         layout = QHBoxLayout(self.cpu_ranks_host)
         layout.setContentsMargins(0, 0, 0, 0)

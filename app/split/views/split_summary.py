@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.split.picture import SpeedFigures
 from app.units import rate_text, signed_percent_text, size_text
-from app.widgets.controls import ElidedLabel, label
+from app.widgets.text import ElidedLabel, label, set_tip
 from engine import DeviceMemory, ModelLoaded, Plan
 
 UNMEASURED = "Estimate. Measure your devices on Links for a better one."
@@ -56,7 +56,7 @@ class SplitSummary(QWidget):
             part.setVisible(speed.measured > 0)
         limit = forecast.decode.reason if forecast else ""
         self.reason.setText(chosen or limit)
-        self.reason.setToolTip(limit if chosen else "")
+        set_tip(self.reason, limit if chosen else "")
         self.reason.setVisible(forecast is not None)
         self.note.setText(" ".join(notes(plan, speed)) if plan else _empty_text(has_model))
         self.note.setVisible(bool(self.note.text()))

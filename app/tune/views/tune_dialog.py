@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QStandardItem, QStandardItemModel
+from PySide6.QtGui import QCloseEvent, QStandardItemModel
 from PySide6.QtWidgets import (
     QComboBox,
     QDialog,
@@ -26,7 +26,7 @@ from app.tune.results import GOAL_TEXTS, Point, estimate_text, point_of, request
 from app.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
-from app.widgets.controls import label
+from app.widgets.text import label, plain_tip, row_item
 from engine import GOALS, EngineError, Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
@@ -216,9 +216,8 @@ class TuneDialog(QDialog):
         self._rows.setRowCount(len(points))
         for row, (trial, point) in enumerate(zip(self._trials, points, strict=True)):
             for column, text in enumerate(_row_texts(trial, point, goal, is_best=row == at)):
-                item = QStandardItem(text)
-                item.setToolTip(trial.problem or trial.predicted_reason)
-                self._rows.setItem(row, column, item)
+                tip = trial.problem or trial.predicted_reason
+                self._rows.setItem(row, column, row_item(text, tip))
         if at is not None:
             self.table.scrollTo(self._rows.index(len(points) - 1, 0))
 
@@ -233,7 +232,9 @@ class TuneDialog(QDialog):
         self.goal = QComboBox()
         for name, (text, tip) in GOAL_TEXTS.items():
             self.goal.addItem(text, name)
-            self.goal.setItemData(self.goal.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+            self.goal.setItemData(
+                self.goal.count() - 1, plain_tip(tip), Qt.ItemDataRole.ToolTipRole
+            )
         self.goal.setAccessibleName("Optimise for")
         self.goal.currentIndexChanged.connect(self._on_goal)
         self.budget = QSpinBox()

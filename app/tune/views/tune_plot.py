@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from app.theme import theme, theme_signals
 from app.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
 from app.widgets.axis import nice_top
-from app.widgets.controls import label
+from app.widgets.text import LegendLabel, Sign, html_text
 
 SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1", "single": "d"}
 SIGNS: Final[dict[Shape, str]] = {"tensor": "●", "layer": "■", "groups": "▲", "single": "◆"}
@@ -28,8 +28,7 @@ class TunePlot(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.plot = pg.PlotWidget(background=None)
-        self.legend = label(role="muted")
-        self.legend.setTextFormat(Qt.TextFormat.RichText)
+        self.legend = LegendLabel()
         self._points: tuple[Point, ...] = ()
         self._best: int | None = None
         self._regions: tuple[tuple[float, float], ...] = ()
@@ -82,7 +81,7 @@ class TunePlot(QWidget):
             axis.enableAutoSIPrefix(enable=False)
         name = self._first or "the first device"
         for side, text in (("bottom", f"share of {name}, %"), ("left", "tok/s")):
-            self.plot.setLabel(side, text, color=colours.muted, **{"font-size": "11px"})
+            self.plot.setLabel(side, html_text(text), color=colours.muted, **{"font-size": "11px"})
         for item in self._items:
             self.plot.removeItem(item)
         self._items = [*self._shades(), *self._lines(), *self._marks()]
@@ -134,14 +133,14 @@ class TunePlot(QWidget):
 
     def _show_legend(self) -> None:
         shapes = {point.shape for point in self._points}
-        texts = [
-            f'<span style="color:{_colour(shape)}">{SIGNS[shape]}</span> {SHAPE_TEXTS[shape]}'
+        signs = [
+            Sign(_colour(shape), SIGNS[shape], SHAPE_TEXTS[shape])
             for shape in SHAPES
             if shape in shapes
         ]
         if self._regions:
-            texts.append(f'<span style="color:{theme().danger}">▒</span> does not fit')
-        self.legend.setText("&nbsp;&nbsp;&nbsp;".join(texts))
+            signs.append(Sign(theme().danger, "▒", "does not fit"))
+        self.legend.set_signs(signs)
 
 
 def _colour(shape: Shape) -> str:

@@ -1,0 +1,151 @@
+"""Text in the window: whatever words come from files and models, they are shown as plain text.
+
+Qt takes a text that looks like HTML for HTML, and would load the pictures in it. What shows words
+is made here; `tests/test_structure.py` finds widgets that are made past this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final, NamedTuple, Protocol
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent, QStandardItem
+from PySide6.QtWidgets import QLabel, QListWidgetItem, QSizePolicy, QWidget
+
+from app.printable import one_line, printable
+
+MOST_TIP: Final = 2000
+"""Largest number of characters of a tool tip."""
+
+
+class HasToolTip(Protocol):
+    """Widget, action, item or text format that can have a tool tip."""
+
+    def setToolTip(self, text: str, /) -> None:  # noqa: N802 Qt
+        ...
+
+
+class PlainLabel(QLabel):
+    """Label that shows its text as it is, without HTML."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setText(text)
+
+    def setText(self, text: str) -> None:  # noqa: N802 Qt
+        super().setText(printable(text))
+
+
+def label(text: str = "", role: str | None = None) -> PlainLabel:
+    """Return a label in a role of the style sheet."""
+    result = PlainLabel(text)
+    if role:
+        result.setProperty("role", role)
+    return result
+
+
+class ElidedLabel(PlainLabel):
+    """A label that ends in "…" if its text does not fit; the tool tip has the whole text."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent=parent)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self._full = ""
+        self.set_full_text(text)
+
+    def set_full_text(self, text: str) -> None:
+        text = printable(text)
+        if text == self._full:
+            return
+        self._full = text
+        self.setAccessibleName(text)
+        self._elide()
+
+    def _elide(self) -> None:
+        shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, self.width())
+        set_tip(self, self._full if shown != self._full else "")
+        self.setText(shown)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(24, super().minimumSizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        width = self.fontMetrics().horizontalAdvance(self._full) + 2
+        return QSize(width, super().sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._elide()
+
+
+class Sign(NamedTuple):
+    """A sign in a colour of its own, and the words behind it."""
+
+    colour: str
+    text: str
+    words: str = ""
+
+
+class LegendLabel(QLabel):
+    """Label of signs in colours, with words; these are never read as HTML."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.RichText)
+        self.setProperty("role", "muted")
+
+    def set_signs(self, signs: Sequence[Sign], end: str = "") -> None:
+        """Show signs with gaps between them.
+
+        Args:
+            end: words behind the last sign.
+        """
+        texts = [
+            f'<span style="color:{escape(sign.colour)}">{escape(printable(sign.text))}</span>'
+            + f"&nbsp;{escape(printable(sign.words))}" * bool(sign.words)
+            for sign in signs
+        ]
+        self.setText(f"{'&nbsp;&nbsp; '.join(texts)} {escape(printable(end))}".strip())
+
+
+def set_tip(target: HasToolTip, text: str) -> None:
+    """Set a tool tip, which shows `text` as it is."""
+    target.setToolTip(plain_tip(text))
+
+
+def plain_tip(text: str) -> str:
+    """Return what Qt has to be given as a tool tip so that it shows `text` as it is."""
+    shown = printable(text[:MOST_TIP]).strip()
+    if "<" not in shown and "&" not in shown:
+        return shown
+    return f'<p style="white-space:pre-wrap">{escape(shown)}</p>'
+
+
+def caption_text(text: str) -> str:
+    """Return what a button or a menu has to be given so that it shows `text`, in one line.
+
+    Qt takes "&" for the mark of a key, and in menus a tab for the beginning of one.
+    """
+    return one_line(text).replace("&", "&&")
+
+
+def row_item(text: str, tip: str = "") -> QStandardItem:
+    """Return the cell of a table."""
+    item = QStandardItem(one_line(text))
+    set_tip(item, tip)
+    return item
+
+
+def list_item(text: str, tip: str = "") -> QListWidgetItem:
+    """Return the line of a list."""
+    item = QListWidgetItem(one_line(text))
+    set_tip(item, tip)
+    return item
+
+
+def html_text(text: str) -> str:
+    """Return what shows `text` as it is where HTML is expected, as in the axes of graphs."""
+    return escape(one_line(text))
