@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         EngineError,
         InvalidGGUF,
         MissingShard,
+        ModelBusy,
         ModelFileError,
         NoDevice,
         OutOfDeviceMemory,
@@ -232,6 +233,7 @@ __all__ = [
     "MemoryUse",
     "MissingShard",
     "Model",
+    "ModelBusy",
     "ModelFileError",
     "ModelInfo",
     "ModelKey",
@@ -350,9 +352,9 @@ _HOME = {
     ),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
-        "InvalidGGUF", "MissingShard", "ModelFileError", "NoDevice", "OutOfDeviceMemory",
-        "PromptError", "SplitError", "StateFileError", "TemplateError", "UnsupportedArchitecture",
-        "UnsupportedQuant",
+        "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
+        "OutOfDeviceMemory", "PromptError", "SplitError", "StateFileError", "TemplateError",
+        "UnsupportedArchitecture", "UnsupportedQuant",
     ),
     "events": (
         "Command", "EngineReady", "Event", "Failed", "FallbacksChanged", "Generate", "HostEvent",

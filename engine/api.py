@@ -9,6 +9,7 @@ model.close()
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,10 +20,11 @@ import numpy as np
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.config import LoadParams, PeerMode, SamplingParams
-from engine.errors import EngineError, ModelFileError, SplitError
+from engine.errors import Cancelled, EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.generation.generate import Generation
+from engine.generation.occupancy import AnswerStream, Occupancy
 from engine.generation.prompts import Prompt, Prompts
 from engine.generation.results import ContextShifted, GenerationEvent
 from engine.generation.session import Session
@@ -107,6 +109,16 @@ def load_model(
 class Model:
     """A loaded model.
 
+    Any thread may call it; one call at a time computes, and the others wait. An answer computes
+    from the reading of one event to the next: in between, other threads may split the model anew,
+    save the cache or look at it. What would replace the cache (`generate`, `answer`, `logits`,
+    `bench`, `load_state`) waits for the end of another thread's answer, unless its iterator is
+    closed, dropped, or not read for 30 s; from the thread that reads the answer it ends that
+    answer at once, whose iterator then raises a PromptError. `close` does not wait for answers: it
+    cancels what computes and frees the model, and who waits or reads on gets an EngineError. A
+    callback that calls the model in the middle of a call gets a `ModelBusy`; only `close` works
+    there, and frees the model at the end of that call.
+
     Attributes:
         info: description of the model from the file's header.
         model_hash: hash of the file's contents, whatever its name; see `engine.gguf.identity`.
@@ -130,6 +142,7 @@ class Model:
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
         self._session = Session(self.runtime.runner)
+        self._occupancy = Occupancy()
 
     def __enter__(self) -> Self:
         return self
@@ -190,12 +203,16 @@ class Model:
             PromptError: no tokens, unknown tokens, or more than the context holds.
         """
         ids = [int(i) for i in ids]
-        session = self._session
-        session.check(ids)
-        turn = session.begin()
-        session.ids.clear()
-        chunks = session.chunks(ids, PROMPT_BATCH)  # each makes logits of all its tokens
-        return np.concatenate([session.forward(chunk, 0, turn) for chunk, _ in chunks])
+        session, found = self._session, []
+        with self._occupancy.use("it computes logits", replaces=True) as is_closing:
+            session.check(ids)
+            turn = session.begin()
+            session.ids.clear()
+            for chunk, _ in session.chunks(ids, PROMPT_BATCH):  # each has logits of all its tokens
+                if is_closing():
+                    raise Cancelled("Computing logits")
+                found.append(session.forward(chunk, 0, turn))
+        return np.concatenate(found)
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,
@@ -213,8 +230,10 @@ class Model:
         Raises:
             EngineError: the context is too short for it, a device failed, or it was cancelled.
         """
-        bench = Benchmark(self._session, self.runtime, is_cancelled)
-        return bench.run(test, repetitions, warm_up=warm_up, has_kernels=kernels)
+        doing = "its speed is being measured"
+        with self._occupancy.use(doing, is_cancelled, replaces=True) as is_cancelled:
+            bench = Benchmark(self._session, self.runtime, is_cancelled)
+            return bench.run(test, repetitions, warm_up=warm_up, has_kernels=kernels)
 
     def generate(
         self,
@@ -223,7 +242,7 @@ class Model:
         is_cancelled: IsCancelled = never,
         *,
         timed_every: int = 0,
-    ) -> Iterator[GenerationEvent]:
+    ) -> AnswerStream:
         """Continue a text, in which special tokens are recognised, or token ids.
 
         Args:
@@ -232,23 +251,32 @@ class Model:
             is_cancelled: asked again and again; returning True ends the answer.
             timed_every: interval, in tokens, at which a token has a TokenTimes; 0 for none.
 
-        Yields:
-            PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
-
-        Raises:
-            EngineError: the prompt cannot be used, or a device failed.
+        Returns:
+            Iterator over PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
+            It computes while an event is read, and raises an EngineError if the prompt cannot be
+            used, a device failed, or the model was closed or asked something else meanwhile.
         """
+        events = self._plain_events(prompt, params, is_cancelled, timed_every)
+        return AnswerStream(self._occupancy, events, is_cancelled)
+
+    def answer(self, request: Generate, is_cancelled: IsCancelled = never) -> AnswerStream:
+        """Return the events of the answer to a `Generate` command; see `generate`."""
+        if request.prompt is None:
+            events = self._chat_events(request, is_cancelled)
+            return AnswerStream(self._occupancy, events, is_cancelled)
+        return self.generate(
+            request.prompt, request.sampling, is_cancelled, timed_every=request.timed_every
+        )
+
+    def _plain_events(
+        self, prompt: str | Sequence[int], params: SamplingParams, is_cancelled: IsCancelled,
+        timed_every: int,
+    ) -> Iterator[GenerationEvent]:  # fmt: skip
         yield from self._run(self._prompts.plain(prompt), params, is_cancelled, timed_every)
 
-    def answer(
-        self, request: Generate, is_cancelled: IsCancelled = never
+    def _chat_events(
+        self, request: Generate, is_cancelled: IsCancelled
     ) -> Iterator[GenerationEvent]:
-        """Yield the events of the answer to a `Generate` command; see `generate`."""
-        if request.prompt is not None:
-            yield from self.generate(
-                request.prompt, request.sampling, is_cancelled, timed_every=request.timed_every
-            )
-            return
         prompt = self._prompts.chat(
             request.messages,
             self.n_ctx,
@@ -317,18 +345,25 @@ class Model:
             EngineError: the split cannot be made, a device is full, the file is gone or has
                 changed, or it was cancelled.
         """
-        self._check_same(params)
-        with GGUFFile.open(params.path) as file:
-            if file_stamp(file) != self._stamp:
-                raise ModelFileError(
-                    params.path,
-                    f"{Path(params.path).name} has changed since the model was loaded.",
-                    "Load it again.",
+        with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
+            self._check_same(params)
+            with GGUFFile.open(params.path) as file:
+                self._check_unchanged(file)
+                on_progress = self._occupancy.called_back(on_progress)
+                n_past = len(self._session.ids)
+                runtime = open_runtime(
+                    file, params, on_progress, is_cancelled, self.runtime, n_past
                 )
-            n_past = len(self._session.ids)
-            runtime = open_runtime(file, params, on_progress, is_cancelled, self.runtime, n_past)
-        self.runtime, self.params = runtime, params
-        self._session.move(runtime.runner)
+            self.runtime, self.params = runtime, params
+            self._session.move(runtime.runner)
+
+    def _check_unchanged(self, file: GGUFFile) -> None:
+        if file_stamp(file) != self._stamp:
+            raise ModelFileError(
+                file.path,
+                f"{file.path.name} has changed since the model was loaded.",
+                "Load it again.",
+            )
 
     def _check_same(self, params: LoadParams) -> None:
         self._check_loaded()
@@ -342,7 +377,8 @@ class Model:
     @property
     def n_cached(self) -> int:
         """Number of tokens in the cache."""
-        return len(self._session.ids)
+        with self._occupancy.use("its tokens are being counted"):
+            return len(self._session.ids)
 
     @property
     def is_loaded(self) -> bool:
@@ -382,8 +418,7 @@ class Model:
         Raises:
             StateFileError: nothing is in the cache, or the file cannot be written.
         """
-        files = self._state_files()
-        with explain_faults(self.runtime.devices):
+        with self._in_state("saved", is_cancelled) as (files, is_cancelled):
             n_tokens, n_bytes = files.save(Path(path), start, stop, on_progress, is_cancelled)
         return StateSaved(str(path), n_tokens, n_bytes)
 
@@ -412,19 +447,29 @@ class Model:
             StateFileError: the file is damaged, or of another model or KV type.
             ContextOverflow: the context is too short for it.
         """
-        files = self._state_files()
-        with explain_faults(self.runtime.devices):
+        with self._in_state("loaded", is_cancelled, replaces=True) as (files, is_cancelled):
             files.load(Path(path), n_tokens, on_progress, is_cancelled)
-        return StateLoaded(str(path), tuple(self._session.ids))
+            ids = tuple(self._session.ids)
+        return StateLoaded(str(path), ids)
 
-    def _state_files(self) -> StateFiles:
-        self._check_loaded()
-        return StateFiles(self.runtime, self._session, self.info.name, self.model_hash)
+    @contextmanager
+    def _in_state(
+        self, done: str, is_cancelled: IsCancelled, *, replaces: bool = False
+    ) -> Iterator[tuple[StateFiles, IsCancelled]]:
+        """Use the model to save or load its state."""
+        doing = f"its state is being {done}"
+        with self._occupancy.use(doing, is_cancelled, replaces=replaces) as is_cancelled:
+            self._check_loaded()
+            files = StateFiles(self.runtime, self._session, self.info.name, self.model_hash)
+            with explain_faults(self.runtime.devices):
+                yield files, is_cancelled
 
     def memory(self) -> list[DeviceMemory]:
         """Return the predicted and the measured memory of each rank."""
-        return self.runtime.memory()
+        with self._occupancy.use("its memory is being measured"):
+            self._check_loaded()
+            return self.runtime.memory()
 
     def close(self) -> None:
-        """Free all memory and end the rank threads; safe to call twice."""
-        self.runtime.close()
+        """Cancel what computes, free all memory and end the rank threads; safe to call twice."""
+        self._occupancy.close(lambda: self.runtime.close())

@@ -17,6 +17,7 @@ there; `error.hint` says what to do. Any other exception is a bug.
     │  └─ CommError(rank, device)
     │     └─ LeftAlone
     ├─ SplitError
+    ├─ ModelBusy(doing)
     ├─ PromptError
     │  ├─ ContextOverflow(n_tokens, n_ctx)
     │  └─ TemplateError
@@ -238,6 +239,21 @@ class LeftAlone(CommError):
 
 class SplitError(EngineError):
     """Error of a split that cannot be made."""
+
+
+class ModelBusy(EngineError):
+    """Error of a call from inside another one of the same model, which waits for it.
+
+    Args:
+        doing: what the model is doing, such as "it is being split anew".
+    """
+
+    def __init__(self, doing: str) -> None:
+        super().__init__(
+            f"The model is busy: {doing}.",
+            "A callback cannot call the model; call it once that has ended.",
+        )
+        self.doing = doing
 
 
 class PromptError(EngineError):

@@ -157,6 +157,7 @@ class Generation:
                 return "stop"
             if self._n_sampled == self._params.max_tokens:
                 break
+            self._session.check_turn(self._turn)
             if self._session.is_full:
                 if self._params.on_overflow == "stop" or not self._can_shift():
                     return "context"
@@ -203,6 +204,7 @@ class Generation:
         n_dropped = (len(ids) - self._n_keep) // 2
         kept = ids[: self._n_keep] + ids[self._n_keep + n_dropped :]
         yield ContextShifted(n_dropped)
+        self._session.check_turn(self._turn)  # the cache may be another answer's by now
         self._session.keep_common(kept)
         logits = yield from self._prefill(kept)
         return logits is not None

@@ -156,7 +156,7 @@ class Session:
         Raises:
             PromptError: another turn has begun since `turn`.
         """
-        self._check_turn(turn)
+        self.check_turn(turn)
         with self._forgetting():
             self._stop_ahead()
             n_past = len(self._ids)
@@ -171,7 +171,12 @@ class Session:
         with self._forgetting():
             return self._runtime.n_running
 
-    def _check_turn(self, turn: int) -> None:
+    def check_turn(self, turn: int) -> None:
+        """Check that a turn can go on.
+
+        Raises:
+            PromptError: another one has begun since.
+        """
         if turn != self._turn:
             raise PromptError(
                 "The model was asked something else in the meantime.", "Ask once more."
@@ -191,7 +196,7 @@ class Session:
         Raises:
             PromptError: see `forward`.
         """
-        self._check_turn(turn)
+        self.check_turn(turn)
         if self._n_beyond:
             return self._follow_again(token, turn)
         stream = self._runtime.token_source
