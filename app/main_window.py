@@ -52,6 +52,8 @@ FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
 CENTRE_WIDTH = 360
 SUFFIX = ".gguf"
+MOST_TITLE = 100
+"""Largest number of characters of a model in the title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class MainWindow(QMainWindow):
     @Slot(str)
     def show_name(self, model: str) -> None:
         """Name the loaded model in the window's title."""
-        self.setWindowTitle(f"{one_line(model)} – Tandem" if model else "Tandem")
+        self.setWindowTitle(f"{one_line(model, MOST_TITLE)} – Tandem" if model else "Tandem")
 
     @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:

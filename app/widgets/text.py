@@ -19,6 +19,9 @@ from app.printable import one_line, printable
 MOST_TIP: Final = 2000
 """Largest number of characters of a tool tip."""
 
+MOST_CAPTION: Final = 80
+"""Largest number of characters of a button or a line of a menu."""
+
 
 class HasToolTip(Protocol):
     """Widget, action, item or text format that can have a tool tip."""
@@ -124,12 +127,15 @@ def plain_tip(text: str) -> str:
     return f'<p style="white-space:pre-wrap">{escape(shown)}</p>'
 
 
-def caption_text(text: str) -> str:
+def caption_text(text: str, most: int = MOST_CAPTION) -> str:
     """Return what a button or a menu has to be given so that it shows `text`, in one line.
 
     Qt takes "&" for the mark of a key, and in menus a tab for the beginning of one.
+
+    Args:
+        most: largest number of characters that are shown, as in `one_line`.
     """
-    return one_line(text).replace("&", "&&")
+    return one_line(text, most).replace("&", "&&")
 
 
 def row_item(text: str, tip: str = "") -> QStandardItem:

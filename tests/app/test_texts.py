@@ -1,5 +1,7 @@
 """Words of files and models are text in the window: nothing there reads them as HTML."""
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QAction, QStandardItemModel, QTextDocument
@@ -14,6 +16,9 @@ from app.chat.views.message_view import AnswerView, UserView
 from app.chat.views.prose_view import ProseView
 from app.main import Shell
 from app.notice import Notice
+from app.placement.grid import grid_of
+from app.placement.views.placement_table import Look, PlacementTable
+from app.split.views.device_row import DeviceRow
 from app.widgets.banner import Banner
 from app.widgets.text import (
     ElidedLabel,
@@ -26,9 +31,11 @@ from app.widgets.text import (
     plain_tip,
     row_item,
 )
-from engine import EngineError, Fallback, TemplateError
+from engine import EngineError, Fallback, PlacementMap, TemplateError, TensorPlace
+from tests.app.conftest import MakePanel
 from tests.helpers.acting_texts import ESCAPES, PAGES, acting
 from tests.helpers.fake_host import Script, model_info
+from tests.helpers.fake_planner import CPU, GPUS
 from tests.helpers.shell_driver import MakeShell, ask
 
 TEXTS = (*PAGES, *ESCAPES)
@@ -195,7 +202,39 @@ def test_no_widget_of_the_window_reads_words_as_anything_else(
     assert len(shown) >= 8, "the words did not get into the window"
     bar = shell.window.model_bar
     assert bar._name.width() <= 430, "a long name is cut"
-    assert any("&&Q" in action.text() for action in bar.menu.actions())
+    (recent,) = (action for action in bar.menu.actions() if "&&Q" in action.text())
+    assert len(recent.text()) <= 81
+    assert len(shell.window.windowTitle()) < 120
+    shell.window.start_view.show_state("", recent=(path,), has_demo=True)
+    texts = [made.text() for made in shell.window.start_view.findChildren(QAbstractButton)]
+    (name,) = (text for text in texts if "…" in text and "Open" not in text)
+    assert len(name) < 60
+
+
+def test_names_of_devices_are_plain_text(make_panel: MakePanel) -> None:
+    panel = make_panel([replace(device, name=HOSTILE) for device in (*GPUS, CPU)])
+    for row in panel.findChildren(DeviceRow):
+        row.more.setChecked(True)
+    texts = texts_of(panel)
+    assert [text for text in texts if acting(text)] == []
+    assert any("<img src" in text for text in texts)
+
+
+def test_names_of_tensors_are_plain_text(qtbot: QtBot) -> None:
+    table = PlacementTable()
+    inside = TensorPlace(f"blk.0.{HOSTILE}", 0, HOSTILE, "ffn", "F32", (1,), 4, (4,))
+    outside = TensorPlace(HOSTILE, None, HOSTILE, "", HOSTILE, (1,), 4, (4,))
+    found = PlacementMap((HOSTILE,), 1, (inside, outside))
+    table.set_grid(grid_of(found, ()), Look((0,), (HOSTILE,)))
+    shown = []
+    for row in range(table.rowCount()):
+        for column in range(table.columnCount()):
+            at = table.index(row, column)
+            shown.append(tip_as_shown(table.data(at, Qt.ItemDataRole.ToolTipRole) or ""))
+            shown.append(table.data(at, Qt.ItemDataRole.AccessibleTextRole) or "")
+            shown.append(table.headerData(column, Qt.Orientation.Horizontal))
+    assert not acting("".join(shown))
+    assert len([text for text in shown if "<img src" in text]) >= 5
 
 
 def test_a_tool_tip_of_html_is_shown_as_text(qtbot: QtBot) -> None:

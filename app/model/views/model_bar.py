@@ -185,11 +185,11 @@ class ModelBar(QFrame):
 
     def _fit_name(self, left: int) -> None:
         width, metrics = min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)), self._name.fontMetrics()
-        self._name.setText(caption_text(self._full_name))
+        self._name.setText(caption_text(self._full_name, 0))
         frame = self._name.sizeHint().width() - metrics.horizontalAdvance(self._full_name)
         elide = Qt.TextElideMode.ElideMiddle
         shown = metrics.elidedText(self._full_name, elide, width - frame)
-        self._name.setText(caption_text(shown))
+        self._name.setText(caption_text(shown, 0))
 
     def _fit_pills(self, left: int) -> None:
         """Show as many pills as fit, the most important first."""

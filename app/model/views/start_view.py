@@ -7,11 +7,14 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.printable import one_line
 from app.widgets.buttons import button
-from app.widgets.text import PlainLabel, label, set_tip
+from app.widgets.text import PlainLabel, caption_text, label, set_tip
 
 N_RECENT = 4
 WIDTH = 320
+PADDING = 32
+"""Room around the text of a button, in pixels."""
 
 
 class StartView(QWidget):
@@ -68,11 +71,19 @@ class StartView(QWidget):
                 old.hide()
                 old.deleteLater()
         for path in paths:
-            made = button(Path(path).name, "quiet", f"Open {Path(path).name}")
+            name = one_line(Path(path).name)
+            made = button("", "quiet", f"Open {name}")
+            made.setText(caption_text(_cut(name, made), 0))
             set_tip(made, path)
             made.clicked.connect(lambda _=False, path=path: self.recent_chosen.emit(path))
             made.setMaximumWidth(WIDTH)
             self._recent.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
+
+
+def _cut(name: str, on: QWidget) -> str:
+    """Return a name that is not wider than the buttons, its middle left out."""
+    on.ensurePolished()  # or the font is another
+    return on.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, WIDTH - PADDING)
 
 
 def _centred(text: str, role: str) -> PlainLabel:

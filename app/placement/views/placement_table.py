@@ -92,7 +92,7 @@ class PlacementTable(QAbstractTableModel):
         if cell is None:
             return None
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            return spoken_text(cell, self.grid.columns[cell.column], self.look.labels)
+            return one_line(spoken_text(cell, self.grid.columns[cell.column], self.look.labels))
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip("\n".join([*cell_lines(cell), ranks_text(cell, self.look.labels)]))
         return None

@@ -1,8 +1,11 @@
 """No terminal obeys what a model says, or what stands in files, in their names or in templates."""
 
+import contextlib
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from app.cli.talk import answer
 from engine import EngineError, Finished, Generate, Timings, TokenText, Usage
 from tests.helpers.acting_texts import ESCAPES, PAGES, acting
 from tests.helpers.command_line import Run
+from tests.helpers.golden import REPO
 from tests.helpers.model_draft import ModelDraft
 
 ALL = " ".join(ESCAPES)
@@ -164,6 +168,27 @@ def test_what_a_header_says_is_not_obeyed(
     run("inspect", path, "--metadata", "--tensors")
     assert "general.name" in screen.getvalue()
     assert not acting(screen.getvalue())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other terminals")
+def test_a_real_terminal_gets_no_escape_sequence(draft: ModelDraft, tmp_path: Path) -> None:
+    import pty
+
+    words = "".join(ESCAPES[:-1])
+    path = draft.changed({"general.name": words}).write(tmp_path / "a\x1b[31m\u202e.gguf")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "app", "inspect", str(path), "--metadata"]
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=REPO)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal is told
+        while piece := os.read(ours, 65536):
+            said += piece
+    os.close(ours)
+    assert child.wait() == 0
+    text = said.decode().replace("\r\n", "\n")
+    assert "photo_" in text
+    assert not acting(text)
 
 
 def test_messages_of_all_errors_are_short() -> None:
