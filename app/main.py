@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import QObject, Qt, QTimer, Slot
@@ -24,6 +24,7 @@ from app.monitor.device_poller import DevicePoller
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.process.crash import CrashReporter
+from app.process.engine_place import MakeHost, chosen_host
 from app.process.gc_timer import GarbageCollector
 from app.settings import Settings, SettingsStore
 from app.side_panels import SidePanels
@@ -37,9 +38,7 @@ from engine import (
     SIMULATED,
     DeviceInfo,
     EngineError,
-    EngineHost,
     Finished,
-    HostEvent,
     LoadParams,
     Rig,
     ThreadHost,
@@ -64,7 +63,7 @@ class Shell(QObject):
     def __init__(
         self,
         app: QApplication,
-        make_host: Callable[[Callable[[HostEvent], None]], EngineHost] = ThreadHost,
+        make_host: MakeHost = ThreadHost,
         rig: Rig | None = None,
     ) -> None:
         super().__init__(app)
@@ -274,8 +273,9 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
         model_path: model to load at once; None for none.
 
     Raises:
-        EngineError: the simulated machine is not a valid rig.
+        EngineError: the simulated machine is not a valid rig, or `TANDEM_ENGINE` no place.
     """
+    make_host = chosen_host()
     rig = parse_rig(simulate) if simulate else None
     QApplication.setHighDpiScaleFactorRoundingPolicy(
         Qt.HighDpiScaleFactorRoundingPolicy.PassThrough
@@ -285,7 +285,7 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     app.setApplicationDisplayName("Tandem")
     app.setDesktopFileName("tandem")
     app.setWindowIcon(icon("split", theme().accent))
-    shell = Shell(app, rig=rig)
+    shell = Shell(app, make_host, rig)
     shell.crashes.install()
     shell.start()
     if demo:

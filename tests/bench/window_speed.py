@@ -4,7 +4,8 @@
 
 Alternates between answers on the command line and a chat in a real window (on whatever platform Qt
 is told to use), each in its own process, and prints decode tokens/s of both, their ratio, and the
-longest time for which the GUI thread did not return to its event loop.
+longest time for which the GUI thread did not return to its event loop. `TANDEM_ENGINE=process`
+gives the window's engine a process of its own.
 """
 
 from __future__ import annotations
@@ -85,10 +86,11 @@ def chat_in_window(model: str, seconds: float) -> dict[str, Any]:
 
     from app.main import Shell
     from app.paths import demo_model
+    from app.process.engine_place import chosen_host
     from engine import SamplingParams
 
     app = QApplication(sys.argv[:1])
-    shell = Shell(app)
+    shell = Shell(app, chosen_host())
     shell.start()
     sampling = SamplingParams(
         temperature=0, max_tokens=N_TOKENS, ignore_eos=True, on_overflow="stop"

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import device
 
@@ -135,7 +135,7 @@ SAMPLING = st.builds(
 
 
 @pytest.mark.parametrize("kind", get_args(Command), ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_command_arrives_as_it_was(kind: type, data: st.DataObject) -> None:
     message = SubmitMessage(data.draw(st.integers()), data.draw(values(kind)))
@@ -143,7 +143,7 @@ def test_a_command_arrives_as_it_was(kind: type, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", set(get_args(Event)) - {Failed}, ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_event_arrives_as_it_was(kind: type, data: st.DataObject) -> None:
     message = EventsMessage((HostEvent(data.draw(st.integers()), data.draw(values(kind))),))
