@@ -175,5 +175,5 @@ def _start(command: Sequence[str], connection: Connection) -> subprocess.Popen[b
     return subprocess.Popen(
         [*command, str(handle), str(os.getpid())],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env=child_environment({}), **options,
+        env=child_environment(), **options,
     )  # fmt: skip
