@@ -1,10 +1,12 @@
-"""What the engine's process sends by itself: events, those of tokens in batches, and heartbeats."""
+"""What the engine's process sends by itself: events, those of tokens together, and heartbeats."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Iterable
+from itertools import chain, groupby
 
 from engine.errors import EngineCrashed
 from engine.events import Failed, HostEvent
@@ -62,7 +64,7 @@ class EventSender:
         while events := self._take(sent):
             sent = time.monotonic()
             try:
-                self._send(events)
+                self._send(merged(events))
             except OSError:  # the window's process is gone, which the reader of commands finds, too
                 return
 
@@ -97,3 +99,25 @@ class EventSender:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, BEAT_S)
+
+
+def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
+    """Return events with the text of tokens that follow each other in one.
+
+    Writing each by itself would take as long as a small model takes for a token.
+    """
+    found: list[HostEvent] = []
+    for (generation, is_text), group in groupby(events, _kind):
+        if is_text:
+            tokens = [event.event for event in group if isinstance(event.event, TokenText)]
+            ids = tuple(chain.from_iterable(token.ids for token in tokens))
+            text = "".join(token.text for token in tokens)
+            found.append(HostEvent(generation, TokenText(text, ids)))
+        else:
+            found.extend(group)
+    return tuple(found)
+
+
+def _kind(event: HostEvent) -> tuple[int, bool]:
+    """Return an event's generation, and whether it is the text of a token."""
+    return event.generation, isinstance(event.event, TokenText)

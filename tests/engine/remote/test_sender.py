@@ -14,6 +14,7 @@ from engine import (
     StateLoaded,
     Timings,
     TokenText,
+    TokenTimes,
     Usage,
 )
 from engine.remote import sender as sender_module
@@ -26,7 +27,7 @@ from engine.remote.messages import (
     FromEngine,
     ToEngine,
 )
-from engine.remote.sender import EventSender
+from engine.remote.sender import EventSender, merged
 
 END = Finished("stop", Usage(1, 0, 3), Timings())
 
@@ -71,7 +72,9 @@ def test_tokens_wait_for_the_frame_and_go_in_one_message(wire: Wire) -> None:
     for at in range(1, 200):
         wire.sender.put(token(at))
     wire.sender.put(HostEvent(1, END))
-    assert wire.batch() == (*map(token, range(1, 200)), HostEvent(1, END)), "in order"
+    text = "".join(map(str, range(1, 200)))
+    together = HostEvent(1, TokenText(text, tuple(range(1, 200))))
+    assert wire.batch() == (together, HostEvent(1, END)), "in order"
 
 
 def test_tokens_alone_come_at_the_frame_rate(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +84,20 @@ def test_tokens_alone_come_at_the_frame_rate(wire: Wire, monkeypatch: pytest.Mon
     writer.start()
     while seen < 500:
         n_messages += 1
-        for event in wire.batch():
-            assert event == token(seen)
-            seen += 1
+        (event,) = wire.batch()
+        assert isinstance(event.event, TokenText)
+        assert event.event.ids == tuple(range(seen, seen + len(event.event.ids)))
+        seen += len(event.event.ids)
     writer.join()
     assert n_messages <= 2 + (time.monotonic() - start) / 0.2
+
+
+def test_only_texts_of_one_answer_that_follow_each_other_are_joined() -> None:
+    times = HostEvent(1, TokenTimes(3, 0.1, ()))
+    events = (token(1), token(2), times, token(3), HostEvent(2, TokenText("x", (9, 8))))
+    joined = HostEvent(1, TokenText("12", (1, 2)))
+    assert merged(events) == (joined, *events[2:])
+    assert merged(()) == ()
 
 
 def test_closing_sends_what_waits() -> None:
