@@ -76,6 +76,7 @@ ERRORS = [
     errors.ContextOverflow(5, 4),
     errors.TemplateError("It is broken."),
     errors.StateFileError("chat.state", "It is damaged."),
+    errors.ModelBusy("it answers"),
     errors.Cancelled("Loading"),
     errors.EngineCrashed("The engine was killed.", "Load again."),
 ]
