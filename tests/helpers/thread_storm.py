@@ -39,6 +39,9 @@ LEAST_MARGIN = 0.05
 """Least distance of the two largest logits before each token of an answer. What splits, batches and
 single tokens round differently is far below that."""
 
+ACTS = ("ask", "cancel", "drop", "abandon", "compute", "look", "split", "save", "restore", "close")
+"""What has to be done at least once."""
+
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True)
 SPLITS = ((1,), (1, 1), (3, 1), (1, 1, 1))
 
@@ -80,14 +83,22 @@ class Storm:
         raise AssertionError(f"only {len(found)} prompts have a sure answer")
 
     def run(self, seconds: float) -> None:
-        """Let all threads call the model for so long."""
+        """Let all threads call the model for so long, and until each thing was done once."""
         self._until = time.monotonic() + seconds
         threads = [threading.Thread(target=self._rage, args=(n,)) for n in range(N_THREADS)]
         for thread in threads:
             thread.start()
+        time.sleep(seconds / 2)
+        self._close(self._model, random.Random(self._seed), self._folder)
+        self._count("close")
         for thread in threads:
             thread.join()
         self._model.close()
+
+    @property
+    def _is_over(self) -> bool:
+        is_late = time.monotonic() > self._until
+        return bool(self.failures) or (is_late and all(self.counts[act] for act in ACTS))
 
     def _rage(self, number: int) -> None:
         """Do one thing after another, as one of the threads."""
@@ -98,7 +109,7 @@ class Storm:
             (2, self._compute), (1, self._measure), (2, self._look), (3, self._split),
             (2, self._save), (2, self._restore), (0.1, self._close),
         ]  # fmt: skip
-        while time.monotonic() < self._until and not self.failures:
+        while not self._is_over:
             (act,) = draw.choices([a for _, a in actions], [weight for weight, _ in actions])
             name, model = act.__name__[1:], self._model
             try:

@@ -25,6 +25,7 @@ from engine import (
     load_model,
 )
 from engine.generation import occupancy
+from tests.helpers import thread_storm
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -276,5 +277,5 @@ def test_a_storm_of_threads_gets_right_answers(seconds: float) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-8000:]}"
     counts = json.loads(done.stdout)
-    for act in ("ask", "cancel", "drop", "abandon", "compute", "look", "split", "save"):
+    for act in thread_storm.ACTS:
         assert counts[act] > 0, f"nobody could {act}: {counts}"
