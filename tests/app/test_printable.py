@@ -71,8 +71,9 @@ def test_an_error_is_a_short_line_and_keeps_its_hint(n_message: int, n_hint: int
     assert line.count("m") >= min(n_message, MOST_ERROR - MOST_HINT - 2)
 
 
-@given(st.text(st.sampled_from([*sorted(ACTING), "a", '"', "\\"])))
+@given(st.text(st.sampled_from([*sorted(ACTING - {"\ud800"}), "a", '"', "\\"])))
 def test_json_holds_the_same_values(text: str) -> None:
+    """JSON makes one character of two halves in a row, which no decoded text has."""
     document = json_escaped(json.dumps({text: [text]}, ensure_ascii=False, indent=2))
     assert json.loads(document) == {text: [text]}
     assert not acting(document)
