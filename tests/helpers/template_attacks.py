@@ -66,6 +66,9 @@ NUMBERS = {
 }
 """Expressions that compute a power of ten with SIZE digits; SIZE is about a billion."""
 
+PARTS = "('ab ' * (7000 * SIZE))"
+"""A text of millions of words."""
+
 FILLS = {
     "format method": "('{0}' * SIZE).format('a' * 10000000)",
     "format of names": "('{a}' * SIZE).format(a='a' * 10000000)",
@@ -76,8 +79,8 @@ FILLS = {
     "tojson": "range(10 * SIZE) | list | tojson(indent='a' * 1000000)",
     "tojson separators": "range(10 * SIZE) | list | tojson(separators=('a' * 1000000, ':'))",
     "strftime": "strftime_now('%c' * (10000 * SIZE))",
-    "split": "('a ' * (11000 * SIZE)).split() | length",
-    "rsplit by": "('ab,' * (7000 * SIZE)).rsplit(',') | length",
+    "split": f"[{', '.join([PARTS + '.split()'] * 3)}] | length",
+    "rsplit": f"[{', '.join([PARTS + '.rsplit()'] * 3)}] | length",
     "batch": "('a' * (20000 * SIZE)) | batch(1) | list | length",
     "sum of lists": "([[0] * 1000000] * SIZE) | sum(start=[]) | length",
     "slices": "('a' * (20000 * SIZE)) | map('list') | list | length",
