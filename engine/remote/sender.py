@@ -48,8 +48,10 @@ class EventSender:
         """Take an event to send; return at once."""
         with self._changed:
             self._waiting.append(event)
-            self._is_urgent = self._is_urgent or not isinstance(event.event, PATIENT)
-            self._changed.notify_all()
+            is_urgent = not isinstance(event.event, PATIENT)
+            self._is_urgent = self._is_urgent or is_urgent
+            if is_urgent or len(self._waiting) == 1:  # else it waits for the frame already
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Send what waits, and end."""
