@@ -14,6 +14,7 @@ from engine.cpu.recorder import Recorder
 from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
 from engine.cpu.worker import Worker
 from engine.ops.backend import NothingToCompile, PlainLoader
+from engine.ops.file_bytes import FileReader
 
 if TYPE_CHECKING:
     from engine.forward.communicator import Communicator
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 class CpuLoader(PlainLoader):
     """Loader that packs quantised matrices into planes, with a rank's threads."""
 
-    def __init__(self, file: GGUFFile, worker: Worker, report: Callable[[int], None]) -> None:
-        super().__init__(report)
+    def __init__(
+        self, file: GGUFFile, worker: Worker, report: Callable[[int], None], reader: FileReader
+    ) -> None:
+        super().__init__(report, reader)
         self._file = file
         self._worker = worker
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
         """Load the rank's pieces of a matrix."""
-        return load_for_kernels(self._file, slot, pieces, self._worker, self.report)
+        return load_for_kernels(self._file, slot, pieces, self._worker, self.report, self.reader)
 
 
 class CpuBackend:
@@ -71,7 +74,8 @@ class CpuBackend:
     def loader(
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> Iterator[CpuLoader]:
-        yield CpuLoader(file, self.worker, report)
+        with FileReader() as reader:
+            yield CpuLoader(file, self.worker, report, reader)
 
     def compile_ahead(self, *_: object) -> NothingToCompile:
         return NothingToCompile()

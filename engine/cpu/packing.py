@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from engine.cpu.kernels import compiled
 from engine.cpu.large_pages import weight_memory
 from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
 from engine.gguf.types import TYPES
+from engine.ops.file_bytes import FileReader, copy_rows
 from engine.quants.codes import coded_rows
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE
@@ -24,14 +26,11 @@ if TYPE_CHECKING:
 
     from engine.cpu.worker import Worker
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorInfo
+    from engine.gguf import GGUFFile, TensorBytes, TensorInfo
     from engine.layers.module import Slot
 
     Bytes = NDArray[np.uint8]
     Load = Callable[..., Weight]
-
-CHUNK_BYTES = 8 << 20
-"""Bytes of the file that are packed at a time; cancelling and progress take effect in between."""
 
 Report = Callable[[int], None]
 """Callback that gets the number of bytes read from the file; may raise to stop."""
@@ -40,16 +39,18 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def load_for_kernels(
-    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], worker: Worker, report: Report
-) -> Weight:
+    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], worker: Worker, report: Report,
+    reader: FileReader,
+) -> Weight:  # fmt: skip
     """Load the pieces of a matrix that a rank holds: as planes if quantised, else as in the file.
 
     Args:
         report: callback that gets the number of bytes read from the file; may raise to stop.
+        reader: reader of the file.
     """
     load: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
     return in_parts(
-        slot, pieces, lambda group, dim: load(file, slot.tensor, group, dim, worker, report)
+        slot, pieces, lambda group, dim: load(file, slot.tensor, group, dim, worker, report, reader)
     )
 
 
@@ -77,6 +78,7 @@ def _planes(
     dim: int,
     worker: Worker,
     report: Report,
+    reader: FileReader,
 ) -> PlaneWeight:
     """Load pieces of a quantised matrix, joined along `dim`, as planes."""
     number = tensor.type.number
@@ -88,10 +90,11 @@ def _planes(
         planes[..., -1, :] = 0  # rows of the last tile beyond the matrix
     by_matrix = planes.view(-1, *planes.shape[-2:])
     n_done = [0] * len(by_matrix)  # rows of each matrix
+    columns, cut = _cut_columns(tensor, extent)
     for index, raw in _matrices(file, tensor, pieces, dim):
         target = by_matrix[index]
-        for start, chunk in _chunks(raw):
-            _pack(chunk, number, extent, target, n_done[index] + start, worker)
+        for start, chunk in reader.chunks(raw[:, columns]):
+            _pack(chunk, number, cut, target, n_done[index] + start, worker)
             report(len(chunk) * _read_bytes(tensor, extent))
         n_done[index] += len(raw)
     return PlaneWeight(planes, number, n_rows, extent, worker)
@@ -104,6 +107,7 @@ def _plain(
     dim: int,
     worker: Worker,
     report: Report,
+    reader: FileReader,
 ) -> PlainWeight:
     """Load pieces of an unquantised matrix, joined along `dim`, as they are in the file."""
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
@@ -112,12 +116,9 @@ def _plain(
     n_done = [0] * len(by_matrix)  # rows of each matrix
     size = tensor.type.type_size
     for index, raw in _matrices(file, tensor, pieces, dim):
-        for start, chunk in _chunks(raw):
-            wanted = chunk[:, columns.start * size : columns.stop * size]
-            first = n_done[index] + start
-            target = by_matrix[index, first : first + len(chunk)].view(torch.uint8)
-            target.numpy()[:] = wanted
-            report(wanted.nbytes)
+        wanted = raw[:, columns.start * size : columns.stop * size]
+        target = by_matrix[index, n_done[index] : n_done[index] + len(raw)].view(torch.uint8)
+        copy_rows(wanted, target.numpy(), report, reader)
         n_done[index] += len(raw)
     return PlainWeight(data, worker)
 
@@ -133,7 +134,7 @@ def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
 
 def _matrices(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
-) -> Iterator[tuple[int, Bytes]]:
+) -> Iterator[tuple[int, TensorBytes]]:
     """Yield each matrix of each piece as whole rows of the file, after its index when joined."""
     for offset, matrices in stacks(file, tensor, pieces, dim):
         for index in range(len(matrices)):
@@ -142,25 +143,28 @@ def _matrices(
 
 def stacks(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
-) -> Iterator[tuple[int, Bytes]]:
+) -> Iterator[tuple[int, TensorBytes]]:
     """Yield the matrices of each piece as whole rows of the file, (n, n_rows, row_bytes).
 
     Each comes after the index of its first matrix among those of the joined pieces.
     """
-    raw = file.raw(tensor).reshape(*tensor.shape[:-1], -1)
-    offset = 0
+    raw, offset = file.raw(tensor), 0
     for piece in pieces:
         part = raw[piece[:-1]]
-        yield offset, part.reshape(-1, *part.shape[-2:]) if part.ndim > 2 else part[None]
+        yield offset, part.stack()
         if dim == 0 and part.ndim > 2:
             offset += prod(part.shape[:-2])
 
 
-def _chunks(rows: Bytes) -> Iterator[tuple[int, Bytes]]:
-    """Yield some rows at a time, after the number of the first."""
-    step = max(1, CHUNK_BYTES // max(1, rows.shape[-1]))
-    for start in range(0, len(rows), step):
-        yield start, rows[start : start + step]
+def _cut_columns(tensor: TensorInfo, extent: Extent) -> tuple[slice, Extent]:
+    """Return the bytes of a row to read for an extent, and where the extent is in them.
+
+    They begin with the block that shares its factor with the extent's first.
+    """
+    info = tensor.type
+    first = (extent.first - extent.skip) * BLOCK // info.block_size
+    last = file_blocks(info.block_size, extent)[1]
+    return slice(first * info.type_size, last * info.type_size), replace(extent, first=extent.skip)
 
 
 def _read_bytes(tensor: TensorInfo, extent: Extent) -> int:

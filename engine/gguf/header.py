@@ -58,6 +58,10 @@ class Header:
     tensors: tuple[TensorInfo, ...]
 
 
+class HeaderEndsEarly(InvalidGGUF):
+    """Error of a header that goes on behind the bytes that were given."""
+
+
 class Cursor:
     """A forward reader of a header that never goes past its end.
 
@@ -67,7 +71,7 @@ class Cursor:
         file_size: size of the whole file, in bytes.
     """
 
-    def __init__(self, path: Path, data: memoryview, file_size: int) -> None:
+    def __init__(self, path: Path, data: bytearray, file_size: int) -> None:
         self.path = path
         self.data = data
         self.file_size = file_size
@@ -82,11 +86,12 @@ class Cursor:
         """Return an error about this file; `problem` continues the sentence about it."""
         return InvalidGGUF(self.path, problem)
 
-    def truncated(self) -> InvalidGGUF:
+    def truncated(self) -> HeaderEndsEarly:
         """Return the error of a header that ends too early or is too long."""
+        problem = "the file is truncated: it ends inside its header"
         if self.file_size > len(self.data):
-            return self.error(f"its header is longer than {HEADER_LIMIT >> 20} MiB")
-        return self.error("the file is truncated: it ends inside its header")
+            problem = f"its header is longer than {HEADER_LIMIT >> 20} MiB"
+        return HeaderEndsEarly(self.path, problem)
 
     def skip(self, n: int) -> int:
         """Skip `n` bytes and return the position before them."""
@@ -144,14 +149,15 @@ class Cursor:
         self.position = position
 
 
-def parse_header(path: Path, data: memoryview, file_size: int) -> Header:
+def parse_header(path: Path, data: bytearray, file_size: int) -> Header:
     """Read and check the header of one file.
 
     Args:
-        data: first bytes of the file, at most `HEADER_LIMIT`; not kept.
+        data: first bytes of the file, at most `HEADER_LIMIT`; kept, and cut to the metadata.
         file_size: size of the whole file, in bytes.
 
     Raises:
+        HeaderEndsEarly: the header goes on behind `data`.
         InvalidGGUF: the bytes are malformed, truncated, big-endian or of an unknown version.
         UnsupportedQuant: a tensor's type is unknown.
     """
@@ -160,12 +166,14 @@ def parse_header(path: Path, data: memoryview, file_size: int) -> Header:
     n_tensors, n_keys = cursor.u64(), cursor.u64()
     cursor.check_count(n_keys, "metadata entries", MAX_KEYS, MIN_KEY_BYTES)
     values = _parse_values(cursor, n_keys)
-    meta = Metadata(path, bytes(data[: cursor.position]), values)
+    meta = Metadata(path, data, values)
+    end = cursor.position
     cursor.check_count(n_tensors, "tensors", MAX_TENSORS, MIN_TENSOR_BYTES)
     alignment = _alignment(cursor, meta)
     entries = [_parse_tensor(cursor) for _ in range(n_tensors)]
     data_start = -(-cursor.position // alignment) * alignment
     tensors = check_layout(path, entries, data_start, alignment, file_size)
+    del data[end:]
     return Header(version, meta, tensors)
 
 

@@ -31,9 +31,9 @@ def model_hash(file: GGUFFile) -> str:
         digest.update(repr(entry).encode())
     for index in range(min(SAMPLES, len(tensors))):
         tensor = tensors[index * len(tensors) // min(SAMPLES, len(tensors))]
-        raw = file.raw(tensor).reshape(-1)
+        raw = file.raw(tensor).flat()
         start = max(0, len(raw) - SAMPLE_BYTES) // 2
-        digest.update(raw[start : start + SAMPLE_BYTES].tobytes())
+        digest.update(raw[start : start + SAMPLE_BYTES].read().data)
     return digest.hexdigest()
 
 

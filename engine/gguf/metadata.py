@@ -1,8 +1,8 @@
 """The metadata of a GGUF file: its key-value section.
 
 Values stay in the bytes they were read from and are decoded on demand: a vocabulary has hundreds
-of thousands of strings that most readers of a header never need. The section is a copy, so it
-outlives the file and cannot change under its reader.
+of thousands of strings that most readers of a header never need. They are in memory, so they
+outlive the file and cannot change under their reader.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Store:
     """Bytes of a header, and the place of each metadata value in them."""
 
     path: Path
-    data: bytes
+    data: bytearray
     values: Mapping[str, MetadataValue]
 
     def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
@@ -159,7 +159,7 @@ class Metadata:
     Bytes that are not UTF-8 are read as replacement characters.
     """
 
-    def __init__(self, path: Path, data: bytes, values: Mapping[str, MetadataValue]) -> None:
+    def __init__(self, path: Path, data: bytearray, values: Mapping[str, MetadataValue]) -> None:
         store = Store(path, data, values)
         self._store = store
         numbers, text, flag = INTS | FLOATS, frozenset({STRING}), frozenset({BOOL})
@@ -190,7 +190,7 @@ class Metadata:
         return self._store.path
 
     @property
-    def data(self) -> bytes:
+    def data(self) -> bytearray:
         """Bytes of the header up to the end of the metadata."""
         return self._store.data
 

@@ -1,33 +1,31 @@
-"""Opens a GGUF model with all its parts, over memory maps."""
+"""Opens a GGUF model with all its parts."""
 
 from __future__ import annotations
 
-import mmap as memory_maps
-import os
-import stat
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from mmap import ACCESS_READ, PAGESIZE, mmap
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from engine.errors import InvalidGGUF, ModelFileError
-from engine.gguf.header import HEADER_LIMIT, Header, parse_header
+from engine.errors import InvalidGGUF
+from engine.gguf.header import HEADER_LIMIT, Header, HeaderEndsEarly, parse_header
 from engine.gguf.metadata import Metadata
+from engine.gguf.open_part import OpenPart
 from engine.gguf.shards import check_agreement, part_paths
+from engine.gguf.tensor_bytes import TensorBytes
 from engine.gguf.tensors import TensorInfo, quote
+
+FIRST_BYTES = 1 << 20
+"""Bytes of a file that are read at first for its header; if it is longer, twice as many."""
 
 
 class GGUFFile:
     """A model, of one file or several parts, open for reading; made by `open`.
 
-    Use as a context manager. Opening reads the header alone; a tensor's bytes are read from the
-    disk when the view that `raw` returns is accessed.
+    Use as a context manager. Opening reads the header alone, and `raw` says where a tensor's bytes
+    are; they are read when its `read` or `read_into` is called.
 
     Attributes:
         path: path of the first part.
@@ -38,14 +36,14 @@ class GGUFFile:
         n_bytes: total size of the files, in bytes.
     """
 
-    def __init__(self, paths: tuple[Path, ...], maps: list[mmap], headers: list[Header]) -> None:
-        self._maps = maps
+    def __init__(self, parts: list[OpenPart], headers: list[Header]) -> None:
+        self._parts = parts
+        self.paths = paths = tuple(part.path for part in parts)
         self.path = paths[0]
-        self.paths = paths
         self.version = headers[0].version
         self.meta: Metadata = headers[0].meta
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_collect(paths, headers))
-        self.n_bytes = sum(map(len, maps))
+        self.n_bytes = sum(part.n_bytes for part in parts)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -60,52 +58,43 @@ class GGUFFile:
         path = Path(path)
         with ExitStack() as undo:
 
-            def open_part(part: Path) -> tuple[mmap, Header]:
-                view = _map(part)
-                undo.callback(view.close)
-                return view, _read_header(part, view)
+            def open_part(path: Path) -> tuple[OpenPart, Header]:
+                part = OpenPart(path)
+                undo.callback(part.close)
+                return part, _read_header(part)
 
             asked = open_part(path)
             paths = part_paths(path, asked[1].meta)
-            parts = [asked if part == path else open_part(part) for part in paths]
-            maps, headers = [part[0] for part in parts], [part[1] for part in parts]
+            found = [asked if part == path else open_part(part) for part in paths]
+            parts, headers = [part for part, _ in found], [header for _, header in found]
             if len(parts) > 1:
                 check_agreement(paths, headers)
-            file = cls(paths, maps, headers)
+            file = cls(parts, headers)
             undo.pop_all()
         return file
 
-    def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, or of a range of its rows, without a copy.
+    def raw(self, tensor: TensorInfo) -> TensorBytes:
+        """Return the bytes of a tensor, or of a range of its rows, to be sliced and read.
 
         Returns:
-            A read-only view (n_rows, row_bytes). Accessing it after another program has truncated
-            the file kills the process, as with every memory map.
+            Bytes in the tensor's shape, with the bytes of a row as the last axis.
+        """
+        shape = (*tensor.shape[:-1], tensor.row_bytes)
+        return TensorBytes.of(self._parts[tensor.part], tensor.offset, shape)
+
+    def check_unchanged(self) -> None:
+        """Check that nobody has written to the files since they were opened.
 
         Raises:
-            ValueError: the file is closed.
+            ModelFileError: somebody has, so that what was read may not fit together.
         """
-        if not self._maps:
-            raise ValueError(f"{self.path.name} is closed")
-        view = np.frombuffer(self._maps[tensor.part], np.uint8, tensor.n_bytes, tensor.offset)
-        return view.reshape(tensor.n_rows, tensor.row_bytes)
-
-    def release(self, tensor: TensorInfo) -> None:
-        """Free the memory that a tensor's bytes were read into; they can be read again."""
-        advice = getattr(memory_maps, "MADV_DONTNEED", None)
-        if advice is None or not self._maps:
-            return
-        start = -(-tensor.offset // PAGESIZE) * PAGESIZE
-        n_bytes = (tensor.offset + tensor.n_bytes) // PAGESIZE * PAGESIZE - start
-        if n_bytes > 0:
-            self._maps[tensor.part].madvise(advice, start, n_bytes)
+        for part in self._parts:
+            part.check_unchanged()
 
     def close(self) -> None:
-        """Close the files; a view still in use keeps its file mapped until it is deleted."""
-        maps, self._maps = self._maps, []
-        for view in maps:
-            with suppress(BufferError):
-                view.close()
+        """Close the files; their bytes cannot be read any more."""
+        for part in self._parts:
+            part.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,32 +108,22 @@ class GGUFFile:
         self.close()
 
 
-def _map(path: Path) -> mmap:
-    try:
-        # before it is opened: opening a pipe would wait for a writer
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelFileError(path, f"{path} is a folder.", "Pick a .gguf file in it.")
-        if not stat.S_ISREG(mode):
-            raise ModelFileError(path, f"{path} is not a regular file.", "Pick a .gguf file.")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise InvalidGGUF(path, "it is empty")
-            return mmap(file.fileno(), 0, access=ACCESS_READ)
-    except FileNotFoundError:
-        message = f"There is no file {path}."
-        raise ModelFileError(path, message, "It may have been moved or deleted.") from None
-    except PermissionError:
-        message = f"You are not allowed to read {path}."
-        raise ModelFileError(path, message, "Change the file's permissions.") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelFileError(path, f"{path} cannot be read: {reason}.") from None
+def _read_header(part: OpenPart) -> Header:
+    """Read and check the header of a file, whose length is known only when it has been read."""
+    limit, wanted = min(part.n_bytes, HEADER_LIMIT), FIRST_BYTES
+    while wanted < limit:
+        try:
+            return _parse_start(part, wanted)
+        except HeaderEndsEarly:
+            wanted *= 2
+    return _parse_start(part, limit)
 
 
-def _read_header(path: Path, view: mmap) -> Header:
-    with memoryview(view) as whole, whole[:HEADER_LIMIT] as start:
-        return parse_header(path, start, len(view))
+def _parse_start(part: OpenPart, n_bytes: int) -> Header:
+    """Read and check a header that lies within the first bytes of a file."""
+    data = bytearray(n_bytes)
+    part.read_into(memoryview(data), 0)
+    return parse_header(part.path, data, part.n_bytes)
 
 
 def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, TensorInfo]:

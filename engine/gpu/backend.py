@@ -25,16 +25,14 @@ from engine.ops.backend import NothingToCompile
 from engine.parallel.thread_comm import ThreadCommunicator
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from engine.config import LoadParams
     from engine.forward.cache import Cache
     from engine.forward.communicator import Communicator
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile
+    from engine.gguf import GGUFFile, TensorBytes
     from engine.gpu.loading.staging import Staging
     from engine.layers.module import Slot
     from engine.models.declare import Declaration
@@ -52,7 +50,7 @@ class GpuLoader:
         self._arenas = arenas
         self._x_bytes = x_bytes
 
-    def copy_bytes(self, raw: NDArray[np.uint8]) -> Tensor:
+    def copy_bytes(self, raw: TensorBytes) -> Tensor:
         """Copy bytes (…, row_bytes) of the file to the device unchanged."""
         return weight_loader.send_bytes(raw, self._staging)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.ops.file_bytes import Bytes, copied
+from engine.ops.file_bytes import FileReader, copied
 from engine.ops.reference import REFERENCE, ReferenceOps
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from engine.forward.communicator import Communicator
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile
+    from engine.gguf import GGUFFile, TensorBytes
     from engine.layers.module import Slot
     from engine.sharding.placement import Slices
 
@@ -34,14 +34,16 @@ class PlainLoader:
 
     Args:
         report: callback that gets the number of bytes read from the file; may raise to stop.
+        reader: reader of the file.
     """
 
-    def __init__(self, report: Callable[[int], None]) -> None:
+    def __init__(self, report: Callable[[int], None], reader: FileReader) -> None:
         self.report = report
+        self.reader = reader
 
-    def copy_bytes(self, raw: Bytes) -> Tensor:
+    def copy_bytes(self, raw: TensorBytes) -> Tensor:
         """Copy bytes of the file into memory of their own."""
-        return copied(raw, self.report)
+        return copied(raw, self.report, self.reader)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
         """Raise an error: only backends with kernels hold matrices for them."""
@@ -66,7 +68,8 @@ class ReferenceBackend:
     def loader(
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> Iterator[PlainLoader]:
-        yield PlainLoader(report)
+        with FileReader() as reader:
+            yield PlainLoader(report, reader)
 
     def compile_ahead(self, *_: object) -> NothingToCompile:
         return NothingToCompile()

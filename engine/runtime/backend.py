@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from engine.config import LoadParams
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from engine.forward.ops import Ops
     from engine.forward.recording import TokenRecorder
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile
+    from engine.gguf import GGUFFile, TensorBytes
     from engine.gpu.launch.graph import Captured
     from engine.layers.module import Slot
     from engine.models.declare import Declaration
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 class WeightLoader(Protocol):
     """Loader of weights from a file to a rank's device, in the form that its backend reads."""
 
-    def copy_bytes(self, raw: NDArray[np.uint8]) -> Tensor:
+    def copy_bytes(self, raw: TensorBytes) -> Tensor:
         """Copy bytes (…, row_bytes) of the file to the device unchanged."""
         ...
 

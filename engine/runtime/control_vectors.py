@@ -80,7 +80,7 @@ def _directions(file: GGUFFile, n_embd: int, n_layer: int) -> dict[int, Directio
                 f"{n_layer} layers with {n_embd} numbers per token",
                 "Control vectors work with the model they were made for.",
             )
-        values = np.frombuffer(file.raw(tensor), DTYPES[tensor.type.name]).astype(np.float32)
+        values = file.raw(tensor).read().view(DTYPES[tensor.type.name]).astype(np.float32)
         if not np.isfinite(values).all():
             raise InvalidGGUF(file.path, f"its {name} has values that are no numbers")
         found[layer] = values.reshape(n_embd)

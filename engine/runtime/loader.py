@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import Cancelled, UnsupportedQuant
@@ -24,10 +22,8 @@ from engine.quants.dequantise import QUANTS, dequantise
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.gguf import GGUFFile, TensorInfo
+    from engine.gguf import GGUFFile, TensorBytes, TensorInfo
     from engine.runtime.backend import Backend, WeightLoader
-
-Bytes = NDArray[np.uint8]
 
 PROGRESS_INTERVAL_S = 0.04
 """Smallest time between two reports of progress, in seconds."""
@@ -129,6 +125,7 @@ def load_rank(
         progress: progress of all ranks' loads.
 
     Raises:
+        ModelFileError: the file has been changed or cut short, or its drive fails.
         Cancelled: the user has asked to stop.
     """
     with backend.loader(file, slots, rank, progress.add) as loader:
@@ -137,7 +134,7 @@ def load_rank(
             if pieces:
                 value = _value(file, slot, pieces, device, storage, progress, loader)
                 setattr(slot.owner, slot.attribute, value)
-                file.release(slot.tensor)
+    file.check_unchanged()
 
 
 def _value(
@@ -191,12 +188,11 @@ def _dequantised(
     return result.reshape(*raw.shape[:-1], n_columns)
 
 
-def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[Bytes, slice]:
+def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[TensorBytes, slice]:
     """Return the whole blocks that cover a slice, and the range of the slice's columns in them."""
     kind = tensor.type
     first = slices[-1].start // kind.block_size
     last = -(-slices[-1].stop // kind.block_size)
-    raw = file.raw(tensor).reshape(*tensor.shape[:-1], -1)
-    raw = raw[(*slices[:-1], slice(first * kind.type_size, last * kind.type_size))]
+    raw = file.raw(tensor)[(*slices[:-1], slice(first * kind.type_size, last * kind.type_size))]
     start = slices[-1].start - first * kind.block_size
     return raw, slice(start, start + slices[-1].stop - slices[-1].start)

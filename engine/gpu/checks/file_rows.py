@@ -95,9 +95,11 @@ class FileRows:
             _in_file(local, pieces, axis, is_joined=axis == dim)
             for axis, local in enumerate(wanted)
         ]
-        raw = self._file.raw(slot.tensor).reshape(*slot.tensor.shape[:-1], -1)[tuple(at)]
         first, last = columns.start // kind.block_size, -(-columns.stop // kind.block_size)
-        blocks = np.ascontiguousarray(raw[:, first * kind.type_size : last * kind.type_size])
+        raw = self._file.raw(slot.tensor)[(*map(int, at[:-1]),)]
+        raw = raw[:, first * kind.type_size : last * kind.type_size]
+        runs = np.split(at[-1], np.flatnonzero(np.diff(at[-1]) != 1) + 1)
+        blocks = np.concatenate([raw[int(run[0]) : int(run[-1]) + 1].read() for run in runs])
         start = columns.start - first * kind.block_size
         values = dequantise(torch.from_numpy(blocks).to(self._device), kind.number)
         return values[:, start : start + columns.stop - columns.start]

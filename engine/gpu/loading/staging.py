@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from engine.gguf import TensorBytes
+
     Bytes = NDArray[np.uint8]
 
 log = logging.getLogger(__name__)
 
 N_FILLERS = 4
-"""Number of threads that copy from the memory map: one alone does not keep up with a fast link."""
+"""Number of threads that read the file: one alone does not keep up with a fast link."""
 
 Take = Callable[[Tensor], None]
 """Callback with bytes on the device; starts the work that uses them."""
@@ -143,7 +145,7 @@ def copier_for(device: torch.device) -> Copier:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """A part of the file that threads are copying into a buffer."""
+    """A part of the file that threads are reading into a buffer."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -180,7 +182,7 @@ class Staging:
         self._waiting: _Filling | None = None
         self._n_sent, self._begun = 0, 0.0
 
-    def send(self, rows: Bytes, take: Take) -> None:
+    def send(self, rows: TensorBytes, take: Take) -> None:
         """Send bytes to the device, in the order of calls.
 
         Args:
@@ -191,6 +193,7 @@ class Staging:
 
         Raises:
             DeviceError: the device or the host refuses.
+            ModelFileError: the file has become shorter, or its drive fails.
         """
         assert rows.nbytes <= self.n_bytes, "that is too much at once"
         with _told_as_device_error(self.device):
@@ -210,8 +213,8 @@ class Staging:
             if before is not None:
                 self._deliver(before)
 
-    def _filled(self, rows: Bytes, take: Take) -> _Filling:
-        """Start threads that copy from the memory map into the least recently used buffer."""
+    def _filled(self, rows: TensorBytes, take: Take) -> _Filling:
+        """Start threads that read the file into the least recently used buffer."""
         if self._fillers is None:
             self._begun = time.monotonic()
             self._copier = self._copier or copier_for(self.device)
@@ -288,8 +291,8 @@ def _shares(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
         yield (*[slice(None)] * dim, slice(start, start + step))
 
 
-def _fill(goal: Bytes, rows: Bytes) -> None:
-    goal[...] = rows
+def _fill(goal: Bytes, rows: TensorBytes) -> None:
+    rows.read_into(goal)
 
 
 @contextmanager

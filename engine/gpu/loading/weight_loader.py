@@ -22,16 +22,11 @@ from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorInfo
+    from engine.gguf import GGUFFile, TensorBytes, TensorInfo
     from engine.gpu.loading.arenas import Arenas
     from engine.layers.module import Slot
     from engine.sharding.placement import Slices
-
-    Bytes = NDArray[np.uint8]
 
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
 """Function that returns memory of a shape and type on the device, filled with zeros."""
@@ -108,20 +103,20 @@ def _load_plain(
     return GpuPlain(data)
 
 
-def send_bytes(raw: Bytes, staging: Staging) -> Tensor:
+def send_bytes(raw: TensorBytes, staging: Staging) -> Tensor:
     """Copy bytes (…, n_row, row_bytes) of the file to the device unchanged; wait for them."""
     whole = torch.empty(raw.shape, dtype=torch.uint8, device=staging.device)
     out = whole.view(-1, *raw.shape[-2:])
     everything = slice(0, raw.shape[-1])
-    stack = raw.reshape(-1, *raw.shape[-2:])
-    send_rows([(0, stack)], len(out), everything, staging, partial(_put_bytes, out))
+    send_rows([(0, raw.stack())], len(out), everything, staging, partial(_put_bytes, out))
     staging.flush()
     return whole
 
 
 def send_rows(
-    source: Iterable[tuple[int, Bytes]], n_matrix: int, columns: slice, staging: Staging, put: Put
-) -> None:
+    source: Iterable[tuple[int, TensorBytes]], n_matrix: int, columns: slice, staging: Staging,
+    put: Put,
+) -> None:  # fmt: skip
     """Send matrices to the device, several at a time, or some rows of one.
 
     Args:
@@ -133,8 +128,8 @@ def send_rows(
     """
     begun = [0] * n_matrix
     for offset, stack in source:
-        rows = stack[..., columns]
-        if not rows.size:
+        rows = stack[:, :, columns]
+        if not rows.nbytes:
             continue
         for matrices, part in _chunks(rows.shape, staging.n_bytes):
             here = slice(offset + matrices.start, offset + matrices.stop)

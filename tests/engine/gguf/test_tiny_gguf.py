@@ -19,8 +19,8 @@ def test_the_same_arguments_give_the_same_file(tmp_path: Path) -> None:
 def test_weights_keep_the_scale_of_what_passes_through(tmp_path: Path) -> None:
     """Matrices shrink with their fan-in and norms are near one."""
     with GGUFFile.open(tiny_gguf(tmp_path / "m.gguf", n_ff=1024)) as file:
-        down = file.raw(file.tensors["blk.0.ffn_down.weight"]).view(np.float32)
-        norm = file.raw(file.tensors["blk.0.ffn_norm.weight"]).view(np.float32)
+        down = file.raw(file.tensors["blk.0.ffn_down.weight"]).read().view(np.float32)
+        norm = file.raw(file.tensors["blk.0.ffn_norm.weight"]).read().view(np.float32)
     assert down.std() == pytest.approx(1 / 32, rel=0.05)
     assert norm.mean() == pytest.approx(1, abs=0.1)
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.gguf import TensorBytes
 from engine.gpu.loading import staging as stages
 from engine.gpu.loading.staging import Buffer, CpuCopier, CudaCopier, Staging
+from tests.helpers.stored_bytes import stored
 
 Bytes = np.ndarray
 CPU = torch.device("cpu")
@@ -52,7 +54,7 @@ def test_a_buffer_is_not_filled_before_its_copy_has_ended() -> None:
     copier = SlowCopier()
     with Staging(CPU, lambda n: None, 8000, copier) as staging:
         for first in range(0, 64, 8):
-            staging.send(rows[:, first : first + 8], lambda raw: found.append(raw.clone()))
+            staging.send(stored(rows)[:, first : first + 8], lambda raw: found.append(raw.clone()))
     assert np.array_equal(torch.cat(found, 1).numpy(), rows)
     assert copier.changed == 0
 
@@ -60,7 +62,7 @@ def test_a_buffer_is_not_filled_before_its_copy_has_ended() -> None:
 def test_parts_arrive_in_order_whatever_the_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
     fill, rng = stages._fill, np.random.default_rng(1)
 
-    def slow(goal: Bytes, rows: Bytes) -> None:
+    def slow(goal: Bytes, rows: TensorBytes) -> None:
         time.sleep(rng.uniform(0, 0.004))
         fill(goal, rows)
 
@@ -72,7 +74,7 @@ def test_parts_arrive_in_order_whatever_the_threads_do(monkeypatch: pytest.Monke
             for first in range(0, 40, 16):
                 part = slice(first, min(40, first + 16))
                 put = partial(_put, found[index : index + 1, part])
-                staging.send(rows[index : index + 1, part], put)
+                staging.send(stored(rows)[index : index + 1, part], put)
     assert np.array_equal(found.numpy(), rows)
 
 
@@ -142,7 +144,7 @@ def test_copies_of_a_gpu_wait_for_what_they_must(monkeypatch: pytest.MonkeyPatch
 
     with Staging(CPU, lambda n: None, 300, CudaCopier(CPU)) as staging:
         for index in range(4):
-            staging.send(rows[index : index + 1], take)
+            staging.send(stored(rows)[index : index + 1], take)
     assert np.array_equal(torch.cat(found).numpy(), rows)
     copied = [
         [f"copies waits for used {n}", "copy on copies", f"copied {n} on copies",
@@ -165,7 +167,7 @@ def test_nothing_is_allocated_for_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_speed_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "engine.gpu.loading.staging")
     with Staging(CPU, lambda n: None) as staging:
-        staging.send(np.zeros((1, 4, 500), np.uint8), lambda raw: None)
+        staging.send(stored(np.zeros((1, 4, 500), np.uint8)), lambda raw: None)
     (line,) = caplog.messages
     assert "GB/s" in line
     assert "cpu" in line

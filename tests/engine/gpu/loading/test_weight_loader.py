@@ -1,10 +1,12 @@
 """Weights of GPUs equal the CPU's planes, whatever the buffers; failures leave nothing behind."""
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 from engine.cpu.packing import load_for_kernels
 from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
 from engine.cpu.worker import Worker
-from engine.errors import Cancelled, DeviceError
+from engine.errors import Cancelled, DeviceError, ModelFileError
 from engine.forward.weight import Weight
+from engine.gguf.open_part import OpenPart
+from engine.gguf.tensor_bytes import TensorBytes
 from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu.backend import GpuBackend
@@ -26,12 +30,14 @@ from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_f
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.hardware.host_memory import HostTensor
 from engine.layers.module import Module, Slot
+from engine.ops.file_bytes import FileReader
 from engine.ops.weights import PackedWeight
 from engine.quants.layout import LAYOUTS
 from engine.runtime.loader import ByteProgress, load_rank
 from engine.sharding.placement import Placement, Replicate, Shard
 from engine.sharding.ranges import Ranges
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.stored_bytes import stored
 from tests.helpers.tiers import TYPICAL_TYPES, swept
 
 Bytes = np.ndarray
@@ -45,15 +51,12 @@ class File:
 
     tensor: TensorInfo
     data: Bytes
-    released: list[str] = field(default_factory=list)
 
-    def raw(self, tensor: TensorInfo) -> Bytes:
-        view = self.data.view()
-        view.flags.writeable = False
-        return view
+    def raw(self, tensor: TensorInfo) -> TensorBytes:
+        return stored(self.data.reshape(*tensor.shape[:-1], -1))
 
-    def release(self, tensor: TensorInfo) -> None:
-        self.released.append(tensor.name)
+    def check_unchanged(self) -> None:
+        """Do nothing: nobody writes to it."""
 
 
 def file_of(number: int, *shape: int) -> File:
@@ -95,6 +98,12 @@ def worker() -> Iterator[Worker]:
     worker = Worker(1, 1)
     yield worker
     worker.close()
+
+
+@pytest.fixture
+def reader() -> Iterator[FileReader]:
+    with FileReader() as reader:
+        yield reader
 
 
 def loaded(
@@ -142,14 +151,14 @@ def used_bytes(weight: PlaneWeight) -> int:
     "kind", [Kind.Q4_K, Kind.IQ2_XS, Kind.Q8_0, Kind.BF16, Kind.F32], ids=lambda k: k.name
 )
 def test_weights_are_those_of_the_cpu(
-    kind: Kind, name: str, rank: int, worker: Worker, device: str
+    kind: Kind, name: str, rank: int, worker: Worker, reader: FileReader, device: str
 ) -> None:
     shape, placement = PLACEMENTS[name]
     file = file_of(kind, *shape)
     slot = slot_of(file, placement)
     pieces = slot.placement.pieces(shape, rank)
     counted: list[int] = []
-    wanted = load_for_kernels(file, slot, pieces, worker, counted.append)
+    wanted = load_for_kernels(file, slot, pieces, worker, counted.append, reader)
     reported: list[int] = []
     assert_same(loaded(file, slot, rank, torch.device(device), report=reported.append), wanted)
     assert sum(reported) == sum(counted)
@@ -157,18 +166,18 @@ def test_weights_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("number", swept(LAYOUTS, TYPICAL_TYPES), ids=lambda n: TYPES[n].name)
-def test_every_type(number: int, worker: Worker, device: str) -> None:
+def test_every_type(number: int, worker: Worker, reader: FileReader, device: str) -> None:
     file = file_of(number, 21, N_COLUMNS)
     slot = slot_of(file, Shard(1, cut(16, 5)))
     pieces = slot.placement.pieces(file.tensor.shape, 1)
-    wanted = load_for_kernels(file, slot, pieces, worker, lambda n: None)
+    wanted = load_for_kernels(file, slot, pieces, worker, lambda n: None, reader)
     assert_same(loaded(file, slot, 1, torch.device(device)), wanted)
 
 
 def test_what_is_looked_up_stays_as_in_the_file(device: str) -> None:
     file = file_of(Kind.Q5_K, 50, N_COLUMNS)
     with Staging(torch.device(device), lambda n: None, 3000) as staging:
-        whole = send_bytes(file.data, staging)
+        whole = send_bytes(stored(file.data), staging)
     assert np.array_equal(whole.cpu().numpy(), file.data)
 
 
@@ -181,7 +190,9 @@ def progress(is_cancelled: object = None) -> ByteProgress:
 
 
 @pytest.mark.parametrize("is_lookup", [False, True])
-def test_a_rank_with_a_card_is_loaded_so(is_lookup: bool, worker: Worker, device: str) -> None:
+def test_a_rank_with_a_card_is_loaded_so(
+    is_lookup: bool, worker: Worker, reader: FileReader, device: str
+) -> None:
     file = file_of(Kind.Q4_K, 50, N_COLUMNS)
     slot = slot_of(file, Shard(0, cut(50, 20)), is_lookup=is_lookup)
     load_rank(
@@ -194,8 +205,7 @@ def test_a_rank_with_a_card_is_loaded_so(is_lookup: bool, worker: Worker, device
         assert np.array_equal(value.raw.cpu().numpy(), file.data[20:])
     else:
         pieces = slot.placement.pieces(file.tensor.shape, 1)
-        assert_same(value, load_for_kernels(file, slot, pieces, worker, lambda n: None))
-    assert file.released == ["w"]
+        assert_same(value, load_for_kernels(file, slot, pieces, worker, lambda n: None, reader))
 
 
 def test_buffers_are_no_larger_than_is_worth_it() -> None:
@@ -282,6 +292,25 @@ def test_what_fails_leaves_nothing(
     error.__traceback__ = None
     gc.collect()
     assert not buffers
+
+
+def test_a_file_that_is_cut_while_it_is_read(
+    tmp_path: Path, buffers: weakref.WeakSet[HostTensor]
+) -> None:
+    """The device is not blamed, and nothing stays."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(400 * N_COLUMNS))
+    raw = TensorBytes.of(OpenPart(path), 0, (400, N_COLUMNS))
+
+    def cut(n_bytes: int) -> None:
+        os.truncate(path, 100 * N_COLUMNS)
+
+    with pytest.raises(ModelFileError, match="has become shorter"), Staging(CPU, cut, 20_000) as s:
+        send_bytes(raw, s)
+    raw.part.close()
+    gc.collect()
+    assert not buffers
+    assert not n_threads()
 
 
 def failing(function: object, failure: Failure) -> object:

@@ -1,0 +1,151 @@
+"""Bytes of a tensor in a file, which can be sliced before any of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from engine.gguf.open_part import OpenPart
+
+LONG_ROW = 32 << 10
+"""Bytes of a row's part from which it is read by itself; of shorter ones whole rows are read."""
+
+SPAN_BYTES = 256 << 10
+"""Bytes of whole rows that are read at a time to take columns out of them; they fit into caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """Bytes of a tensor, or of a part of it, in a file.
+
+    Slicing it as an array reads nothing; `read` and `read_into` do.
+
+    Attributes:
+        part: file that has them.
+        offset: offset of the first byte in the file.
+        shape: sizes of the axes, slowest first; the last counts bytes of a row.
+        strides: bytes of the file from one index of an axis to the next.
+    """
+
+    part: OpenPart
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, part: OpenPart, offset: int, shape: Sequence[int]) -> TensorBytes:
+        """Return the bytes of a whole tensor, one after another from `offset` on."""
+        strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        return cls(part, offset, tuple(shape), strides)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, at: int | slice | tuple[int | slice, ...]) -> TensorBytes:
+        """Return a part: an index for an axis drops it, a slice without a step cuts it."""
+        given = at if isinstance(at, tuple) else (at,)
+        if len(given) > self.ndim:
+            raise IndexError(f"{len(given)} indices for {self.ndim} axes")
+        offset, shape, strides = self.offset, [], []
+        for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            index = given[axis] if axis < len(given) else slice(None)
+            if isinstance(index, slice):
+                start, stop, step = index.indices(size)
+                if step != 1:
+                    raise IndexError("only neighbouring bytes can be taken")
+                shape.append(max(0, stop - start))
+                strides.append(stride)
+            else:
+                start = range(size)[index]
+            offset += start * stride
+        return TensorBytes(self.part, offset, tuple(shape), tuple(strides))
+
+    def flat(self) -> TensorBytes:
+        """Return the same bytes along one axis.
+
+        Raises:
+            ValueError: they do not follow each other in the file.
+        """
+        if not self._is_contiguous:
+            raise ValueError(f"a part {self.shape} of a tensor has gaps")
+        return TensorBytes(self.part, self.offset, (self.nbytes,), (1,))
+
+    def stack(self) -> TensorBytes:
+        """Return the same bytes as matrices, (n, n_rows, row_bytes).
+
+        Raises:
+            ValueError: the matrices are not evenly spaced.
+        """
+        shape = (*(1,) * (3 - self.ndim), *self.shape)
+        strides = (*(0,) * (3 - self.ndim), *self.strides)
+        for axis in range(len(shape) - 3):
+            if strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                raise ValueError(f"the matrices of a part {shape} of a tensor are uneven")
+        shape = (prod(shape[:-2]), *shape[-2:])
+        return TensorBytes(self.part, self.offset, shape, strides[-3:])
+
+    def read(self) -> NDArray[np.uint8]:
+        """Read the bytes into memory of their own.
+
+        Raises:
+            ModelFileError: the file has become shorter, or its drive fails.
+            ValueError: the file is closed.
+        """
+        goal = np.empty(self.shape, np.uint8)
+        self.read_into(goal)
+        return goal
+
+    def read_into(self, goal: NDArray[np.uint8]) -> None:
+        """Read the bytes into an array of the same shape.
+
+        Raises:
+            ModelFileError: the file has become shorter, or its drive fails.
+            ValueError: the file is closed, or the shape is another.
+        """
+        if goal.shape != self.shape:
+            raise ValueError(f"{self.shape} of a tensor does not fit into {goal.shape}")
+        if not self.nbytes:
+            return
+        if goal.flags.c_contiguous and self._is_contiguous:
+            self.part.read_into(goal.reshape(-1).data, self.offset)
+        elif self.ndim == 2 and self.strides[1] == 1 and self.shape[1] < LONG_ROW:
+            self._read_columns(goal)
+        else:
+            for index in range(len(self)):
+                self[index].read_into(goal[index])
+
+    @property
+    def _is_contiguous(self) -> bool:
+        """Whether the bytes follow each other in the file."""
+        n_bytes = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != n_bytes:
+                return False
+            n_bytes *= size
+        return True
+
+    def _read_columns(self, goal: NDArray[np.uint8]) -> None:
+        """Read some columns of a matrix: whole rows at first, from which they are copied."""
+        (n_rows, n_columns), stride = self.shape, self.strides[0]
+        step = max(1, min(n_rows, SPAN_BYTES // stride))
+        span = np.empty((step - 1) * stride + n_columns, np.uint8)
+        for start in range(0, n_rows, step):
+            n = min(step, n_rows - start)
+            some = span[: (n - 1) * stride + n_columns]
+            self.part.read_into(some.data, self.offset + start * stride)
+            goal[start : start + n] = as_strided(some, (n, n_columns), (stride, 1))
