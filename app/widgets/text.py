@@ -111,7 +111,8 @@ class LegendLabel(QLabel):
             + f"&nbsp;{escape(printable(sign.words))}" * bool(sign.words)
             for sign in signs
         ]
-        self.setText(f"{'&nbsp;&nbsp; '.join(texts)} {escape(printable(end))}".strip())
+        shown = f"{'&nbsp;&nbsp; '.join(texts)} {escape(printable(end))}".strip()
+        self.setText(shown.replace("\N{NO-BREAK SPACE}", "&nbsp;"))
 
 
 def set_tip(target: HasToolTip, text: str) -> None:
