@@ -8,7 +8,7 @@ MAX_SOURCE = 128 << 10
 MAX_SECONDS = 2.0
 """Longest time to compile and render a template."""
 
-GRACE_S = 0.5
+GRACE_S = 0.25
 """Seconds after that time for the sandbox to stop a template; then its process is killed."""
 
 MAX_MEMORY = 512 << 20

@@ -36,7 +36,7 @@ def main() -> None:
 def _answer(line: bytes) -> dict[str, str]:
     request = json.loads(line)
     now, seconds = request["now"], request["seconds"]
-    faulthandler.dump_traceback_later(seconds + 2 * GRACE_S, exit=True)
+    faulthandler.dump_traceback_later(seconds + 4 * GRACE_S, exit=True)
     try:
         return render(
             request["source"],
