@@ -34,6 +34,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
+MIB = 1 << 20
 GIB = 1 << 30
 
 MOST_CHARACTERS = 500
@@ -167,13 +168,21 @@ class OutOfDeviceMemory(DeviceError):
 
     def __init__(self, device: str, needed_bytes: int, free_bytes: int, doing: str) -> None:
         super().__init__(
-            f"{device} has {free_bytes / GIB:.2f} GiB free but {needed_bytes / GIB:.2f} GiB "
-            f"are needed {doing}.",
+            f"{device} has {_shortage(needed_bytes, free_bytes)} needed {doing}.",
             "Choose a smaller context or a smaller model, or give this device a smaller share.",
         )
         self.device = device
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+def _shortage(needed_bytes: int, free_bytes: int) -> str:
+    """Return free and needed memory in the first unit in which the two numbers differ."""
+    for unit, name, digits in (GIB, "GiB", 2), (MIB, "MiB", 1):
+        free, needed = (f"{n / unit:.{digits}f} {name}" for n in (free_bytes, needed_bytes))
+        if free != needed:
+            return f"{free} free but {needed} are"
+    return f"{free_bytes / GIB:.2f} GiB free but more is"
 
 
 class KernelError(DeviceError):

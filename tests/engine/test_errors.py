@@ -1,0 +1,20 @@
+"""Sentences that people see: the numbers in them make sense together."""
+
+import pytest
+
+from engine import OutOfDeviceMemory
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "said"),
+    [
+        (8 * GIB, 2 * GIB, "cuda:0 has 2.00 GiB free but 8.00 GiB are needed to load."),
+        (4 * GIB + MIB, 4 * GIB, "cuda:0 has 4096.0 MiB free but 4097.0 MiB are needed to load."),
+        (4 * GIB + 1, 4 * GIB, "cuda:0 has 4.00 GiB free but more is needed to load."),
+        (1, 0, "cuda:0 has 0.00 GiB free but more is needed to load."),
+    ],
+)
+def test_a_shortage_never_names_one_number_twice(needed: int, free: int, said: str) -> None:
+    assert str(OutOfDeviceMemory("cuda:0", needed, free, "to load")) == said
