@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from collections.abc import Callable, Sequence
+from app.process.interruption import Interruption, end_at_once, ending_at_once
 
-from app.cli.bench.bench import add_bench, run_bench
-from app.cli.facts import (
-    add_devices,
-    add_inspect,
-    add_plan,
-    run_devices,
-    run_inspect,
-    run_plan,
-)
-from app.cli.output import CommandParser, note_error, prepare_streams, write
-from app.cli.score import add_perplexity, run_perplexity
-from app.cli.split.plans import add_plans, run_plans
-from app.cli.talk import add_chat, add_generate, run_chat, run_generate
-from app.cli.tune.tune import add_tune, run_tune
-from app.cli.version import version
-from app.process.qt_libraries import missing_qt_library
-from engine import EngineError
+with ending_at_once():  # these imports take a while, and Ctrl+C in one of them is no bug
+    import argparse
+    import sys
+    from collections.abc import Callable, Sequence
+
+    from app.cli.bench.bench import add_bench, run_bench
+    from app.cli.facts import (
+        add_devices,
+        add_inspect,
+        add_plan,
+        run_devices,
+        run_inspect,
+        run_plan,
+    )
+    from app.cli.output import (
+        CommandParser,
+        finish_output,
+        note_error,
+        prepare_streams,
+        write,
+    )
+    from app.cli.score import add_perplexity, run_perplexity
+    from app.cli.split.plans import add_plans, run_plans
+    from app.cli.talk import add_chat, add_generate, run_chat, run_generate
+    from app.cli.tune.tune import add_tune, run_tune
+    from app.cli.version import version
+    from app.process.qt_libraries import missing_qt_library
+    from engine import EngineError
 
 Command = tuple[
     str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]
@@ -43,22 +51,42 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `tandem` and return its exit status: 0, 1 (an error in one line) or 2 (usage)."""
+    """Run `tandem` and return its exit status.
+
+    It is 0, 1 (an error in one line), 2 (usage), or 128 and the number of the signal that ended it.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    interruption = Interruption()
     try:
-        if arguments and arguments[0] in COMMANDS:
-            prepare_streams()
-            return _run_command(arguments)
-        return _open_window(arguments)
+        with interruption.raised():
+            try:
+                return _run(arguments)
+            finally:
+                finish_output()
+    except KeyboardInterrupt:
+        return interruption.status
     except EngineError as error:
         note_error(error)
         return 1
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
-        # the reader has gone; flushing the rest of the buffer at exit must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # the reader has all that it wanted
+    except Exception:
+        if interruption.is_set:  # compiled modules turn it into another error
+            return interruption.status
+        raise
+
+
+def run() -> None:
+    """Run `tandem` as a process of its own; a signal during its last steps ends it at once."""
+    end_at_once()
+    run()
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        prepare_streams()
+        return _run_command(arguments)
+    return _open_window(arguments)
 
 
 def _run_command(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from app.printable import error_line, json_escaped, one_line, printable
 from app.units import GIB, MIB
@@ -38,13 +38,37 @@ def prepare_streams() -> None:
     logging.lastResort = LogLines(logging.WARNING)
 
 
+class OutputError(EngineError):
+    """Error of results that cannot be written, such as to a full disk."""
+
+
 def write(text: str = "", end: str = "\n") -> None:
     """Write to stdout at once, so that streamed text appears as it comes.
 
     A terminal gets no characters that it would obey; files and other programs get all of them.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+        OutputError: the disk is full, or the like.
     """
-    sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + end)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + end)
+        sys.stdout.flush()
+    except OSError as error:
+        _lead_nowhere(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise
+        reason = error.strerror or str(error)
+        raise OutputError(f"The output cannot be written: {reason}.") from None
+
+
+def finish_output() -> None:
+    """Write what is still buffered, such as a parser's help; raises what `write` raises.
+
+    The interpreter would do it after the last chance to say in one line that it failed.
+    """
+    if sys.stdout is not None:
+        write(end="")
 
 
 def note(text: str) -> None:
@@ -65,8 +89,19 @@ def note_error(error: EngineError) -> None:
 
 
 def _write_error(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    """Write to stderr; nobody can hear of a failure."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _lead_nowhere(sys.stderr)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    """Drop all that a stream has buffered and will get, so that it does not fail again at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -80,10 +115,7 @@ class LogLines(logging.Handler):
     """Handler that writes what modules log as notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            note(self.format(record))
-        except OSError:
-            self.handleError(record)
+        note(self.format(record))
 
 
 def write_json(document: Any) -> None:

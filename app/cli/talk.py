@@ -144,9 +144,19 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-":
-        return sys.stdin.read()
+        with _reading_input():
+            return sys.stdin.read()
     text: str = args.prompt
     return text
+
+
+@contextlib.contextmanager
+def _reading_input() -> Iterator[None]:
+    """Turn a failure to read stdin, such as `< folder`, into an `EngineError`."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(f"The input cannot be read: {error.strerror or error}.") from None
 
 
 def read_text(path: str) -> str:
@@ -223,5 +233,6 @@ def _read_line(*, is_silent: bool) -> str | None:
             return input("" if is_silent else "> ")
         except (EOFError, KeyboardInterrupt):
             return None
-    line = sys.stdin.readline()
+    with _reading_input():
+        line = sys.stdin.readline()
     return line.rstrip("\n") if line else None

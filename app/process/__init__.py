@@ -1,4 +1,4 @@
-"""The window's process, apart from what it shows: Qt's libraries, garbage collection, crashes.
+"""The process, apart from what it shows: signals, Qt's libraries, garbage collection, crashes.
 
 Imports no subject of the app.
 """
