@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         TuneStarted,
         Unload,
     )
-    from engine.files import tandem_folder
+    from engine.files import sweep_temporaries, tandem_folder
     from engine.generation.results import (
         ContextShifted,
         Finished,
@@ -332,6 +332,7 @@ __all__ = [
     "replace_json",
     "result_document",
     "speed_of",
+    "sweep_temporaries",
     "tandem_folder",
     "token_work",
     "tune",
@@ -373,7 +374,7 @@ _HOME = {
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
-    "files": ("tandem_folder",),
+    "files": ("sweep_temporaries", "tandem_folder"),
     "host": ("EngineHost", "ThreadHost"),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),

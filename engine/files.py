@@ -1,20 +1,34 @@
-"""Finds the folders for files, tells who can write there, and replaces files atomically."""
+"""Finds folders, tells who can write there, replaces files atomically, sweeps temporaries."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+import shutil
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
+
+import psutil
 
 Kind = Literal["cache", "config", "data"]
 
 HOME_VARIABLE = "TANDEM_HOME"
 """Environment variable that names one folder for all of Tandem's files: tests, portable use."""
+
+PREFIX = ".tandem-"
+TEMPORARY = re.compile(r"\.tandem-[^.]+\.(\d+)-(\d+)-([0-9a-f]{8})\.tmp")
+"""Names of temporaries: process, second of its start, mark of its machine."""
+
+START_S = 2
+"""Largest difference, in seconds, between two readings of when a process started."""
 
 WINDOWS: Mapping[Kind, tuple[str, str]] = {
     "cache": ("LOCALAPPDATA", "AppData/Local"), "config": ("LOCALAPPDATA", "AppData/Local"),
@@ -103,19 +117,92 @@ def exposed(status: os.stat_result) -> str:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` once it is complete and on the disk.
+def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `path` once it is complete.
+
+    Args:
+        is_durable: whether it is to be on the disk by then, so that it survives a power cut.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    _sweep_once(path.parent)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PREFIX, suffix=_suffix())
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def temporary_folder(base: Path | None) -> Iterator[Path]:
+    """Make a folder in `base`, or where the system has temporary files; delete it afterwards.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if base is not None:
+        _sweep_once(base)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, suffix=_suffix(), dir=base) as folder:
+        yield Path(folder)
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Delete what processes that were killed have left in a folder, but nothing of live ones.
+
+    The name of a temporary tells who made it: process, the second it started, and machine. Those of
+    other machines and containers, whose processes cannot be seen from here, are kept.
+    """
+    with suppress(OSError):
+        for path in folder.iterdir():
+            made_by = TEMPORARY.fullmatch(path.name)
+            if made_by and made_by[3] == _machine() and not _is_alive(int(made_by[1]), made_by[2]):
+                _delete(path)
+
+
+@cache
+def _sweep_once(folder: Path) -> None:
+    sweep_temporaries(folder)
+
+
+def _suffix() -> str:
+    pid = os.getpid()
+    return f".{pid}-{_started(pid)}-{_machine()}.tmp"
+
+
+@cache
+def _started(pid: int) -> int:
+    return int(psutil.Process(pid).create_time())
+
+
+@cache
+def _machine() -> str:
+    """Return a mark of this machine and of its container, which has processes of its own."""
+    name = platform.node()
+    with suppress(OSError):
+        name += str(Path("/proc/self/ns/pid").stat().st_ino)
+    return f"{zlib.crc32(name.encode()):08x}"
+
+
+def _is_alive(pid: int, started: str) -> bool:
+    """Return whether a process that started at `started` still runs under its number."""
+    try:
+        return abs(psutil.Process(pid).create_time() - int(started)) <= START_S
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from engine.api import Model
 from engine.config import SPLIT_MODES, LoadParams
 from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
 from engine.events import Tune, TuneProgress, TuneStarted
+from engine.files import temporary_folder
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
 from engine.json_file import cache_folder
@@ -285,8 +285,8 @@ class Interlude:
             )
             tuning.prepare(self._held(), command.modes)
             send(TuneStarted(tuning.estimate))
-            with TemporaryDirectory(prefix="tandem-", dir=_folder()) as folder:
-                return self._search(tuning, Path(folder) / "state", params, send, is_cancelled)
+            with temporary_folder(_folder()) as folder:
+                return self._search(tuning, folder / "state", params, send, is_cancelled)
 
     def _held(self) -> dict[str, int]:
         """Return the bytes that the loaded model takes, by device."""

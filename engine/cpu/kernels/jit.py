@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,7 +19,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.files import exposed, exposure, make_private, user_folder
+from engine.files import atomic_write, exposed, exposure, make_private, user_folder
 
 log = logging.getLogger(__name__)
 
@@ -218,13 +217,8 @@ def _write(path: Path, code: bytes) -> None:
     """Store object code in a file atomically; a full disk is ignored."""
     with suppress(OSError):
         make_private(path.parent)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
+        with atomic_write(path, is_durable=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
 
 
 def _link(code: bytes, machine: Any, names: Iterable[str]) -> dict[str, int]:
