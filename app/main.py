@@ -68,7 +68,7 @@ class Shell(QObject):
     ) -> None:
         super().__init__(app)
         self._app = app
-        self._is_closed = False
+        self._is_closed = self._is_settings_loss_known = False
         self._rig = rig
         self.settings = SettingsStore(paths.settings_file())
         apply_theme(app, self.settings.current.theme)
@@ -104,14 +104,20 @@ class Shell(QObject):
         self._engine_timer.start()
 
     @Slot()
+    def save(self) -> None:
+        """Save the chats as they are now: the process may be ended before `close` is through."""
+        self.chat_presenter.flush()
+        self.session.save_all()
+
+    @Slot()
     def close(self) -> None:
         """Save everything and end the engine; the window may be closed then."""
         if self._is_closed:
             return
         self._is_closed = True
+        self.save()
         self._engine_timer.stop()
         self._devices_job.close()
-        self.chat_presenter.flush()
         self.poller.stop()
         self.split.stop()
         self.side_panels.close()
@@ -156,13 +162,22 @@ class Shell(QObject):
         if not self._is_closed:
             self._save_timer.start()
 
+    @Slot()
+    def _save_settings(self) -> None:
+        """Write the settings; the first time that this fails, say so."""
+        self.settings.save()
+        if self.settings.problem and not self._is_settings_loss_known:
+            self._is_settings_loss_known = True
+            why = f"The settings cannot be saved ({self.settings.problem})."
+            self._notify(Notice(why, "They are kept until the window closes.", "warning"))
+
     def _panels(self) -> Panels:
         side = self.side_panels
         return Panels(self.split_panel, side.plans, side.placement, side.links, self.monitor)
 
     def _make_timers(self) -> None:
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
-        self._save_timer.timeout.connect(self.settings.save)
+        self._save_timer.timeout.connect(self._save_settings)
         self._engine_timer = QTimer(self, singleShot=True, interval=ENGINE_MS)
         self._engine_timer.timeout.connect(self.client.start)
 

@@ -104,10 +104,15 @@ def _fitting(value: object, default: object) -> object | None:
 
 
 class SettingsStore:
-    """The settings in use and their file."""
+    """The settings in use and their file.
+
+    Attributes:
+        problem: why the last `save` has failed; "" if it has not.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.problem = ""
         self.current = self._saved = self._read()
 
     def put(self, settings: Settings) -> None:
@@ -125,7 +130,9 @@ class SettingsStore:
             replace_json(self._path, values, ensure_ascii=False)
         except (OSError, TypeError, ValueError) as error:
             log.info("settings were not saved: %s", error)
+            self.problem = (isinstance(error, OSError) and error.strerror) or str(error)
             return False
+        self.problem = ""
         self._saved = self.current
         return True
 

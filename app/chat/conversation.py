@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from engine import ChatMessage, Finished
@@ -119,6 +120,14 @@ class Conversation:
             self.title = title_from(message.content)
         return message
 
+    def copy(self) -> Conversation:
+        """Return a copy that does not change with this chat."""
+        return replace(self, messages=[replace(message) for message in self.messages])
+
+    def renew_id(self) -> None:
+        """Make this a chat of its own, beside another with the same id."""
+        self.id = uuid.uuid4().hex
+
     def truncate(self, n_messages: int) -> None:
         """Keep the first `n_messages` turns."""
         del self.messages[n_messages:]
@@ -176,6 +185,18 @@ class Conversation:
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no chat: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedChat:
+    """A file that holds no chat, or one that cannot be read.
+
+    Attributes:
+        why: reason as the end of a sentence.
+    """
+
+    path: Path
+    why: str
 
 
 def title_from(text: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtCore import QObject, QUrl, Signal, Slot
+from PySide6.QtGui import QDesktopServices
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, DamagedChat
 from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import ChatView
@@ -35,6 +36,11 @@ class ChatViews:
     conversation: ChatView
     composer: Composer
     sampling: SamplingPanel
+
+
+def reveal(damaged: DamagedChat) -> None:
+    """Open the folder of a damaged chat in the file manager."""
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(damaged.path.parent)))
 
 
 class ChatPresenter(QObject):
@@ -123,6 +129,8 @@ class ChatPresenter(QObject):
         chats.chosen.connect(self.open_chat)
         chats.renamed.connect(session.rename)
         chats.delete_requested.connect(self.delete_chat)
+        chats.damaged_chosen.connect(self._explain_damage)
+        chats.reveal_requested.connect(reveal)
         session.chats_changed.connect(self._show_chats)
         session.opened.connect(self._on_opened)
         session.noticed.connect(self.noticed)
@@ -169,7 +177,21 @@ class ChatPresenter(QObject):
 
     @Slot()
     def _show_chats(self) -> None:
-        self._views.chats.set_chats(self._session.chats, self._session.current.id)
+        session = self._session
+        self._views.chats.set_chats(session.chats, session.current.id, session.damaged)
+
+    @Slot(object)
+    def _explain_damage(self, damaged: DamagedChat) -> None:
+        """Say what is wrong with a file, and offer to show it."""
+        self.noticed.emit(
+            Notice(
+                f"{damaged.path.name} cannot be opened: {damaged.why}.",
+                "The file stays as it is. A backup in its place is read at the next start.",
+                "warning",
+                "Show in folder",
+                lambda: reveal(damaged),
+            )
+        )
 
     @Slot()
     def _refresh(self) -> None:

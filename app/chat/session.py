@@ -7,18 +7,17 @@ another chat is opened.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
 
-from PySide6.QtCore import QObject, QTimer, Signal, Slot
+from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, Message
-from app.chat.store import ChatConflict, ChatStore, ChatStoreError
+from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, DamagedChat, Message
+from app.chat.saving import ChatSaver
+from app.chat.store import ChatStore, ChatStoreError
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
 
-AUTOSAVE_MS = 5000
 CANCELLED = AnswerStats("cancelled", 0, 0.0, 0.0, 0)
 
 
@@ -52,13 +51,14 @@ class ChatSession(QObject):
     ) -> None:
         super().__init__(parent)
         self._store, self._client = store, client
+        self._saver = ChatSaver(store, self)
+        self._saver.noticed.connect(self.noticed)
+        self._saver.conflicted.connect(self.chats_changed)
         self._sampling, self._allow_shift = sampling, allow_shift
         self.chats: list[Conversation] = []
         self.current = Conversation()
         self._answering: Conversation | None = None
         self._first_text_at: float | None = None
-        self._autosave = QTimer(self, interval=AUTOSAVE_MS)
-        self._autosave.timeout.connect(self._save_answering)
         client.text.connect(self._on_text)
         client.finished.connect(self._on_finished)
         client.failed.connect(self._on_failed)
@@ -69,6 +69,11 @@ class ChatSession(QObject):
         return self._answering is not None
 
     @property
+    def damaged(self) -> list[DamagedChat]:
+        """The files of the chats' folder that could not be read."""
+        return self._store.damaged
+
+    @property
     def is_answering_here(self) -> bool:
         return self._answering is self.current
 
@@ -77,7 +82,7 @@ class ChatSession(QObject):
     def start(self, last_id: str, system_prompt: str) -> None:
         """Read the chats and open the one with `last_id`, or a new one."""
         self.chats = self._store.load()
-        if n := self._store.n_unreadable:
+        if n := len(self.damaged):
             chats, files = ("1 chat", "Its file") if n == 1 else (f"{n} chats", "Their files")
             self._notice(f"{chats} could not be read. {files} will stay unchanged.")
         last = next((chat for chat in self.chats if chat.id == last_id), None)
@@ -111,7 +116,7 @@ class ChatSession(QObject):
             self._client.cancel()
             self._close_answer(CANCELLED)
         try:
-            self._store.delete(chat.id)
+            self._saver.delete(chat)
         except ChatStoreError as error:
             self._notice(str(error), kind="error")
             return
@@ -130,15 +135,18 @@ class ChatSession(QObject):
 
     def set_draft(self, text: str) -> None:
         self.current.draft = text
+        self._save_soon(self.current)
 
     def set_system_prompt(self, text: str) -> None:
         self.current.system_prompt = text
+        self._save_soon(self.current)
 
-    def save_current(self) -> None:
-        """Save the open chat, unless it is and always was empty."""
-        chat = self.current
-        if not chat.is_empty or chat.draft.strip() or chat in self.chats:
-            self._save(chat)
+    def save_all(self) -> None:
+        """Save the answer under way, and the open chat unless it is and always was empty."""
+        if self._answering is not None:
+            self._save(self._answering)
+        if self._is_worth_saving(self.current):
+            self._save(self.current)
 
     # answers
 
@@ -186,7 +194,8 @@ class ChatSession(QObject):
         """Save everything, before or after the engine ends."""
         if self._answering is not None:
             self._close_answer(CANCELLED)
-        self.save_current()
+        self.save_all()
+        self._saver.close()
 
     # inside
 
@@ -195,7 +204,7 @@ class ChatSession(QObject):
 
     def _open(self, chat: Conversation) -> None:
         if chat is not self.current:
-            self.save_current()
+            self.save_all()
         self._show(chat)
 
     def _show(self, chat: Conversation) -> None:
@@ -249,7 +258,6 @@ class ChatSession(QObject):
         self._answering, self._first_text_at = self.current, None
         prompt = self.current.prompt(continue_last=continue_last)
         self.current.messages[-1].problem = ""
-        self._autosave.start()
         self.answering.emit(self.current.id)
         self._client.generate(prompt, self._sampling(), continue_last=continue_last)
         self.busy_changed.emit(True)
@@ -265,6 +273,7 @@ class ChatSession(QObject):
         recent = message.content[-len(text) - len(THINK_CLOSE) :]
         if message.thought_s is None and THINK_CLOSE in recent:
             message.thought_s = time.perf_counter() - self._first_text_at
+        self._save_soon(self._answering)
         if self.is_answering_here:
             self.answer_text.emit(text)
 
@@ -311,7 +320,6 @@ class ChatSession(QObject):
         chat, self._answering = self._answering, None
         if chat is None:
             return
-        self._autosave.stop()
         chat.messages[-1].stats = stats
         chat.updated = time.time()
         self._save(chat)
@@ -319,24 +327,22 @@ class ChatSession(QObject):
         if chat is self.current:
             self.answer_closed.emit(len(chat.messages) - 1)
 
-    @Slot()
-    def _save_answering(self) -> None:
-        if self._answering is not None:
-            self._save(self._answering)
+    def _is_worth_saving(self, chat: Conversation) -> bool:
+        return not chat.is_empty or bool(chat.draft.strip()) or chat in self.chats
 
     def _save(self, chat: Conversation) -> None:
+        self._enlist(chat)
+        self._saver.save(chat)
+
+    def _save_soon(self, chat: Conversation) -> None:
+        if self._is_worth_saving(chat):
+            self._enlist(chat)
+            self._saver.save_soon(chat)
+
+    def _enlist(self, chat: Conversation) -> None:
         if chat not in self.chats:
             self.chats.insert(0, chat)
             self.chats_changed.emit()
-        try:
-            self._store.save(chat)
-        except ChatConflict as conflict:
-            chat.id = uuid.uuid4().hex
-            self._notice(f"{conflict} Both versions are kept; this one is a new chat now.")
-            self._save(chat)
-            self.chats_changed.emit()
-        except ChatStoreError as error:
-            self._notice(str(error), kind="error")
 
     def _notice(self, text: str, kind: str = "info") -> None:
         self.noticed.emit(Notice(text, kind="error" if kind == "error" else "info"))

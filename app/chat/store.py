@@ -1,6 +1,6 @@
 """The files of the chats: one JSON file each, replaced as a whole.
 
-A file that cannot be read is left alone and counted; it never keeps the window from opening.
+A file that cannot be read is left alone and listed; it never keeps the window from opening.
 Several windows may share the folder: a chat that did not change here is not written, and one that
 another window changed meanwhile is not written over.
 """
@@ -14,11 +14,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.chat.conversation import Conversation
-from engine import replace_json
+from app.chat.conversation import Conversation, DamagedChat
+from engine import replace_json, sweep_temporaries
 
 log = logging.getLogger(__name__)
 
+MOST_BYTES = 256 << 20
 SAFE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
@@ -42,22 +43,24 @@ class ChatStore:
     """The chats of one folder.
 
     Attributes:
-        n_unreadable: number of files that the last `load` skipped.
+        damaged: files that the last `load` could not read.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.n_unreadable = 0
+        self.damaged: list[DamagedChat] = []
         self._known: dict[str, _Known] = {}
 
     def load(self) -> list[Conversation]:
-        """Return all chats that can be read, newest first."""
-        chats, self.n_unreadable = [], 0
+        """Return all chats that can be read, newest first; sweep what a killed window left."""
+        sweep_temporaries(self._folder)
+        chats, self.damaged = [], []
         for path in self._files():
             try:
                 chats.append(self._read(path))
             except (OSError, ValueError, RecursionError) as error:
-                self.n_unreadable += 1
+                why = error.strerror if isinstance(error, OSError) else "it holds no whole chat"
+                self.damaged.append(DamagedChat(path, why or str(error)))
                 log.info("chat %s is skipped: %s", path.name, error)
         return sorted(chats, key=lambda chat: chat.updated, reverse=True)
 
@@ -105,6 +108,8 @@ class ChatStore:
 
     def _read(self, path: Path) -> Conversation:
         stamp = _stamp(path)
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise ValueError("no file of a chat")
         data = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
         if not isinstance(data, dict):
             raise ValueError("no JSON object")

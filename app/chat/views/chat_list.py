@@ -18,12 +18,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, DamagedChat
 from app.theme import icon, theme, theme_signals
 from app.widgets.buttons import button
 from app.widgets.text import label, list_item, set_tip
 
 ID = Qt.ItemDataRole.UserRole
+DAMAGED = Qt.ItemDataRole.UserRole + 1
 SEARCH_MS = 150
 MIN_WIDTH = 144
 
@@ -35,6 +36,8 @@ class ChatList(QWidget):
     chosen = Signal(str)
     renamed = Signal(str, str)
     delete_requested = Signal(str)
+    damaged_chosen = Signal(object)  # DamagedChat
+    reveal_requested = Signal(object)  # DamagedChat
     search_left = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -43,6 +46,7 @@ class ChatList(QWidget):
         self.setMinimumWidth(MIN_WIDTH)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._chats: Sequence[Conversation] = ()
+        self._damaged: Sequence[DamagedChat] = ()
         self._current = ""
         self.search = _Search(self)
         self.search.setClearButtonEnabled(True)
@@ -81,9 +85,11 @@ class ChatList(QWidget):
         theme_signals().changed.connect(self.refresh)
         self.refresh()
 
-    def set_chats(self, chats: Sequence[Conversation], current: str) -> None:
-        """Show the chats, with the open one selected."""
-        self._chats, self._current = chats, current
+    def set_chats(
+        self, chats: Sequence[Conversation], current: str, damaged: Sequence[DamagedChat] = ()
+    ) -> None:
+        """Show the chats, with the open one selected, and below them the damaged files."""
+        self._chats, self._current, self._damaged = chats, current, damaged
         self.refresh()
 
     def shown_titles(self) -> list[str]:
@@ -107,7 +113,15 @@ class ChatList(QWidget):
             self.list.addItem(item)
             if chat.id == self._current:
                 self.list.setCurrentItem(item)
+        self._add_damaged(words)
         self.list.blockSignals(False)
+
+    def _add_damaged(self, words: str) -> None:
+        """Add the damaged files; a search, which cannot read them, leaves them out."""
+        if self._damaged and not words.strip():
+            self.list.addItem(_heading("DAMAGED"))
+            for damaged in self._damaged:
+                self.list.addItem(_damaged_row(damaged))
 
     @Slot()
     def focus_search(self) -> None:
@@ -131,6 +145,8 @@ class ChatList(QWidget):
     def _choose(self, item: QListWidgetItem) -> None:
         if item.data(ID):
             self.chosen.emit(item.data(ID))
+        elif item.data(DAMAGED):
+            self.damaged_chosen.emit(item.data(DAMAGED))
 
     @Slot(QListWidgetItem)
     def _on_edited(self, item: QListWidgetItem) -> None:
@@ -153,14 +169,21 @@ class ChatList(QWidget):
     @Slot(QPoint)
     def _open_menu(self, position: QPoint) -> None:
         item = self.list.itemAt(position)
-        if item is None or not item.data(ID):
+        if item is None:
             return
         menu = QMenu(self)
-        rename = QAction(icon("edit"), "Rename", menu)
-        rename.triggered.connect(lambda: self.list.editItem(item))
-        delete = QAction(icon("delete", theme().danger), "Delete", menu)
-        delete.triggered.connect(lambda: self.delete_requested.emit(item.data(ID)))
-        menu.addActions([rename, delete])
+        if item.data(ID):
+            rename = QAction(icon("edit"), "Rename", menu)
+            rename.triggered.connect(lambda: self.list.editItem(item))
+            delete = QAction(icon("delete", theme().danger), "Delete", menu)
+            delete.triggered.connect(lambda: self.delete_requested.emit(item.data(ID)))
+            menu.addActions([rename, delete])
+        elif item.data(DAMAGED):
+            show = QAction("Show in folder", menu)
+            show.triggered.connect(lambda: self.reveal_requested.emit(item.data(DAMAGED)))
+            menu.addAction(show)
+        else:
+            return
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.list.viewport().mapToGlobal(position))
 
@@ -213,6 +236,14 @@ def _heading(text: str) -> QListWidgetItem:
     font.setPixelSize(11)
     item.setFont(font)
     item.setForeground(QColor(theme().muted))
+    return item
+
+
+def _damaged_row(damaged: DamagedChat) -> QListWidgetItem:
+    item = QListWidgetItem(damaged.path.name)
+    item.setData(DAMAGED, damaged)
+    item.setToolTip(f"This file cannot be opened: {damaged.why}.")
+    item.setForeground(QColor(theme().danger))
     return item
 
 

@@ -11,7 +11,7 @@ from app.theme import set_role, theme, theme_signals
 from app.widgets.buttons import button
 from app.widgets.text import label, set_tip
 
-DRAFT_MS = 500
+DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
 COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 
@@ -97,7 +97,8 @@ class Composer(QFrame):
     @Slot()
     def _on_typed(self) -> None:
         self._update_button()
-        self._draft_timer.start()
+        if not self._draft_timer.isActive():  # typing on and on must not put it off
+            self._draft_timer.start()
 
     @Slot()
     def _report_draft(self) -> None:

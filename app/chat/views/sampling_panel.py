@@ -33,7 +33,7 @@ from app.widgets.controls import keep_margin
 from app.widgets.text import label, set_tip
 from engine import EngineError, SamplingParams
 
-PROMPT_MS = 400
+PROMPT_MS = 250
 INT_MAX = 2**31 - 1
 
 
@@ -119,8 +119,13 @@ class SamplingPanel(QScrollArea):
         self._prompt.setFixedHeight(88)
         self._prompt_timer = QTimer(self, singleShot=True, interval=PROMPT_MS)
         self._prompt_timer.timeout.connect(self._report_prompt)
-        self._prompt.textChanged.connect(self._prompt_timer.start)
+        self._prompt.textChanged.connect(self._on_prompt_typed)
         return self._prompt
+
+    @Slot()
+    def _on_prompt_typed(self) -> None:
+        if not self._prompt_timer.isActive():  # typing on and on must not put it off
+            self._prompt_timer.start()
 
     def _make_prompt_row(self) -> QHBoxLayout:
         keep = button("Use for new chats", "quiet")

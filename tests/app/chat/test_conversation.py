@@ -108,7 +108,7 @@ def test_a_file_that_is_no_chat_is_skipped_and_stays(tmp_path: Path, content: st
     store = ChatStore(tmp_path)
     store.save(good := a_chat())
     assert store.load() == [good]
-    assert store.n_unreadable == 1
+    assert len(store.damaged) == 1
     assert (tmp_path / "x.json").read_text() == content
 
 

@@ -52,7 +52,7 @@ def test_a_draft_that_was_taken_back_stays_away(qtbot: QtBot, make_shell: MakeSh
     shell = make_shell()
     shell.window.composer.edit.setPlainText("never mind")
     shell.chat_presenter.flush()
-    shell.session.save_current()
+    shell.session.save_all()
     shell.window.composer.edit.setPlainText("")
     shell.window.close()
     assert make_shell().window.composer.text == ""

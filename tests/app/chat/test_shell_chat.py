@@ -264,10 +264,10 @@ def test_a_long_answer_is_saved_while_it_is_written(
     """A power cut costs at most its last seconds."""
     shell = make_shell(model=MODEL)
     script.hold, script.hold_after = True, 2
-    shell.session._autosave.setInterval(20)
+    shell.session._saver._soon.setInterval(20)
     shell.chat_presenter.send("Hi")
     (path,) = chats_dir().glob("*.json")
     qtbot.waitUntil(lambda: json.loads(path.read_text())["messages"][-1]["content"] == "Hello fr")
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    assert not shell.session._autosave.isActive()
+    qtbot.waitUntil(lambda: not shell.session._saver._soon.isActive())

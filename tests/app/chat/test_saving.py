@@ -1,0 +1,224 @@
+"""What is typed and answered reaches the disk by itself, and again once a full disk has room."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QMenu
+from pytestqt.qtbot import QtBot
+
+from app.chat import saving
+from app.chat.conversation import Conversation, Message
+from app.chat.store import ChatStore
+from app.paths import chats_dir
+from engine import replace_json
+from tests.helpers.fake_host import Script
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner
+
+
+class Disk:
+    """A disk that can be full and slow.
+
+    Attributes:
+        problem: error of each write; None for none.
+        gate: called before each write.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.problem: OSError | None = None
+        self.gate: Callable[[], None] = lambda: None
+        monkeypatch.setattr("app.chat.store.replace_json", self._replace)
+
+    def _replace(self, path: Path, value: object, *, ensure_ascii: bool) -> None:
+        self.gate()
+        if self.problem is not None:
+            raise self.problem
+        replace_json(path, value, ensure_ascii=ensure_ascii)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def stored() -> list[Conversation]:
+    return ChatStore(chats_dir()).load()
+
+
+def test_a_draft_is_saved_while_it_is_typed(qtbot: QtBot, make_shell: MakeShell) -> None:
+    """Also by somebody who never pauses."""
+    shell, began = make_shell(), time.monotonic()
+    while not stored():
+        assert time.monotonic() - began < 10
+        shell.window.composer.edit.insertPlainText("x")
+        qtbot.wait(20)
+    assert set(stored()[0].draft) == {"x"}
+    assert stored()[0].id == shell.session.current.id
+
+
+def test_a_system_prompt_is_saved_while_it_is_typed(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    shell.window.sampling._prompt.setPlainText("Be brief")
+    qtbot.waitUntil(lambda: stored()[0].system_prompt == "Be brief")
+
+
+def test_a_full_disk_is_said_once_and_everything_is_saved_later(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "RETRY_MS", 20)
+    shell = make_shell(model=MODEL)
+    disk.problem = OSError(28, "No space left on device")
+    ask(qtbot, shell, "First")
+    assert "No space left on device" in banner(shell)
+    shell.window.banner.dismiss()
+    ask(qtbot, shell, "Second")
+    qtbot.wait(100)
+    assert banner(shell) == "", "one notice is enough"
+    assert stored() == []
+    disk.problem = None
+    qtbot.waitUntil(lambda: banner(shell) == "All chats are saved again.")
+    assert [m.content for m in stored()[0].messages][::2] == ["First", "Second"]
+
+
+def test_a_disk_that_fills_up_during_an_answer_is_said(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 2
+    disk.gate = lambda: setattr(disk, "problem", _full() if shell.session.is_busy else None)
+    shell.chat_presenter.send("Hi")
+    qtbot.waitUntil(lambda: "No space left on device" in banner(shell))
+    disk.gate, disk.problem = (lambda: None), None
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert stored()[0].messages[-1].content == "Hello fr"
+
+
+def _full() -> OSError:
+    return OSError(28, "No space left on device")
+
+
+def test_an_old_copy_is_never_written_over_a_newer_one(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk
+) -> None:
+    """A slow write of a draft is under way when the chat is saved with more in it."""
+    shell, began = make_shell(), []
+
+    def wait() -> None:
+        if not began:
+            began.append(True)
+            time.sleep(0.3)
+
+    disk.gate = wait
+    shell.session.set_draft("old")
+    qtbot.waitUntil(lambda: bool(began))
+    shell.session.set_draft("new")
+    shell.session.save_all()
+    assert [chat.draft for chat in stored()] == ["new"]
+    qtbot.wait(saving.SOON_MS + 200)
+    assert [chat.draft for chat in stored()] == ["new"]
+
+
+def test_saving_does_not_hold_up_the_window(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk
+) -> None:
+    """A disk that takes a second for a draft costs the window nothing."""
+    shell = make_shell()
+    disk.gate = lambda: time.sleep(1)
+    shell.session.set_draft("typed")
+    longest, last, began = 0.0, time.monotonic(), time.monotonic()
+    while time.monotonic() - began < 1.2:
+        qtbot.wait(5)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    disk.gate = lambda: None
+    assert longest < 0.5
+
+
+def test_a_chat_that_changed_elsewhere_during_a_draft_is_kept_twice(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    other = ChatStore(chats_dir())
+    (theirs,) = other.load()
+    theirs.add(Message("user", "from the other window"))
+    other.save(theirs)
+    shell.session.set_draft("typed here")
+    qtbot.waitUntil(lambda: "Both versions are kept" in banner(shell))
+    assert sorted(chat.draft for chat in stored()) == ["", "typed here"]
+
+
+def test_a_deleted_chat_does_not_come_back_with_its_draft(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    shell.window.composer.edit.setPlainText("typed")
+    shell.chat_presenter.delete_chat(shell.session.current.id)
+    qtbot.wait(saving.SOON_MS + 200)
+    assert stored() == []
+
+
+def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "app.chat.presenter.QDesktopServices.openUrl", lambda url: opened.append(url.toLocalFile())
+    )
+    chats_dir().mkdir(parents=True)
+    content = '{"id": "broken", "title": '
+    (chats_dir() / "broken.json").write_text(content)
+    (chats_dir() / "folder.json").mkdir()
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    chats = shell.window.chat_list
+    assert chats.shown_titles() == ["TODAY", "Hi", "DAMAGED", "broken.json", "folder.json"]
+    chats.list.itemClicked.emit(chats.list.item(3))
+    assert banner(shell) == "broken.json cannot be opened: it holds no whole chat."
+    shell.window.banner._action.click()
+    assert opened == [str(chats_dir())]
+
+    chats.list.setCurrentItem(chats.list.item(3))
+    chats.list.delete_pressed.emit()
+    chats._open_menu(chats.list.visualItemRect(chats.list.item(4)).center())
+    (menu,) = chats.findChildren(QMenu)
+    (show,) = menu.actions()
+    show.trigger()
+    assert opened == [str(chats_dir())] * 2
+    menu.close()
+    shell.window.close()
+    assert (chats_dir() / "broken.json").read_text() == content
+    assert (chats_dir() / "folder.json").is_dir()
+
+
+def test_a_search_hides_damaged_chats(qtbot: QtBot, make_shell: MakeShell) -> None:
+    chats_dir().mkdir(parents=True)
+    (chats_dir() / "broken.json").write_text("{")
+    chats = make_shell().window.chat_list
+    chats.search.setText("broken")
+    chats.refresh()
+    assert chats.shown_titles() == []
+    chats.search.clear()
+    chats.refresh()
+    assert chats.shown_titles() == ["DAMAGED", "broken.json"]
+
+
+def test_a_home_that_cannot_be_written_is_said_and_the_chat_goes_on(
+    qtbot: QtBot, make_shell: MakeShell, home: Path
+) -> None:
+    """A file in place of the folder fails for every user, also for root."""
+    home.write_text("no folder")
+    shell = make_shell(model=MODEL)
+    qtbot.waitUntil(lambda: banner(shell).startswith("The settings cannot be saved ("))
+    ask(qtbot, shell, "Hi")
+    assert banner(shell).startswith("The chat could not be saved (")
+    assert shell.session.current.messages[-1].content == "Hello from the **fake** model."
+    home.unlink()
+    shell.session.save_all()
+    assert banner(shell) == "All chats are saved again."
+    path = chats_dir() / f"{shell.session.current.id}.json"
+    assert len(json.loads(path.read_text())["messages"]) == 2
