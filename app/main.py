@@ -26,6 +26,7 @@ from app.notice import Notice
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, chosen_host
 from app.process.gc_timer import GarbageCollector
+from app.process.signals import SignalWatch
 from app.settings import Settings, SettingsStore
 from app.side_panels import SidePanels
 from app.split.presenter import SplitPresenter
@@ -300,8 +301,13 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     app.setApplicationDisplayName("Tandem")
     app.setDesktopFileName("tandem")
     app.setWindowIcon(icon("split", theme().accent))
+    signals = SignalWatch(app)
+    signals.came.connect(app.quit)
+    signals.install()
     shell = Shell(app, make_host, rig)
     shell.crashes.install()
+    app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
+    app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards
     shell.start()
     if demo:
         shell.model_presenter.open_demo()
@@ -310,4 +316,5 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     status = app.exec()
     shell.close()
     shell.crashes.uninstall()
+    signals.uninstall()
     return status

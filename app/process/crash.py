@@ -50,9 +50,6 @@ class CrashReporter(QObject):
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            QGuiApplication.quit()
-            return
         log.error("a bug in the window", exc_info=(kind, error, trace))
         details = "".join(traceback.format_exception(kind, error, trace))
         self._crashed.emit(error_line(f"{kind.__name__}: {error}"), details)
