@@ -240,9 +240,8 @@ def _heading(text: str) -> QListWidgetItem:
 
 
 def _damaged_row(damaged: DamagedChat) -> QListWidgetItem:
-    item = QListWidgetItem(damaged.path.name)
+    item = list_item(damaged.path.name, f"This file cannot be opened: {damaged.why}.")
     item.setData(DAMAGED, damaged)
-    item.setToolTip(f"This file cannot be opened: {damaged.why}.")
     item.setForeground(QColor(theme().danger))
     return item
 
