@@ -130,7 +130,7 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     monkeypatch.setattr(builder, "Cache", fail_on_one)
     for _ in range(10):
         tripped.clear()
-        with pytest.raises(EngineError, match="are needed to load the model"):
+        with pytest.raises(EngineError, match="needed to load the model"):
             load_model(path, ["cpu"] * 3)
 
 

@@ -313,7 +313,7 @@ def test_a_full_device_keeps_the_old_split(
     failed = check_unchanged(
         model, lambda: model.resplit(None, devices=["cpu"] * 4), OutOfDeviceMemory
     )
-    assert "are needed to split the model anew" in str(failed)
+    assert "needed to split the model anew" in str(failed)
 
 
 def test_one_that_would_not_fit_is_refused_before_anything_is_read(
