@@ -5,6 +5,7 @@ not installed at all, as on a server with GPUs, the tests of the window are left
 """
 
 import os
+import signal
 import sys
 import tempfile
 from contextlib import suppress
@@ -17,6 +18,10 @@ from app.process.qt_libraries import missing_qt_library
 from tests.helpers.gpu_run import is_gpu_run, may_have_gpu_tests, overlooked, place
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where anything imports Triton, as torch may
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's job in the background ignores Ctrl+C, and so would programs that tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_QT = find_spec("PySide6") is not None and find_spec("pytestqt") is not None
 
