@@ -8,15 +8,26 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
+SPOKEN: Final = {"B": "bytes", "KiB": "kibibytes", "MiB": "mebibytes", "GiB": "gibibytes"}
+"""Units of memory as a screen reader says them."""
+
 
 def size_text(n_bytes: float) -> str:
-    """Return bytes with their unit: "13.3 GiB", "214 MiB", "0 MiB"."""
+    """Return bytes with a unit: "13.3 GiB", "214 MiB", "1.2 MiB", "32 KiB", "512 B", "0 MiB"."""
     size = abs(n_bytes)
     if size >= GIB:
         return f"{n_bytes / GIB:.1f} GiB"
-    if size >= 10 * MIB or size < KIB:
+    if size >= 10 * MIB or size == 0:
         return f"{n_bytes / MIB:.0f} MiB"
-    return f"{n_bytes / MIB:.1f} MiB"
+    if size >= MIB:
+        return f"{n_bytes / MIB:.1f} MiB"
+    return f"{n_bytes / KIB:.0f} KiB" if size >= KIB else f"{n_bytes:.0f} B"
+
+
+def spoken_size(n_bytes: float) -> str:
+    """Return bytes for a screen reader: "13.3 gibibytes"."""
+    number, unit = size_text(n_bytes).split()
+    return f"{number} {SPOKEN[unit]}"
 
 
 def use_text(used: float, total: float, free: float) -> str:

@@ -152,7 +152,7 @@ def _cell(
 def tensor_text(tensor: TensorPlace) -> str:
     """Return a tensor as "blk.3.attn_q.weight · Q4_K · 4096 × 4096 · 9.0 MiB"."""
     shape = " × ".join(map(str, tensor.shape))
-    return f"{tensor.name} · {tensor.type} · {shape} · {bytes_text(tensor.n_bytes)}"
+    return f"{tensor.name} · {tensor.type} · {shape} · {size_text(tensor.n_bytes)}"
 
 
 def cell_lines(cell: Cell, most: int = 3) -> list[str]:
@@ -161,7 +161,7 @@ def cell_lines(cell: Cell, most: int = 3) -> list[str]:
         return [tensor_text(tensor) for tensor in cell.tensors]
     largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]
     rest = [tensor for tensor in cell.tensors if tensor not in largest]
-    size = bytes_text(sum(tensor.n_bytes for tensor in rest))
+    size = size_text(sum(tensor.n_bytes for tensor in rest))
     return [*map(tensor_text, largest), f"and {len(rest)} smaller ones · {size}"]
 
 
@@ -169,21 +169,12 @@ def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
     """Return the bytes on each rank as "GPU 0 4.5 MiB (50 %) · GPU 1 4.5 MiB (50 %)"."""
     total = max(1, sum(tensor.n_bytes for tensor in cell.tensors))
     shown = [
-        f"{label} {bytes_text(n_bytes)} ({n_bytes / total:.0%})".replace("%)", " %)")
+        f"{label} {size_text(n_bytes)} ({n_bytes / total:.0%})".replace("%)", " %)")
         for label, n_bytes in zip(labels, cell.ranks, strict=True)
         if n_bytes
     ]
     pinned = " · pinned" if cell.is_pinned else ""
     return " · ".join(shown) + pinned
-
-
-def bytes_text(n_bytes: int) -> str:
-    """Return a size of any magnitude: "512 B", "32 KiB", "9.0 MiB"."""
-    if n_bytes < 1 << 10:
-        return f"{n_bytes} B"
-    if n_bytes < 1 << 20:
-        return f"{n_bytes / 1024:.0f} KiB"
-    return size_text(n_bytes) if n_bytes >= 10 << 20 else f"{n_bytes / (1 << 20):.1f} MiB"
 
 
 def spoken_text(cell: Cell, title: str, labels: Sequence[str]) -> str:

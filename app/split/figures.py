@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from app.split.settings import SplitSettings
-from app.units import percent_text, size_text
+from app.units import percent_text, size_text, spoken_size
 from engine import DeviceInfo, DevicePlan, DeviceSnapshot, MemoryUse, ModelLoaded, Plan
 
 BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
@@ -76,8 +76,7 @@ class RowFigures:
     @property
     def spoken(self) -> str:
         """The row as one sentence for a screen reader."""
-        used = size_text(self.memory.total).replace("GiB", "gibibytes").replace("MiB", "mebibytes")
-        total = size_text(self.total).replace("GiB", "gibibytes").replace("MiB", "mebibytes")
+        used, total = spoken_size(self.memory.total), spoken_size(self.total)
         return f"{self.label}, {self.share:.0%}, {used} of {total}".replace("%", " percent")
 
 

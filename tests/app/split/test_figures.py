@@ -19,7 +19,14 @@ from app.split.figures import (
     shortages,
 )
 from app.split.settings import SplitSettings, default_settings
-from app.units import context_text, rate_text, signed_percent_text, size_text, use_text
+from app.units import (
+    context_text,
+    rate_text,
+    signed_percent_text,
+    size_text,
+    spoken_size,
+    use_text,
+)
 from engine import (
     DeviceInfo,
     DeviceMemory,
@@ -169,8 +176,11 @@ def test_texts_keep_three_digits_and_their_unit() -> None:
     assert size_text(14 * 1024**2) == "14 MiB"
     assert size_text(1.25 * 1024**2) == "1.2 MiB"
     assert size_text(0) == "0 MiB"
+    assert [size_text(n) for n in (32 << 10, 1 << 10, 512)] == ["32 KiB", "1 KiB", "512 B"]
+    assert spoken_size(32 << 10) == "32 kibibytes"
     assert use_text(13.3 * GIB, 24 * GIB, 9.6 * GIB) == "13.3 of 24.0 GiB · 9.6 free"
     assert use_text(13.3 * GIB, 12 * GIB, -1.8 * GIB) == "13.3 GiB of 12.0 GiB · 1.8 GiB short"
+    assert use_text(12 * GIB, 12 * GIB, -2000).endswith(" · 2 KiB short"), 'not "0.0 MiB short"'
     assert use_text(14 << 20, 24 * GIB, 0) == "14 MiB of 24.0 GiB · 0 MiB free"
     assert signed_percent_text(0.0124) == "+1.2 %"
     assert signed_percent_text(-0.004) == "−0.4 %"
