@@ -147,9 +147,11 @@ def temporary_folder(base: Path | None) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made.
     """
-    if base is not None:
-        _sweep_once(base)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, suffix=_suffix(), dir=base) as folder:
+    base = base or Path(tempfile.gettempdir())
+    _sweep_once(base)
+    with tempfile.TemporaryDirectory(
+        prefix=PREFIX, suffix=_suffix(), dir=base, ignore_cleanup_errors=True
+    ) as folder:
         yield Path(folder)
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from engine.errors import EngineError
-from engine.files import exposure, make_private
+from engine.files import exposure, make_private, temporary_folder
 from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.json_file import cache_folder
 from engine.version import package_version
@@ -47,6 +47,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 _lock = threading.Lock()
 _temporary: list[Path] = []
+_at_exit = contextlib.ExitStack()
+atexit.register(_at_exit.close)
 
 
 def use_cache(target: str, triton_version: str) -> Path:
@@ -173,12 +175,12 @@ def _base() -> Path | None:
 
 
 def _temporary_folder() -> Path:
+    """Return a new folder that is deleted with this process, or swept later if that is killed."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="tandem-gpu-"))
+        folder = _at_exit.enter_context(temporary_folder(None))
     except OSError as error:
         raise _no_place(error) from error
     _temporary.append(folder)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
