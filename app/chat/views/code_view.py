@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from PySide6.QtCore import Qt, QTimer, Slot
 from PySide6.QtGui import QFont, QFontMetrics, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import (
@@ -72,10 +74,10 @@ class CodeView(QFrame):
         if code.language != self._shown.language:
             self._language.setText(_title(code))
             self._formats = []
-        self._write(code.text)
+        first = self._write(code.text)
         self._shown = code
         self._colour(highlight(code.text, code.language, theme()))
-        self._text.fit()
+        self._text.measure(first)
 
     @Slot()
     def copy(self) -> None:
@@ -87,15 +89,18 @@ class CodeView(QFrame):
     def _offer_copy(self) -> None:
         self._copy.setText("Copy")
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str) -> int:
+        """Show a text, and return the number of the first line that may have changed."""
         old = self._shown.text
         if not text.startswith(old):
             self._text.setPlainText(printable(text))
             self._formats = []
-            return
+            return 0
+        last = self._text.blockCount() - 1
         cursor = QTextCursor(self._text.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.insertText(printable(text[len(old) :]))
+        return last
 
     def _colour(self, formats: list[Ranges]) -> None:
         """Apply the formats of lines whose formats changed."""
@@ -136,12 +141,27 @@ class _CodeText(QPlainTextEdit):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(4)
         self.setTabStopDistance(4 * QFontMetrics(font).horizontalAdvance(" "))
-        self.horizontalScrollBar().rangeChanged.connect(self.fit)
+        self._ends: list[float] = []  # where each line ends, in pixels from the first line's top
+        self.horizontalScrollBar().rangeChanged.connect(self._fit)
+
+    def measure(self, first: int) -> None:
+        """Be as high as the text, of which the lines from `first` on may have changed.
+
+        Fonts that stand in for missing characters make lines higher than the font's own.
+        """
+        document = self.document()
+        layout = document.documentLayout()
+        del self._ends[first:]
+        block = document.findBlockByNumber(len(self._ends))
+        while block.isValid():
+            end = self._ends[-1] if self._ends else 0.0
+            self._ends.append(end + layout.blockBoundingRect(block).height())
+            block = block.next()
+        self._fit()
 
     @Slot()
-    def fit(self) -> None:
-        line = QFontMetrics(self.font()).lineSpacing()
-        height = self.blockCount() * line + 10
+    def _fit(self) -> None:
+        height = ceil((self._ends[-1] if self._ends else 0.0) + 2 * self.document().documentMargin())
         if self.horizontalScrollBar().maximum() > 0:
             height += self.horizontalScrollBar().sizeHint().height()
         if height != self.height():

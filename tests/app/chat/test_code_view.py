@@ -1,0 +1,51 @@
+"""The height of a code block: all of its lines are seen, whatever characters they have."""
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.chat.markdown import CodeBlock
+from app.chat.views.code_view import CodeView
+
+LINES = [f"x{number} = {number}" for number in range(40)]
+
+
+def is_whole(view: CodeView) -> bool:
+    """Return whether the last line of a view lies inside what is painted."""
+    text = view._text
+    block = text.document().lastBlock()
+    area = text.blockBoundingGeometry(block).translated(text.contentOffset())
+    return area.bottom() <= text.viewport().height()
+
+
+@pytest.mark.parametrize("more", ["", "\n# 漢字 🙂 ⌘ नमस्ते\n" * 20], ids=["latin", "others"])
+@pytest.mark.parametrize("grows", [False, True], ids=["at once", "growing"])
+def test_the_last_line_is_seen(qtbot: QtBot, qapp: QApplication, more: str, grows: bool) -> None:
+    text = "\n".join(LINES) + more
+    view = CodeView(CodeBlock("" if grows else text, "python"))
+    qtbot.addWidget(view)
+    view.resize(500, 100)
+    view.show()
+    for end in range(7, len(text) + 7, 7) if grows else ():
+        view.set_code(CodeBlock(text[:end], "python"))
+    qapp.processEvents()
+    assert is_whole(view)
+    assert view._text.height() < 1.5 * view._text.document().lineCount() * 16 + 20
+
+
+def test_a_wide_block_is_whole_above_its_scroll_bar(qtbot: QtBot, qapp: QApplication) -> None:
+    view = CodeView(CodeBlock("\n".join([*LINES, "y" * 400]), "python"))
+    qtbot.addWidget(view)
+    view.resize(300, 100)
+    view.show()
+    qapp.processEvents()
+    assert view._text.horizontalScrollBar().isVisible()
+    assert is_whole(view)
+
+
+def test_a_text_that_is_replaced_by_a_shorter_one_shrinks(qtbot: QtBot, qapp: QApplication) -> None:
+    view = CodeView(CodeBlock("\n".join(LINES), "python"))
+    qtbot.addWidget(view)
+    high = view._text.height()
+    view.set_code(CodeBlock("a = 1\nb = 2", "python"))
+    assert view._text.height() < high / 4
