@@ -24,10 +24,8 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QMainWindow,
     QScrollArea,
-    QSizePolicy,
     QStackedWidget,
     QTabBar,
-    QToolBar,
     QVBoxLayout,
     QWidget,
 )
@@ -41,8 +39,8 @@ from app.model.views.start_view import StartView
 from app.printable import one_line
 from app.theme import theme
 from app.widgets.banner import Banner
-from app.widgets.buttons import IconButton
 from app.widgets.dock import Dock
+from app.widgets.rail import Rail, is_in_front
 from app.widgets.tab_order import neighbour, tab_stops
 from app.widgets.text import PlainLabel
 
@@ -209,37 +207,23 @@ class MainWindow(QMainWindow):
         return dock
 
     def _make_rail(self) -> None:
-        rail = QToolBar("Views", self)
-        rail.setObjectName("rail")
-        rail.setProperty("role", "rail")
-        rail.setMovable(False)
-        rail.setFloatable(False)
-        rail.toggleViewAction().setVisible(False)
-        rail.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
-        rail.addWidget(self._toggle("chat", "Chats (Ctrl+B)", self.chats_dock))
-        models = IconButton("models", "Models", rail, size=20)
-        models.clicked.connect(self.model_bar.open_menu)
-        rail.addWidget(models)
-        rail.addWidget(self._toggle("split", "Split", self.split_dock))
-        rail.addWidget(self._toggle("map", "Tensor map", self.placement_dock))
-        rail.addWidget(self._toggle("links", "Links between devices", self.links_dock))
-        rail.addWidget(self._toggle("monitor", "Monitor", self.monitor_dock))
-        space = QWidget(rail)
-        space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
-        rail.addWidget(space)
-        rail.addWidget(self._toggle("settings", "Settings (Ctrl+,)", self.settings_dock))
+        rail = Rail(self)
+        rail.add_panel("chat", "Chats (Ctrl+B)", self.chats_dock)
+        rail.add_button("models", "Models").clicked.connect(self.model_bar.open_menu)
+        rail.add_panel("split", "Split", self.split_dock)
+        rail.add_panel("map", "Tensor map", self.placement_dock)
+        rail.add_panel("links", "Links between devices", self.links_dock)
+        rail.add_panel("monitor", "Monitor", self.monitor_dock)
+        rail.add_space()
+        rail.add_panel("settings", "Settings (Ctrl+,)", self.settings_dock)
+        rail.panel_clicked.connect(self.toggle_dock)
         self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
         self._rail = rail
 
-    def _toggle(self, name: str, text: str, dock: QDockWidget) -> IconButton:
-        """Return a button that shows and hides a dock, checked while the dock is shown."""
-        made = IconButton(name, text, self, size=20)
-        made.setCheckable(True)
-        action = dock.toggleViewAction()
-        made.setChecked(action.isChecked())
-        action.toggled.connect(made.setChecked)
-        made.clicked.connect(lambda shown: self.show_dock(dock, shown))
-        return made
+    @Slot(object)
+    def toggle_dock(self, dock: QDockWidget) -> None:
+        """Hide a panel that is seen; show one that is hidden or behind another."""
+        self.show_dock(dock, not is_in_front(dock))
 
     def show_dock(self, dock: QDockWidget, shown: bool) -> None:
         dock.setVisible(shown)
@@ -286,11 +270,11 @@ class MainWindow(QMainWindow):
 
     @Slot()
     def _toggle_chats(self) -> None:
-        self.chats_dock.setVisible(not self.chats_dock.isVisible())
+        self.toggle_dock(self.chats_dock)
 
     @Slot()
     def toggle_settings(self) -> None:
-        self.show_dock(self.settings_dock, self.settings_dock.visibleRegion().isEmpty())
+        self.toggle_dock(self.settings_dock)
 
     # Qt
 
@@ -299,12 +283,20 @@ class MainWindow(QMainWindow):
         self._name_tabs()
 
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
-        """Move the focus by the places on screen, as messages and device rows come and go."""
+        """Move the focus by the places on screen, as messages and device rows come and go.
+
+        Qt asks for this, too, when a widget with the focus is hidden or disabled: what a person
+        types then belongs to the message.
+        """
+        now = QApplication.focusWidget()
+        if now is not None and not (now.isVisible() and now.isEnabled()):
+            self.composer.setFocus()
+            return True
         right = (self.split_dock, self.placement_dock, self.links_dock, self.settings_dock)
-        docks = (*right, self.monitor_dock)
+        docks = [dock for dock in (*right, self.monitor_dock) if is_in_front(dock)]
         tabs = self.findChildren(QTabBar)
         stops = tab_stops((self._rail, self.chats_dock, self._centre, *docks, *tabs))
-        target = neighbour(stops, QApplication.focusWidget(), forward=forward)
+        target = neighbour(stops, now, forward=forward)
         if target is None:
             return False
         reason = Qt.FocusReason

@@ -161,7 +161,8 @@ class _CodeText(QPlainTextEdit):
 
     @Slot()
     def _fit(self) -> None:
-        height = ceil((self._ends[-1] if self._ends else 0.0) + 2 * self.document().documentMargin())
+        text = self._ends[-1] if self._ends else 0.0
+        height = ceil(text + 2 * self.document().documentMargin())
         if self.horizontalScrollBar().maximum() > 0:
             height += self.horizontalScrollBar().sizeHint().height()
         if height != self.height():

@@ -83,7 +83,9 @@ class ShareBar(QWidget):
         self._segments = tuple(segments)
         n_handles = max(0, sum(not segment.is_taker for segment in segments) - 1)
         while len(self._handles) > n_handles:
-            self._handles.pop().deleteLater()
+            handle = self._handles.pop()
+            handle.hide()  # or the focus, if it has it, would go nowhere
+            handle.deleteLater()
         while len(self._handles) < n_handles:
             handle = ShareHandle(len(self._handles), self)
             handle.moved.connect(self.dragged)

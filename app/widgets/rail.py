@@ -1,0 +1,55 @@
+"""The rail: a column of icons, each of which shows, raises or hides one panel."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QSizePolicy, QToolBar, QWidget
+
+from app.widgets.buttons import IconButton
+
+ICON_SIZE = 20
+
+
+class Rail(QToolBar):
+    """Column of icon buttons at the left edge of a window."""
+
+    panel_clicked = Signal(object)  # QDockWidget
+
+    def __init__(self, parent: QMainWindow) -> None:
+        super().__init__("Views", parent)
+        self.setObjectName("rail")
+        self.setProperty("role", "rail")
+        self.setMovable(False)
+        self.setFloatable(False)
+        self.toggleViewAction().setVisible(False)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
+
+    def add_button(self, icon: str, text: str) -> IconButton:
+        """Add a button that does something by itself, and return it."""
+        made = IconButton(icon, text, self, size=ICON_SIZE)
+        self.addWidget(made)
+        return made
+
+    def add_panel(self, icon: str, text: str, dock: QDockWidget) -> IconButton:
+        """Add the button of a panel, checked while the panel is seen, and return it."""
+        made = self.add_button(icon, text)
+        made.setCheckable(True)
+        dock.visibilityChanged.connect(made.setChecked)
+
+        def click() -> None:
+            made.setChecked(is_in_front(dock))  # the panel decides, not the click
+            self.panel_clicked.emit(dock)
+
+        made.clicked.connect(click)
+        return made
+
+    def add_space(self) -> None:
+        """Push what is added from now on to the lower end."""
+        space = QWidget(self)
+        space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
+        self.addWidget(space)
+
+
+def is_in_front(dock: QDockWidget) -> bool:
+    """Return whether a panel is seen; Qt calls one behind another's tab visible, too."""
+    return dock.isVisible() and not dock.visibleRegion().isEmpty()
