@@ -26,20 +26,30 @@ def line() -> QWidget:
 
 
 class _WheelBlocker(QObject):
-    """Filter that keeps wheel events from a widget without the focus."""
+    """Filter that keeps wheel events from a widget, always or while it is without the focus."""
+
+    def __init__(self, widget: QWidget, *, always: bool) -> None:
+        super().__init__(widget)
+        self._always = always
+        widget.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         is_wheel = event.type() == QEvent.Type.Wheel
-        if is_wheel and isinstance(watched, QWidget) and not watched.hasFocus():
+        if is_wheel and isinstance(watched, QWidget) and (self._always or not watched.hasFocus()):
             event.ignore()
             return True
         return False
 
 
-def ignore_wheel(widget: QWidget) -> None:
-    """Make the wheel scroll the panel unless the field has the focus."""
+def ignore_wheel(widget: QWidget, *, always: bool = False) -> None:
+    """Make the wheel scroll the panel, and change the field only while it has the focus.
+
+    Args:
+        always: whether to scroll the panel even then, for fields that keep the focus after a
+            choice and fill a panel that people scroll.
+    """
     widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-    widget.installEventFilter(_WheelBlocker(widget))
+    _WheelBlocker(widget, always=always)
 
 
 class _MarginKeeper(QObject):

@@ -29,7 +29,7 @@ from PySide6.QtWidgets import (
 from app.settings import THEMES, changed_sampling
 from app.theme import set_role
 from app.widgets.buttons import button
-from app.widgets.controls import keep_margin
+from app.widgets.controls import ignore_wheel, keep_margin
 from app.widgets.text import label, set_tip
 from engine import EngineError, SamplingParams
 
@@ -158,6 +158,7 @@ class SamplingPanel(QScrollArea):
 
     def _make_theme(self) -> QComboBox:
         self._theme = QComboBox()
+        ignore_wheel(self._theme, always=True)
         self._theme.setAccessibleName("Appearance")
         self._theme.addItems([choice.capitalize() for choice in THEMES])
         self._theme.activated.connect(lambda index: self.theme_chosen.emit(THEMES[index]))
@@ -236,6 +237,7 @@ def _editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Sett
 def _choice_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
     choices = list(meta["choices"])
     box = QComboBox()
+    ignore_wheel(box, always=True)
     box.addItems([choice.capitalize() for choice in choices])
     box.currentIndexChanged.connect(lambda index: on_change(choices[index]))
     return box, lambda value: box.setCurrentIndex(choices.index(value))
@@ -272,7 +274,6 @@ def _number_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
         box = QDoubleSpinBox(minimum=meta["min"], maximum=meta["max"], decimals=2)
         box.setSingleStep(meta["step"])
     box.setKeyboardTracking(False)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-    box.wheelEvent = lambda event: event.ignore()  # type: ignore[method-assign]
+    ignore_wheel(box, always=True)
     box.valueChanged.connect(on_change)
     return box, box.setValue

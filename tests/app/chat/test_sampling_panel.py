@@ -1,0 +1,39 @@
+"""The wheel scrolls the settings panel, whatever lies below the mouse."""
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.chat.views.sampling_panel import SamplingPanel
+
+
+def wheel(widget: QWidget) -> QWheelEvent:
+    """Turn the wheel by one notch over a widget."""
+    place = QPointF(widget.rect().center())
+    event = QWheelEvent(
+        place, widget.mapToGlobal(place), QPoint(), QPoint(0, -120), Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase, False,
+    )  # fmt: skip
+    QApplication.sendEvent(widget, event)
+    return event
+
+
+@pytest.mark.parametrize("kind", [QComboBox, QAbstractSpinBox])
+def test_the_wheel_changes_no_field_even_with_the_focus(
+    qtbot: QtBot, qapp: QApplication, kind: type[QWidget]
+) -> None:
+    panel = SamplingPanel()
+    qtbot.addWidget(panel)
+    changes: list[object] = []
+    panel.sampling_changed.connect(changes.append)
+    panel.theme_chosen.connect(changes.append)
+    panel.show()
+    panel.activateWindow()
+    fields = panel.findChildren(kind)
+    assert len(fields) > 1
+    for field in fields:
+        field.setFocus()
+        assert not wheel(field).isAccepted()
+    assert changes == []
