@@ -71,7 +71,8 @@ class Shell(QObject):
         self._app = app
         self._is_closed = self._is_settings_loss_known = False
         self._rig = rig
-        self.settings = SettingsStore(paths.settings_file())
+        imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
+        self.settings = SettingsStore(paths.settings_file(), imaginary)
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
         machine = this_machine if rig is None else (lambda _: simulated_machine(rig))

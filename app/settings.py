@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,15 @@ def _fitting(value: object, default: object) -> object | None:
 class SettingsStore:
     """The settings in use and their file.
 
+    Args:
+        unsaved: names of settings that are changed in memory only; the file keeps its own.
+
     Attributes:
         problem: why the last `save` has failed; "" if it has not.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, unsaved: Collection[str] = ()) -> None:
+        self._path, self._unsaved = path, unsaved
         self.problem = ""
         self.current = self._saved = self._read()
 
@@ -121,9 +124,11 @@ class SettingsStore:
 
     def save(self) -> bool:
         """Write the file if anything changed; return whether the settings are on disk."""
-        if self.current == self._saved:
+        kept = {name: getattr(self._saved, name) for name in self._unsaved}
+        settings = replace(self.current, **kept)
+        if settings == self._saved:
             return True
-        data = asdict(self.current)
+        data = asdict(settings)
         unknown = data.pop("unknown")
         try:
             values = unknown | {"schema": SCHEMA} | data
@@ -133,7 +138,7 @@ class SettingsStore:
             self.problem = (isinstance(error, OSError) and error.strerror) or str(error)
             return False
         self.problem = ""
-        self._saved = self.current
+        self._saved = settings
         return True
 
     def _read(self) -> Settings:

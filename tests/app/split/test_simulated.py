@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.main import Shell
+from app.paths import settings_file
 from app.split.fit import suggestion
 from app.split.settings import default_settings
 from app.split.speed import slot_texts
@@ -186,3 +188,25 @@ def test_what_a_person_chose_is_not_suggested_away(
     with qtbot.waitSignal(simulated.models.suggested):
         pass
     assert simulated.split.load_params() == wanted
+
+
+def test_splits_over_imaginary_devices_are_not_saved(
+    qtbot: QtBot, qapp: QApplication, tmp_path: Path
+) -> None:
+    """The split of the real machine stays in the file; other settings are saved as always."""
+    path = str(tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256))
+    real = {path: {"mode": "layer"}}
+    settings_file().parent.mkdir(parents=True, exist_ok=True)
+    settings_file().write_text(json.dumps({"plans": real}))
+    shell = Shell(qapp, lambda on_event: FakeHost(on_event), parse_rig("2x3090,1x3060"))
+    shell.start()
+    shell.models.open(path)
+    qtbot.waitUntil(lambda: shell.models.info is not None)
+    shell.split_panel.header.mode_button("tensor").click()
+    shell.choose_theme("light")
+    assert shell.settings.current.plans != real
+    shell.window.close()
+    saved = json.loads(settings_file().read_text())
+    assert (saved["plans"], saved["theme"]) == (real, "light")
+    shell.window.deleteLater()
+    shell.deleteLater()
