@@ -154,6 +154,12 @@ class ChatSession(QObject):
         """Send a message; return False, and say why in a notice, if that is not possible now."""
         if not text.strip() or not self._may_answer():
             return False
+        if self.is_answering_here:  # only what says so, like Stop or Regenerate, ends an answer
+            self._notice(
+                "The answer is still being written. Wait for it, or press Esc to stop it;"
+                " your message stays here as a draft."
+            )
+            return False
         self.current.draft = ""
         self._ask(text)
         return True
@@ -234,9 +240,6 @@ class ChatSession(QObject):
         self._answer()
 
     def _add(self, message: Message) -> None:
-        if self._answering is not None:
-            self._client.cancel()
-            self._close_answer(CANCELLED)
         self.current.add(message)
         self.message_added.emit(len(self.current.messages) - 1)
         self._save(self.current)

@@ -214,6 +214,30 @@ def test_an_answer_goes_on_while_another_chat_is_open(
     qtbot.waitUntil(lambda: not shell.session.is_busy)
 
 
+def test_enter_does_not_end_the_answer_that_is_being_written(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """The message stays in the composer until the answer has ended or was stopped."""
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 2
+    shell.chat_presenter.send("Long one")
+    qtbot.waitUntil(lambda: shell.session.current.messages[-1].content != "")
+    edit = shell.window.composer.edit
+    edit.setPlainText("And then?")
+    qtbot.keyClick(edit, Qt.Key.Key_Return)
+    assert shell.session.is_busy
+    assert edit.toPlainText() == "And then?"
+    assert banner(shell).startswith("The answer is still being written.")
+    script.hold = False
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    qtbot.keyClick(edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert [text for role, text in prompts(shell)[-1] if role == "user"] == [
+        "Long one", "And then?",
+    ]  # fmt: skip
+
+
 def test_a_deleted_chat_comes_back_with_undo(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Precious")
