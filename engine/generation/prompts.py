@@ -101,7 +101,8 @@ class Prompts:
         Args:
             continue_last: whether the last message is the assistant's and is continued.
             is_shortened: whether to drop the oldest messages, so that the prompt fits `n_ctx`
-                tokens and an eighth of the context is left for the answer.
+                tokens and an eighth of the context is left for the answer; where the answer that
+                is continued is too long by itself, its beginning is dropped as well.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
@@ -113,10 +114,32 @@ class Prompts:
         if not is_shortened:
             return Prompt(ids)
         n_before, n_last = len(ids), 1 + continue_last
-        while len(ids) >= n_ctx - max(1, n_ctx // 8) and _drop_oldest(messages, n_last):
+        most = n_ctx - max(1, n_ctx // 8) - 1
+        while len(ids) > most and _drop_oldest(messages, n_last):
             ids = self._encode_chat(messages, continue_last=continue_last)
+        if continue_last and len(ids) > most:
+            ids = self._without_beginning(messages, ids, most)
         n_system = self._n_system(messages, ids, continue_last=continue_last)
         return Prompt(ids, min(n_system, n_ctx // 2), n_before - len(ids))
+
+    def _without_beginning(
+        self, messages: Sequence[ChatMessage], ids: list[int], most: int
+    ) -> list[int]:
+        """Return a prompt without the older part of the answer that it continues.
+
+        Half of the room after the question is left for the rest of the answer, as after a shift
+        of the context in the middle of one.
+
+        Args:
+            ids: whole prompt.
+            most: largest number of tokens that a prompt may have.
+        """
+        question = self._encode_chat(
+            [*messages[:-1], _with_text(messages[-1], "")], continue_last=True
+        )
+        n_question = _n_common(question, ids)
+        n_kept = (most - n_question) // 2
+        return ids[:n_question] + ids[-n_kept:] if n_kept > 0 else ids
 
     def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:
         turns = [{"role": m.role, "content": m.content} for m in messages]
@@ -137,22 +160,23 @@ class Prompts:
         self, messages: Sequence[ChatMessage], ids: Sequence[int], *, continue_last: bool
     ) -> int:
         """Return the number of tokens of the system prompt at the start of a chat prompt."""
-        others = [_other(m) if m.role != "system" else m for m in messages]
+        others = [_with_text(m, "?") if m.role != "system" else m for m in messages]
         try:
             with_others = self._encode_chat(others, continue_last=continue_last)
         except TemplateError:  # the template accepts only certain texts
             return 0
-        n = 0
-        for a, b in zip(with_others, ids, strict=False):
-            if a != b:
-                break
-            n += 1
-        return n
+        return _n_common(with_others, ids)
 
 
-def _other(message: ChatMessage) -> ChatMessage:
+def _with_text(message: ChatMessage, text: str) -> ChatMessage:
     """Return a message of the same role with another text."""
-    return type(message)(message.role, "?")
+    return type(message)(message.role, text)
+
+
+def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _drop_oldest(messages: list[ChatMessage], n_last: int) -> bool:

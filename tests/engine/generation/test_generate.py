@@ -1,6 +1,7 @@
 """Generation of answers: stop rules, prefix reuse, a full context, cancelling."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,24 @@ def test_continuing_writes_on_the_last_message(model: Model) -> None:
     request = Generate(turns, sampling=GREEDY, continue_last=True)
     finish(list(model.answer(request)))
     assert "[user]a[assistant]b" in model.tokenizer.decode(model._session.ids)
+
+
+def test_an_answer_longer_than_the_context_is_continued_from_its_end(model: Model) -> None:
+    """The question stays, and half of the room is left for more of the answer."""
+    answer = "".join(chr(ord("a") + n % 26) for n in range(100))
+    turns = (ChatMessage("user", "Q"), ChatMessage("assistant", answer))
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, on_overflow="shift")
+    events = list(model.answer(Generate(turns, sampling=sampling, continue_last=True)))
+    assert isinstance(events[0], ContextShifted)
+    n_generated = finish(events).usage.completion_tokens
+    prompt = model.tokenizer.decode(model._session.ids[: len(model._session.ids) - n_generated + 1])
+    question, _, kept = prompt.partition("[assistant]")
+    assert question.endswith("[user]Q")
+    assert answer.endswith(kept)
+    assert len(answer) // 8 < len(kept) < model.n_ctx // 2
+    stopping = replace(sampling, on_overflow="stop")
+    with pytest.raises(ContextOverflow):
+        list(model.answer(Generate(turns, sampling=stopping, continue_last=True)))
 
 
 @pytest.mark.parametrize("prompt", [[], [10**9], [-1]], ids=str)
