@@ -190,7 +190,6 @@ class Shell(QObject):
             ChatStore(paths.chats_dir()),
             self.client,
             sampling=lambda: panel.params,
-            allow_shift=lambda: panel.set_field("on_overflow", "shift"),
             parent=self,
         )
         n_gib = self.settings.current.chat_cache_gib

@@ -94,7 +94,11 @@ def split_thought(text: str) -> Thought:
 
 @dataclass(slots=True)
 class Conversation:
-    """A chat; its times are seconds since the epoch."""
+    """A chat; its times are seconds since the epoch.
+
+    Attributes:
+        drops_oldest: whether its oldest messages make room once its context is full.
+    """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     title: str = ""
@@ -102,6 +106,7 @@ class Conversation:
     updated: float = field(default_factory=time.time)
     system_prompt: str = ""
     draft: str = ""
+    drops_oldest: bool = False
     messages: list[Message] = field(default_factory=list)
 
     @property
@@ -181,6 +186,7 @@ class Conversation:
                 updated=_time(data["updated"]),
                 system_prompt=_text(data.get("system_prompt", "")),
                 draft=_text(data.get("draft", "")),
+                drops_oldest=data.get("drops_oldest") is True,
                 messages=[_message(item) for item in data["messages"]],
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -26,7 +27,6 @@ class ChatSession(QObject):
 
     Args:
         sampling: returns the sampling parameters; called at the start of each answer.
-        allow_shift: makes later answers drop old messages when the context is full.
     """
 
     chats_changed = Signal()
@@ -46,7 +46,6 @@ class ChatSession(QObject):
         store: ChatStore,
         client: EngineClient,
         sampling: Callable[[], SamplingParams],
-        allow_shift: Callable[[], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
@@ -54,7 +53,7 @@ class ChatSession(QObject):
         self._saver = ChatSaver(store, self)
         self._saver.noticed.connect(self.noticed)
         self._saver.conflicted.connect(self.chats_changed)
-        self._sampling, self._allow_shift = sampling, allow_shift
+        self._sampling = sampling
         self.chats: list[Conversation] = []
         self.current = Conversation()
         self._answering: Conversation | None = None
@@ -259,10 +258,13 @@ class ChatSession(QObject):
 
     def _begin(self, *, continue_last: bool) -> None:
         self._answering, self._first_text_at = self.current, None
+        sampling = self._sampling()
+        if self.current.drops_oldest:
+            sampling = replace(sampling, on_overflow="shift")
         prompt = self.current.prompt(continue_last=continue_last)
         self.current.messages[-1].problem = ""
         self.answering.emit(self.current.id)
-        self._client.generate(prompt, self._sampling(), continue_last=continue_last)
+        self._client.generate(prompt, sampling, continue_last=continue_last)
         self.busy_changed.emit(True)
 
     @Slot(str)
@@ -284,8 +286,9 @@ class ChatSession(QObject):
     def _on_finished(self, finished: Finished) -> None:
         chat, is_here = self._answering, self.is_answering_here
         self._close_answer(AnswerStats.of(finished))
-        if finished.reason == "context" and chat is not None and is_here:
-            self._offer_shift(chat, "The context is full, so the answer ends here.", self.go_on)
+        is_full = finished.reason == "context"
+        if is_full and chat is not None and is_here and not chat.drops_oldest:
+            self._offer_shift(chat, "The context is full, so the answer ends here.")
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
@@ -296,22 +299,23 @@ class ChatSession(QObject):
             return
         chat.messages[-1].problem = error.message
         self._close_answer(None)
-        if isinstance(error, ContextOverflow):
-            self._offer_shift(chat, error.message, self.regenerate)
+        if isinstance(error, ContextOverflow) and not chat.drops_oldest:
+            self._offer_shift(chat, error.message)
         else:
             self.noticed.emit(Notice.of(error))
 
-    def _offer_shift(self, chat: Conversation, sentence: str, then: Callable[[], None]) -> None:
+    def _offer_shift(self, chat: Conversation, sentence: str) -> None:
         def drop_and_go_on() -> None:
-            self._allow_shift()
+            chat.drops_oldest = True
             self.open_chat(chat.id)  # a person may look at another one by now
             if self.current is chat:
-                then()
+                self.go_on()
 
         self.noticed.emit(
             Notice(
                 sentence,
-                "Dropping the oldest messages makes room; the system prompt stays.",
+                "From now on, the oldest messages of this chat can make room; the system prompt"
+                " stays.",
                 "warning",
                 "Drop the oldest and go on",
                 drop_and_go_on,

@@ -94,11 +94,6 @@ class SamplingPanel(QScrollArea):
     def set_theme(self, choice: str) -> None:
         self._theme.setCurrentIndex(THEMES.index(choice))
 
-    def set_field(self, name: str, value: object) -> None:
-        """Change one sampling field as if a person had done it."""
-        self._rows[name].show_value(value)
-        self._on_field(name, value)
-
     @Slot()
     def reset(self) -> None:
         """Set all sampling fields to their defaults."""

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.message_view import UserView
 from app.paths import chats_dir
-from engine import Generate, OutOfDeviceMemory, TokenText
+from engine import ContextOverflow, Generate, OutOfDeviceMemory, TokenText
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
 
@@ -180,6 +181,35 @@ def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
     assert isinstance(last, Generate)
     assert last.continue_last
     assert last.sampling.on_overflow == "shift"
+    assert shell.window.sampling.params.on_overflow == "stop", "other chats stay as they are"
+    shell.chat_presenter.new_chat()
+    ask(qtbot, shell, "Hi again")
+    last = host_of(shell).commands[-1]
+    assert isinstance(last, Generate)
+    assert last.sampling.on_overflow == "stop"
+
+
+def test_an_answer_that_does_not_fit_any_more_is_kept_and_goes_on(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """A refusal of the engine to continue it must not lead to a new answer in its place."""
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    script.answer_error = ContextOverflow(2100, 2048)
+    script.answer = ""
+    shell.session.go_on()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shown(shell) == ["Hi", "Hello from the fake model."]
+    script.answer_error, script.answer = None, " More."
+    shell.window.banner._action.click()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shown(shell) == ["Hi", "Hello from the fake model. More."]
+    script.answer_error, script.answer = ContextOverflow(2100, 2048), ""
+    shell.session.go_on()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.action == "", "what did not help is not offered again"
 
 
 def test_thoughts_are_folded_away_and_left_out_of_later_turns(
@@ -266,7 +296,9 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
 ) -> None:
     shell = make_shell(model=MODEL)
     panel = shell.window.sampling
-    panel.set_field("temperature", 0.2)
+    temperature = panel._rows["temperature"].editor
+    assert isinstance(temperature, QDoubleSpinBox)
+    temperature.setValue(0.2)
     panel._prompt.setPlainText("Be brief.")
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
