@@ -93,6 +93,17 @@ def crash_of(death: Death, doing: str) -> EngineCrashed:
     return EngineCrashed(f"The engine {death.manner} {doing}.", " ".join(hints))
 
 
+def stopped_hint(device: str, model: ModelLoaded | None) -> str:
+    """Return what to do about a GPU that has stopped working in the engine's process.
+
+    Args:
+        model: the model that is left there, if any.
+    """
+    if model is None:
+        return f"Load the model again; if this comes back, load it without {device}."
+    return f"{model.info.name} still answers; eject it to use {device} again."
+
+
 def doing_of(command: Command | None, model: ModelLoaded | None, is_ready: bool) -> str:
     """Return what the engine was doing, and on which devices.
 

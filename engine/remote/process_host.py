@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from engine.errors import EngineCrashed, EngineError
+from engine.errors import CommError, DeviceStopped, EngineCrashed, EngineError
 from engine.events import (
     Command,
     EngineReady,
@@ -27,7 +27,7 @@ from engine.host import EventSink
 from engine.programs import program_command
 from engine.remote.child import EngineProcess
 from engine.remote.codec import MessageError
-from engine.remote.death import crash_of, doing_of
+from engine.remote.death import crash_of, doing_of, stopped_hint
 from engine.remote.messages import (
     CancelMessage,
     CloseMessage,
@@ -66,6 +66,9 @@ class ProcessHost:
     Commands that it had not answered when it ended fail with `EngineCrashed`, which says how it
     ended and what it was doing; if there were none, generation 0 does.
 
+    A device that has stopped working, or hangs, spoils the process rather than the machine. So the
+    process is ended as soon as no model is left in it that still answers.
+
     Args:
         on_event: receiver of events, called on a thread of this process; it must return quickly.
         command: command line of the process, without the handle of its connection.
@@ -80,6 +83,7 @@ class ProcessHost:
         self._process: EngineProcess | None = None
         self._model: ModelLoaded | None = None
         self._is_ready = self._was_ready = self._is_closing = False
+        self._is_spoilt = False  # a device does not work any more in this process
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._thread = threading.Thread(target=self._run, name="tandem-process", daemon=True)
         self._thread.start()
@@ -162,13 +166,13 @@ class ProcessHost:
 
     def _enter(self, process: EngineProcess) -> None:
         with self._changed:
-            self._process, self._is_ready = process, False
+            self._process, self._is_ready, self._is_spoilt = process, False, False
             for message in self._unsent:
                 process.send(message)
             self._unsent.clear()
 
     def _follow(self, process: EngineProcess) -> None:
-        """Pass the process's events on until it ends."""
+        """Pass the process's events on until it ends, or is of no more use."""
         n_silent = 0
         while True:
             try:
@@ -180,11 +184,24 @@ class ProcessHost:
             if isinstance(message, EventsMessage):
                 for event in message.events:
                     self._pass_on(event)
+                if self._retire():
+                    process.kill()
+                    return
+
+    def _retire(self) -> bool:
+        """Give up a spoilt process without a model; return whether it was."""
+        with self._changed:
+            is_over = self._is_spoilt and self._model is None and not self._unanswered
+            if is_over:
+                self._process = None  # what is sent from now on waits for the next one
+            return is_over
 
     def _pass_on(self, event: HostEvent) -> None:
         with self._changed:
             is_repeated = isinstance(event.event, EngineReady) and self._was_ready
             self._note(event)
+            if isinstance(event.event, Failed) and isinstance(event.event.error, DeviceStopped):
+                event.event.error.hint = stopped_hint(event.event.error.device, self._model)
         if not is_repeated:
             self._on_event(event)
 
@@ -193,6 +210,8 @@ class ProcessHost:
         found: Event = event.event
         if isinstance(found, CLOSING_EVENTS):
             self._unanswered.pop(event.generation, None)
+        if isinstance(found, Failed) and isinstance(found.error, DeviceStopped | CommError):
+            self._is_spoilt = True
         if isinstance(found, EngineReady):
             self._is_ready = self._was_ready = True
         elif isinstance(found, ModelLoaded):
@@ -208,8 +227,9 @@ class ProcessHost:
         """Tell how the process has ended, unless it was asked to."""
         death = process.bury()
         with self._changed:
+            was_asked = self._process is None or self._is_closing
             self._process = None
-            if self._is_closing:
+            if was_asked:
                 return
             running = next(iter(self._unanswered.values()), None)
             doing = doing_of(running, self._model, self._is_ready)

@@ -217,6 +217,69 @@ def test_a_program_that_is_not_there_is_a_sentence() -> None:
     assert office.host.close()
 
 
+POISONED = """
+import sys
+from engine.errors import DeviceStopped
+from engine.host import ThreadHost
+from engine.remote import program
+
+def generate(self, number, command):
+    if command.prompt == "poison":
+        self._free()  # as a model on a card that has stopped
+        raise DeviceStopped("cuda:0", "an illegal address")
+    answer(self, number, command)
+
+def load(self, number, command):
+    if len(command.params.devices) > 2:
+        raise DeviceStopped("cuda:1", "an illegal address")
+    first_load(self, number, command)
+
+answer, ThreadHost._generate = ThreadHost._generate, generate
+first_load, ThreadHost._load = ThreadHost._load, load
+sys.exit(program.main())
+"""
+
+
+def test_a_device_that_has_stopped_ends_the_process_and_the_next_load_has_a_fresh_one(
+    path: str,
+) -> None:
+    """A driver's state of a card dies with the process, so no restart of Tandem is needed."""
+    office = Office(program(POISONED))
+    for _ in range(4):  # more often than a process may die
+        assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+        pid = pid_of(office.host)
+        failed = office.run(Generate(prompt="poison"))
+        assert isinstance(failed, Failed)
+        assert failed.is_model_lost
+        assert str(failed.error) == "cuda:0 has stopped working: an illegal address."
+        assert failed.error.hint == (
+            "Load the model again; if this comes back, load it without cuda:0."
+        )
+        assert is_gone(pid)
+        assert office.host.pid is None
+    assert office.events.empty(), "it is no crash"
+    assert office.host.close(20)
+
+
+def test_a_model_that_a_stopped_device_has_not_touched_stays_until_it_is_ejected(
+    path: str,
+) -> None:
+    office = Office(program(POISONED))
+    loaded = office.run(Load(LoadParams(path)))
+    assert isinstance(loaded, ModelLoaded)
+    pid = pid_of(office.host)
+    failed = office.run(Load(LoadParams(path, ("cpu",) * 3)))
+    assert isinstance(failed, Failed)
+    assert not failed.is_model_lost
+    assert failed.error.hint == f"{loaded.info.name} still answers; eject it to use cuda:1 again."
+    assert isinstance(office.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert office.host.pid == pid
+    office.run(Unload())
+    assert is_gone(pid)
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+    assert office.host.close(20)
+
+
 @pytest.mark.parametrize("data", [b"x", b'[1,{"type":"Popen"}]', b"\x80\x04N."])
 def test_a_process_that_sends_nonsense_is_ended(data: bytes) -> None:
     code = (
