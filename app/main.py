@@ -42,7 +42,6 @@ from engine import (
     Finished,
     LoadParams,
     Rig,
-    ThreadHost,
     list_devices,
     parse_rig,
 )
@@ -64,7 +63,7 @@ class Shell(QObject):
     def __init__(
         self,
         app: QApplication,
-        make_host: MakeHost = ThreadHost,
+        make_host: MakeHost,
         rig: Rig | None = None,
     ) -> None:
         super().__init__(app)

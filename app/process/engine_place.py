@@ -1,4 +1,4 @@
-"""The choice where the window's engine runs: on a thread, or in a process of its own."""
+"""The choice where the window's engine runs: in a process of its own, or on a thread."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from engine import EngineError, EngineHost, HostEvent, ProcessHost, ThreadHost
 
 VARIABLE = "TANDEM_ENGINE"
-"""Environment variable with the choice: "thread", as without it, or "process"."""
+"""Environment variable with the choice: "process", as without it, or "thread"."""
 
 MakeHost = Callable[[Callable[[HostEvent], None]], EngineHost]
 
-_HOSTS: dict[str, MakeHost] = {"thread": ThreadHost, "process": ProcessHost}
+_HOSTS: dict[str, MakeHost] = {"process": ProcessHost, "thread": ThreadHost}
 
 
 def chosen_host() -> MakeHost:
@@ -21,7 +21,7 @@ def chosen_host() -> MakeHost:
     Raises:
         EngineError: the variable has another value.
     """
-    choice = os.environ.get(VARIABLE, "") or "thread"
+    choice = os.environ.get(VARIABLE, "") or "process"
     if choice not in _HOSTS:
         raise EngineError(f"{VARIABLE} is '{choice[:60]}'.", f"Set it to {' or '.join(_HOSTS)}.")
     return _HOSTS[choice]

@@ -1,4 +1,7 @@
-"""The window with the real engine and the bundled model: the main use, and failures."""
+"""The window with the real engine and the bundled model: the main use, and failures.
+
+The engine is in a process of its own, as in `tandem`; the main use is tried on a thread as well.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ from app.engine_client import EngineState
 from app.main import Shell
 from app.paths import demo_model
 from app.theme import apply_theme
-from engine import LoadParams, SamplingParams
+from engine import LoadParams, ProcessHost, SamplingParams, ThreadHost
 from tests.helpers.faults import Fault, quicken
 from tests.helpers.shell_driver import ask, banner, shown
 from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
@@ -21,9 +24,17 @@ from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
 WAIT_MS = 30_000
 
 
+ON_A_THREAD = pytest.mark.parametrize("shell", [ThreadHost], indirect=True, ids=["thread"])
+"""Mark of tests that change the engine's insides."""
+
+ON_BOTH = pytest.mark.parametrize(
+    "shell", [ProcessHost, ThreadHost], indirect=True, ids=["process", "thread"]
+)
+
+
 @pytest.fixture
-def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
-    made = Shell(qapp)
+def shell(request: pytest.FixtureRequest, qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
+    made = Shell(qapp, getattr(request, "param", ProcessHost))
     made.start()
     greedy = SamplingParams(temperature=0)
     made.window.sampling.set_params(greedy)
@@ -67,6 +78,7 @@ def missing_shard(folder: Path) -> Path:
     return parts[0]
 
 
+@ON_BOTH
 def test_the_demo_answers_over_one_and_over_three_ranks_alike(loaded: Shell, qtbot: QtBot) -> None:
     ask(qtbot, loaded, "What is tensor parallelism?")
     question, alone = shown(loaded)
@@ -114,6 +126,7 @@ def endless(shell: Shell) -> None:
     )
 
 
+@ON_BOTH
 def test_ejecting_while_it_answers_keeps_what_was_said(loaded: Shell, qtbot: QtBot) -> None:
     endless(loaded)
     loaded.chat_presenter.send("Hello")
@@ -142,6 +155,7 @@ def test_closing_while_it_answers_leaves_nothing_behind(loaded: Shell, qtbot: Qt
     assert loaded.client.state is EngineState.CLOSED
 
 
+@ON_BOTH
 def test_closing_in_the_middle_of_a_load_leaves_nothing_behind(
     shell: Shell, qtbot: QtBot, tmp_path: Path
 ) -> None:
@@ -153,6 +167,7 @@ def test_closing_in_the_middle_of_a_load_leaves_nothing_behind(
     assert shell.client.state is EngineState.CLOSED
 
 
+@ON_A_THREAD
 @pytest.mark.parametrize("again", ["the same", "another split"])
 def test_a_device_that_hangs_is_named_and_the_conversation_goes_on(
     loaded: Shell, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, again: str

@@ -4,8 +4,8 @@
 
 Alternates between answers on the command line and a chat in a real window (on whatever platform Qt
 is told to use), each in its own process, and prints decode tokens/s of both, their ratio, and the
-longest time for which the GUI thread did not return to its event loop. `TANDEM_ENGINE=process`
-gives the window's engine a process of its own.
+longest time for which the GUI thread did not return to its event loop. `TANDEM_ENGINE=thread`
+puts the window's engine on a thread of its process.
 """
 
 from __future__ import annotations

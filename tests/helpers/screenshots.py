@@ -29,7 +29,7 @@ from app.paths import demo_model
 from app.placement.pins import Part, with_pins
 from app.split.picture import SplitPicture
 from app.split.settings import SplitSettings
-from engine import SamplingParams, parse_rig
+from engine import SamplingParams, ThreadHost, parse_rig
 from tests.helpers.hollow import hollow_moe
 
 RIG = "1x4090,1x3090,1x3060"
@@ -49,7 +49,7 @@ def new_shell(app: QApplication, theme: str, rig: str = "") -> Iterator[Shell]:
     """Show a window that knows nothing of earlier ones."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["TANDEM_HOME"] = home
-        shell = Shell(app, rig=parse_rig(rig) if rig else None)
+        shell = Shell(app, ThreadHost, rig=parse_rig(rig) if rig else None)
         shell.choose_theme(theme)
         shell.start()
         main = shell.window

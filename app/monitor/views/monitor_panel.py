@@ -1,7 +1,7 @@
 """Graphs of the last two minutes: memory, load, speed, and how ranks spend their time.
 
-The window shares its interpreter with the engine, so drawing slows generation down: everything is
-drawn once per snapshot of the devices, and not at all while the panel is hidden.
+Drawing takes time of processors that compute, and slows down an engine on a thread of this process:
+everything is drawn once per snapshot of the devices, and not at all while the panel is hidden.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from app import paths
 from app.chat import cache
 from app.main import Shell
 from app.theme import apply_theme
-from engine import Finished, SamplingParams
+from engine import Finished, SamplingParams, ThreadHost
 from tests.helpers.shell_driver import ask
 
 WAIT_MS = 30_000
@@ -26,7 +26,7 @@ def _short_chats_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(qapp: QApplication, qtbot: QtBot) -> Shell:
     """Open a window with the demo model."""
-    shell = Shell(qapp)
+    shell = Shell(qapp, ThreadHost)
     shell.start()
     shell.window.sampling.set_params(SamplingParams(temperature=0, max_tokens=24))
     model = paths.demo_model()

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -24,13 +26,32 @@ LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_ove
 
 def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert chosen_host() is ThreadHost
-    for choice, host in (("", ThreadHost), ("thread", ThreadHost), ("process", ProcessHost)):
+    assert chosen_host() is ProcessHost
+    for choice, host in (("", ProcessHost), ("thread", ThreadHost), ("process", ProcessHost)):
         monkeypatch.setenv(VARIABLE, choice)
         assert chosen_host() is host
     monkeypatch.setenv(VARIABLE, "cloud")
     with pytest.raises(EngineError, match="TANDEM_ENGINE is 'cloud'"):
         chosen_host()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it is ended by a signal")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_program_has_a_child_with_the_engine_which_ends_with_it(number: int) -> None:
+    """Whatever ends the window, its engine ends as well, and so do the children of that."""
+    command = [sys.executable, "-m", "app", "--demo"]
+    with subprocess.Popen(command) as window:
+        known = psutil.Process(window.pid)
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while not any("engine.remote.program" in child.cmdline() for child in known.children()):
+            assert window.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(1)  # some moment of its start or of the load
+        children = known.children(recursive=True)
+        window.send_signal(number)
+        assert window.wait(20) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+        assert psutil.wait_procs(children, 10)[1] == []
 
 
 def engine_pid(shell: Shell) -> int:
@@ -41,8 +62,7 @@ def engine_pid(shell: Shell) -> int:
 
 
 @pytest.fixture
-def shell(qapp: QApplication, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot) -> Iterator[Shell]:
-    monkeypatch.setenv(VARIABLE, "process")
+def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
     made = Shell(qapp, chosen_host())
     made.start()
     made.window.sampling.set_params(SamplingParams(temperature=0))

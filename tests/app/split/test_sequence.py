@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.main import Shell
 from app.paths import demo_model
 from app.theme import apply_theme
-from engine import Finished, SamplingParams
+from engine import Finished, SamplingParams, ThreadHost
 from tests.helpers.shell_driver import shown
 from tests.helpers.stall_watch import StallWatch
 
@@ -89,7 +89,7 @@ class Person:
 
 @pytest.fixture
 def person(qapp: QApplication, qtbot: QtBot) -> Iterator[Person]:
-    shell = Shell(qapp)
+    shell = Shell(qapp, ThreadHost)
     shell.start()
     params = SamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True)
     shell.window.sampling.set_params(params)
