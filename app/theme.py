@@ -7,14 +7,16 @@ rules in `resources/style.qss`.
 
 from __future__ import annotations
 
+import atexit
 import logging
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from string import Template
 from typing import Final
 
-from PySide6.QtCore import QByteArray, QDir, QObject, Qt, QTemporaryDir, Signal
+from PySide6.QtCore import QByteArray, QDir, QObject, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QFont,
@@ -28,6 +30,8 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QWidget
 
+from engine import temporary_folder
+
 log = logging.getLogger(__name__)
 
 RESOURCES: Final = Path(__file__).resolve().parents[1] / "resources"
@@ -36,6 +40,9 @@ FONT_PIXELS: Final = 13
 ICON_SIZES: Final = (16, 20, 24, 32, 48)
 INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
 """Icons that the style sheet shows as images, with each one's theme colour."""
+
+_at_exit = ExitStack()
+atexit.register(_at_exit.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,15 +296,18 @@ def _device_rules(colours: Theme) -> list[str]:
 
 
 @cache
-def _indicator_folder() -> QTemporaryDir:
-    """Make the folder of coloured icons: style sheets take images only from files."""
-    folder = QTemporaryDir()
-    QDir.setSearchPaths("indicators", [folder.path()])
+def _indicator_folder() -> Path:
+    """Make the folder of coloured icons: style sheets take images only from files.
+
+    It is deleted with this process; that of a killed one is swept by the next.
+    """
+    folder = _at_exit.enter_context(temporary_folder(None))
+    QDir.setSearchPaths("indicators", [str(folder)])
     return folder
 
 
 def _write_indicators(colours: Theme) -> None:
-    folder = Path(_indicator_folder().path())
+    folder = _indicator_folder()
     for name, colour in INDICATORS.items():
         target = folder / f"{name}-{colours.name}.svg"
         target.write_text(_svg(name, getattr(colours, colour)), encoding="utf-8")

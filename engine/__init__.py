@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         TuneStarted,
         Unload,
     )
-    from engine.files import sweep_temporaries, tandem_folder
+    from engine.files import sweep_temporaries, tandem_folder, temporary_folder
     from engine.generation.results import (
         ContextShifted,
         Finished,
@@ -334,6 +334,7 @@ __all__ = [
     "speed_of",
     "sweep_temporaries",
     "tandem_folder",
+    "temporary_folder",
     "token_work",
     "tune",
     "tune_kernels",
@@ -374,7 +375,7 @@ _HOME = {
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
-    "files": ("sweep_temporaries", "tandem_folder"),
+    "files": ("sweep_temporaries", "tandem_folder", "temporary_folder"),
     "host": ("EngineHost", "ThreadHost"),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),
