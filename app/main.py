@@ -27,6 +27,7 @@ from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, chosen_host
 from app.process.gc_timer import GarbageCollector
 from app.process.signals import SignalWatch
+from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
 from app.side_panels import SidePanels
 from app.split.presenter import SplitPresenter
@@ -119,6 +120,7 @@ class Shell(QObject):
         self.save()
         self._engine_timer.stop()
         self._devices_job.close()
+        self.sweeper.close()
         self.poller.stop()
         self.split.stop()
         self.side_panels.close()
@@ -197,6 +199,7 @@ class Shell(QObject):
         self._devices_job = LatestJob("tandem-devices", self)
         self._devices_job.done.connect(self._on_devices)
         self.garbage = GarbageCollector(self._is_idle, self)
+        self.sweeper = Sweeper((paths.chat_caches_dir(), paths.settings_file().parent), self)
         self.crashes = CrashReporter(self)
 
     def _make_presenters(self) -> None:
@@ -229,6 +232,8 @@ class Shell(QObject):
         self.client.finished.connect(self._on_finished)
         self.client.state_changed.connect(self._on_state)
         self.client.ready.connect(self.garbage.settle)
+        for signal in (self.client.ready, self.client.loaded):  # one that died is loaded anew
+            signal.connect(self.sweeper.sweep)
 
     def _wire_window(self) -> None:
         window = self.window
