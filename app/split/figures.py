@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from app.split.settings import SplitSettings
 from app.units import percent_text, size_text, spoken_size
-from engine import DeviceInfo, DevicePlan, DeviceSnapshot, MemoryUse, ModelLoaded, Plan
+from engine import DeviceInfo, DevicePlan, DeviceSnapshot, Evaluation, MemoryUse, ModelLoaded, Plan
 
 BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
 """Parts of device names that are left out of short names."""
@@ -29,6 +29,8 @@ class RowFigures:
         name: name of the device, without its brand.
         asked: share that the person asked for, 0 to 1.
         effective: share that the plan reaches, 0 to 1; None without a plan.
+        blocks: numbers of the rank's blocks, where whole blocks are shared out; else none.
+        of_weights: part of all bytes of weights that the rank holds, 0 to 1.
         total: memory of the device.
         memory: memory that the plan needs for this rank, by kind.
         siblings: (colour, bytes) of each other rank on the same device.
@@ -54,6 +56,8 @@ class RowFigures:
     siblings: tuple[tuple[int, int], ...]
     outside: int
     free: int
+    blocks: tuple[int, ...] = ()
+    of_weights: float = 0.0
     sensors: str = ""
     overhead: int = 0
     guests: int = 0
@@ -89,6 +93,7 @@ class FigureInputs:
         snapshots: latest readings by device id.
         outside: bytes in use by anything but the model, by device id.
         by_rank: entries of the plan by index of the rank in the settings.
+        blocks: numbers of the blocks of each rank of the plan, where whole blocks are shared out.
         overhead: bytes that using a device takes by itself, by device id.
         slots: slots of GPUs in words, such as "PCIe 4 ×16", by device id.
     """
@@ -97,6 +102,7 @@ class FigureInputs:
     snapshots: Mapping[str, DeviceSnapshot] = field(default_factory=dict)
     outside: Mapping[str, int] = field(default_factory=dict)
     by_rank: Mapping[int, DevicePlan] = field(default_factory=dict)
+    blocks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     overhead: Mapping[str, int] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,6 +122,15 @@ def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, Device
         if place is not None:
             found[place] = taker
     return found
+
+
+def blocks_by_rank(
+    settings: SplitSettings, evaluation: Evaluation | None
+) -> dict[int, tuple[int, ...]]:
+    """Return the blocks of each rank of a plan, in the modes that share out whole blocks."""
+    if evaluation is None or settings.mode not in ("layer", "groups"):
+        return {}
+    return {d.rank: evaluation.split.blocks_of(d.rank) for d in evaluation.plan.devices}
 
 
 def row_figures(settings: SplitSettings, inputs: FigureInputs) -> list[RowFigures]:
@@ -157,6 +172,8 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         is_on=is_on,
         asked=settings.shares[index],
         effective=planned.effective if planned else None,
+        blocks=inputs.blocks.get(planned.rank, ()) if planned else (),
+        of_weights=_of_weights(inputs, planned),
         total=device.total_bytes,
         memory=memory,
         siblings=siblings,
@@ -171,6 +188,11 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         note=device.note,
     )
     return replace(figures, free=device.total_bytes - outside - figures.taken - reserve)
+
+
+def _of_weights(inputs: FigureInputs, planned: DevicePlan | None) -> float:
+    total = sum(other.memory.weights for other in inputs.by_rank.values())
+    return planned.memory.weights / total if planned is not None and total else 0.0
 
 
 def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> int:
@@ -259,15 +281,31 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
 
 
 def share_text(row: RowFigures) -> str:
-    """Return "asked 45.8 · gets 46.9 %", without a plan only what was asked for."""
+    """Return "asked 45.8 · gets 46.9 %", without a plan only what was asked for.
+
+    Where whole blocks are shared out, it is "blocks 0-11 · 31.6 % of bytes": a share of blocks
+    and one of bytes would not be the same number.
+    """
     if row.is_taker and row.effective is not None:
         return f"gets {percent_text(row.effective)} %"
     if not row.is_on:
         return ""
+    if row.blocks:
+        return f"{blocks_text(row.blocks)} · {percent_text(row.of_weights)} % of bytes"
     asked = f"asked {percent_text(row.asked)}"
     if row.effective is None:
         return f"{asked} %"
     return f"{asked} · gets {percent_text(row.effective)} %"
+
+
+def blocks_text(blocks: Sequence[int]) -> str:
+    """Return the numbers of blocks in order as "blocks 0-11, 14"."""
+    runs: list[tuple[int, int]] = []
+    for number in blocks:
+        first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
+        runs.append((first, number))
+    names = ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
+    return f"{'block' if len(blocks) == 1 else 'blocks'} {names}"
 
 
 def kinds_of(row: RowFigures) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.split.figures import (
     FigureInputs,
+    blocks_by_rank,
     outside_bytes,
     plan_by_rank,
     rank_colour,
@@ -311,6 +312,7 @@ class SplitState:
             snapshots={snapshot.device: snapshot for snapshot in self._snapshots},
             outside=self._outside,
             by_rank=plan_by_rank(self.settings, plan),
+            blocks=blocks_by_rank(self.settings, evaluation),
             overhead=plan.overhead() if plan else {},
             slots=self.speed.machine.slots,
         )

@@ -90,6 +90,10 @@ class ModelSplit:
         """Ranks that have a slice of any block."""
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
+    def blocks_of(self, rank: int) -> tuple[int, ...]:
+        """Return the numbers of the blocks of which a rank has a slice."""
+        return tuple(number for number, block in enumerate(self.blocks) if rank in block.group)
+
     @property
     def holders(self) -> tuple[int, ...]:
         """Ranks that have a slice of anything; the others hold and compute nothing."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from app.split.figures import (
     FigureInputs,
     RowFigures,
+    blocks_text,
     kinds_of,
     outside_bytes,
     plan_by_rank,
@@ -18,7 +20,8 @@ from app.split.figures import (
     short_name,
     shortages,
 )
-from app.split.settings import SplitSettings, default_settings
+from app.split.settings import Mode, SplitSettings, default_settings
+from app.split.state import SplitState
 from app.units import (
     context_text,
     rate_text,
@@ -37,7 +40,10 @@ from engine import (
     ModelInfo,
     ModelLoaded,
     Plan,
+    Planner,
+    read_model_info,
 )
+from tests.helpers.tiny_gguf import tiny_gguf
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "AMD EPYC 9V74 80-Core Processor", 32 * GIB, 24 * GIB, n_cores=8)
@@ -226,3 +232,32 @@ def test_a_reserve_leaves_less_and_is_named() -> None:
     ]
     (row,) = rows_of(split.with_reserve("cpu", 30 * GIB))
     assert shortages([row]) == ["CPU: 10.0 GiB needed, none available after keeping 30.0 GiB free."]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [((3,), "block 3"), ((0, 1), "blocks 0-1"), ((0, 1, 2, 7, 9, 10), "blocks 0-2, 7, 9-10")],
+)
+def test_blocks_are_named_by_their_runs(blocks: tuple[int, ...], text: str) -> None:
+    assert blocks_text(blocks) == text
+
+
+@pytest.mark.parametrize("mode", ["layer", "groups"])
+def test_layers_are_told_as_blocks_and_bytes(tmp_path: Path, mode: Mode) -> None:
+    """A share of blocks and one of bytes are not the same: the head lies on the last rank."""
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=5, n_head_kv=2)
+    info = read_model_info(path)
+    state = SplitState(Planner)
+    state.set_devices([CPU])
+    state.set_model(info)
+    state.change(state.settings.with_cpu_ranks(2).with_mode(mode).with_weights([0.4, 0.6]))
+    state.change(state.settings.with_joined(1, False))
+    rows = state.picture().rows
+    assert [row.blocks for row in rows] == [(0, 1), (2, 3, 4)]
+    weights = [row.memory.weights for row in rows]
+    parts = [f"{100 * part / sum(weights):.1f}" for part in weights]
+    assert [share_text(row) for row in rows] == [
+        f"blocks 0-1 · {parts[0]} % of bytes", f"blocks 2-4 · {parts[1]} % of bytes",
+    ]  # fmt: skip
+    state.change(state.settings.with_mode("tensor"))
+    assert share_text(state.picture().rows[0]).startswith("asked 40.0 · gets ")
