@@ -18,6 +18,7 @@ from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
 from engine.json_file import cache_folder
 from engine.measuring.benchmark import BenchTest
+from engine.measuring.other_load import other_load
 from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
 from engine.planning.search.results import Sample, Trial, TuneResult, best_of, reason_for_best
@@ -163,6 +164,7 @@ class Tuning:
         self._planner, self._params, self._forecaster = planner, params, forecaster
         self._goal, self._budget_s = goal, budget_s
         self._plan: TunePlan | None = None
+        self._others: tuple[tuple[str, float], ...] = ()
 
     def prepare(
         self, held: dict[str, int] | None = None, modes: Sequence[str] = SPLIT_MODES
@@ -199,6 +201,7 @@ class Tuning:
         self, model: TrialModel, on_progress: Callable[[TuneProgress], None], file: TuneFile | None
     ) -> TuneResult:
         """Search until the end, or until it is cancelled; store and return the result."""
+        self._others = other_load(self._params.all_devices)
         begun, plan = time.perf_counter(), self.plan
         clock = TrialBudget(plan.estimate.budget_s, plan.estimate.trial_s)
         n_done = 0
@@ -235,6 +238,7 @@ class Tuning:
             seconds=seconds,
             is_complete=search.is_complete,
             when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            others=self._others,
         )
 
     def _learn(self, result: TuneResult, size: TrialSize) -> None:

@@ -112,5 +112,6 @@ def result_text(result: TuneResult) -> str:
     winner = result.winner
     if winner is None:
         return "No split could be run. " + result.reason
-    text = f"Best is {trial_text(winner)}. {result.reason}"
-    return text if result.is_complete else f"{text} The search ended early."
+    ended = "" if result.is_complete else "The search ended early."
+    parts = (f"Best is {trial_text(winner)}.", result.reason, result.note, ended)
+    return " ".join(filter(None, parts))

@@ -130,7 +130,7 @@ def _started(estimate: TuneEstimate) -> None:
 
 
 def _stepped(step: TuneProgress) -> None:
-    best = f", the best so far {step.best.decode_ts:.1f} t/s" if step.best else ""
+    best = f", the best so far {_shares(step.best)}" if step.best else ""
     where = f"{','.join(step.trial.devices)} {_shares(step.trial)}"
     note_progress(f"{step.n_done} of {step.n_trials}: {where}{best} …")
 
@@ -172,7 +172,7 @@ def text(result: TuneResult, winner: Trial) -> str:
     lines = [table(HEADERS, [_row(trial, trial is winner) for trial in trials], RIGHT), ""]
     if not result.is_complete:
         lines.append("The search ended early; this is the best so far.")
-    lines.append(result.reason)
+    lines += filter(None, (result.reason, result.note))
     samples = [trial.sample for trial in trials if trial.sample is not None]
     if reasons := list(dict.fromkeys(f.sentence for sample in samples for f in sample.fallbacks)):
         lines += ["Some were slower than they could be:", *reasons]
@@ -187,8 +187,12 @@ def _row(trial: Trial, is_winner: bool) -> tuple[str, ...]:
         return (",".join(trial.devices), mode, _shares(trial), "-", "-", expected, trial.problem)
     prefill = f"{trial.prefill_ts:.0f} ± {percent(trial.prefill_spread)}"
     decode = f"{trial.decode_ts:.1f} ± {percent(trial.decode_spread)}"
-    marks = ["fastest"] * is_winner + ["slower than it could be"] * bool(trial.sample.fallbacks)
-    mark = ", ".join(marks)
+    marks = {
+        "fastest": is_winner,
+        "measured in turns": trial.is_final,
+        "slower than it could be": bool(trial.sample.fallbacks),
+    }
+    mark = ", ".join(mark for mark, applies in marks.items() if applies)
     return (",".join(trial.devices), mode, _shares(trial), prefill, decode, expected, mark)
 
 

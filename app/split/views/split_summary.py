@@ -83,7 +83,8 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
     if speed.error is not None:
         side = "high" if speed.error >= 0 else "low"
         off = signed_percent_text(abs(speed.error)).removeprefix("+")
-        yield f"The prediction for the last answer was {off} too {side}."
+        expected = rate_text(speed.expected)
+        yield f"Before the last answer, {expected} tok/s were predicted for it, {off} too {side}."
     if speed.forecast is not None:
         yield f"Prompts: {rate_text(speed.forecast.prefill.tokens_per_s)} tok/s."
         if speed.is_simulated:

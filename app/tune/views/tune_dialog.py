@@ -36,7 +36,7 @@ ASK_MS: Final = 250
 """Milliseconds from a change of the time limit to a new estimate."""
 SHOWN_MS: Final = 60
 """Milliseconds from opening to the first estimate: it holds Python's lock, which painting needs."""
-HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Overall tok/s")
+HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Overall tok/s", "Measured")
 COUNTING: Final = "Planning the search …"
 
 
@@ -327,6 +327,6 @@ class TuneDialog(QDialog):
 def _row_texts(trial: Trial, point: Point, goal: Goal, *, is_best: bool) -> tuple[str, ...]:
     text = f"Best · {point.text}" if is_best else point.text
     if not point.can_run:
-        return text, "–", "–", "cannot run"
+        return text, "–", "–", "cannot run", ""
     rates = (trial.prefill_ts, trial.decode_ts, request_rate(trial, goal))
-    return text, *(f"{rate:.1f}" for rate in rates)
+    return text, *(f"{rate:.1f}" for rate in rates), "in turns" if trial.is_final else "once"

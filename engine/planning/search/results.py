@@ -175,6 +175,7 @@ class TuneResult:
         seconds: duration of the search.
         is_complete: whether the search ended by itself, not by time or cancellation.
         when: its end in UTC, as in ISO 8601.
+        others: (device, load in percent) of devices that other programs used when it began.
     """
 
     model_name: str
@@ -189,11 +190,40 @@ class TuneResult:
     seconds: float = 0.0
     is_complete: bool = True
     when: str = ""
+    others: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def note(self) -> str:
+        """Sentences on how far the speeds can be compared; "" if there is nothing to say."""
+        return " ".join(filter(None, (_note_on_rounds(self), _note_on_others(self.others))))
 
     @property
     def winner(self) -> Trial | None:
         """Best trial; None if none could run."""
         return None if self.best is None else self.trials[self.best]
+
+
+def _note_on_rounds(result: TuneResult) -> str:
+    """Return why a trial that looks faster than the winner is not it."""
+    winner = result.winner
+    if winner is None or len(_compared(result.trials)) == len(_ran(result.trials)):
+        return ""
+    if all(trial.decode_ts <= winner.decode_ts for trial in result.trials):
+        return ""
+    return (
+        "Only splits that were measured in turns at the end are compared: speeds of one run"
+        " vary with what else the machine does."
+    )
+
+
+def _note_on_others(others: Sequence[tuple[str, float]]) -> str:
+    if not others:
+        return ""
+    used = " and ".join(f"{device_name(device)} ({load:.0f} %)" for device, load in others)
+    return (
+        f"Other programs used {used} when the search began, so these speeds may be lower than"
+        " they could be."
+    )
 
 
 LEAST_DIFFERENCE = 0.02
@@ -217,9 +247,13 @@ def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
 
 def _compared(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials measured in turn, if there are several, else all that ran."""
-    ran = [trial for trial in trials if trial.sample is not None]
+    ran = _ran(trials)
     final = [trial for trial in ran if trial.is_final]
     return final if len(final) > 1 else ran
+
+
+def _ran(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.sample is not None]
 
 
 def difference(trial: Trial, goal: Goal) -> float:

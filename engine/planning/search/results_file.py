@@ -159,6 +159,8 @@ def result_from(document: object, path: str) -> TuneResult | None:
             for region in values["regions"]
         )
         values["trials"] = tuple(_trial(trial, path) for trial in values["trials"])
+        others = values.pop("others", ())  # files of earlier versions have none
+        values["others"] = tuple((str(device), float(load)) for device, load in others)
         result = TuneResult(**values)
         return result if _is_sound(result) else None
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):

@@ -164,7 +164,10 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Wir
     shown_texts = texts(panel)
     assert "61.8" in shown_texts
     assert "predicted at token 150" in shown_texts
-    assert "The prediction for the last answer was" in shown_texts
+    expected = panel.session._state.speed.expected
+    off = abs(expected / 61.84 - 1)
+    assert f"Before the last answer, {expected:.1f} tok/s were predicted for it" in shown_texts
+    assert f"{100 * off:.1f} % too" in shown_texts, "of what that sentence says, not of the figure"
     assert shown_texts.count("+1.0 %") == 3
     panel.rows[0].number.setValue(20)
     settle()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
@@ -116,7 +118,7 @@ def test_what_does_not_fit_is_shaded_and_marked(dialog: TuneDialog) -> None:
     (shade,) = dialog.plot._shades()
     assert shade.getRegion() == pytest.approx((90, 100))
     assert "does not fit" in dialog.plot.legend.text()
-    assert rows(dialog)[-1][1:] == ["–", "–", "cannot run"]
+    assert rows(dialog)[-1][1:] == ["–", "–", "cannot run", ""]
     model = dialog.table.model()
     why = model.index(model.rowCount() - 1, 0).data(Qt.ItemDataRole.ToolTipRole)
     assert "8.00 GiB are needed" in why
@@ -203,3 +205,18 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 def test_regions_are_shaded_before_a_search_too(dialog: TuneDialog) -> None:
     dialog.show_estimate(ESTIMATE, [REGION])
     assert len(dialog.plot._shades()) == 1
+
+
+def test_what_is_compared_is_marked_and_a_faster_run_is_explained(
+    dialog: TuneDialog, qtbot: QtBot
+) -> None:
+    """A run that looked faster, but was not measured in turns with the others, is not the best."""
+    finals = tuple(replace(TRIALS[at], is_final=True) for at in (0, 1))
+    found = replace(result((*finals, *TRIALS[2:]), best=0), others=(("cuda:1", 45.0),))
+    run(dialog)
+    dialog.finish(found)
+    assert [row[-1] for row in rows(dialog)] == ["in turns"] * 2 + ["once"] * 3 + [""]
+    text = dialog.outcome.text()
+    assert "Only splits that were measured in turns at the end are compared" in text
+    assert "Other programs used GPU 1 (45 %) when the search began" in text
+    assert not result().note, "all were measured alike, and nobody else was at work"

@@ -174,7 +174,7 @@ def result(path: str = "m", model_hash: str = "ab") -> TuneResult:
     trials = (one, both, full)
     return TuneResult(
         "Model", model_hash, 64, "A + B", CHAT, trials, (region,), 0, reason_for_best(trials, CHAT),
-        12.5, False, "2026-03-01T12:00:00Z",
+        12.5, False, "2026-03-01T12:00:00Z", (("cpu", 20.5),),
     )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def test_results_are_kept_for_each_model_context_and_machine(tmp_path: Path) -> 
     "change",
     [
         {"best": 7}, {"trials": [{}]}, {"goal": 3}, {"n_ctx": "x"}, {"regions": [[]]}, {"new": 1},
-        {"reason": None},
+        {"reason": None}, {"others": [["cpu"]]},
     ],
 )  # fmt: skip
 def test_damaged_results_are_forgotten(tmp_path: Path, change: dict[str, object]) -> None:
@@ -205,6 +205,12 @@ def test_damaged_results_are_forgotten(tmp_path: Path, change: dict[str, object]
     assert result_from({**good, **change}, "m") is None
     (tmp_path / "t.json").write_text(json.dumps({"results": [{**good, **change}, good, 5]}))
     assert TuneFile(tmp_path / "t.json").find("ab", 64, "A + B", "chat", "m") == result()
+
+
+def test_results_of_versions_that_did_not_watch_others_are_read() -> None:
+    old = json.loads(json.dumps(result_document(result())))
+    del old["others"]
+    assert result_from(old, "m") == replace(result(), others=())
 
 
 def test_what_a_cache_holds_teaches_nothing_about_larger_models(
