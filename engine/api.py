@@ -23,7 +23,7 @@ from engine.config import LoadParams, PeerMode, SamplingParams
 from engine.errors import Cancelled, EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
 from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.generation.generate import Generation
+from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.occupancy import AnswerStream, Occupancy
 from engine.generation.prompts import Prompt, Prompts
 from engine.generation.results import ContextShifted, GenerationEvent
@@ -277,26 +277,33 @@ class Model:
     def _chat_events(
         self, request: Generate, is_cancelled: IsCancelled
     ) -> Iterator[GenerationEvent]:
+        stops = self.chat_template.stop_strings  # a plain template has no end token of its own
+        sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
+        begun: Sequence[int] = ()
+        if request.continue_last and request.messages:
+            text = request.messages[-1].content
+            begun = fitting_tokens(request.begun, text, self.tokenizer, sampling.stop)
         prompt = self._prompts.chat(
             request.messages,
             self.n_ctx,
             continue_last=request.continue_last,
             is_shortened=request.sampling.on_overflow == "shift",
+            begun=begun,
         )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
-        stops = self.chat_template.stop_strings  # a plain template has no end token of its own
-        sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        yield from self._run(prompt, sampling, is_cancelled, request.timed_every)
+        yield from self._run(prompt, sampling, is_cancelled, request.timed_every, begun)
 
     def _run(
-        self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled, timed_every: int
-    ) -> Iterator[GenerationEvent]:
+        self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled, timed_every: int,
+        begun: Sequence[int] = (),
+    ) -> Iterator[GenerationEvent]:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
         generation = Generation(
-            self._session, self._prompts.found, params, prompt.n_keep, is_cancelled, timed_every
-        )
+            self._session, self._prompts.found, params, prompt.n_keep, is_cancelled, timed_every,
+            begun,
+        )  # fmt: skip
         yield from generation.run(prompt.ids)
 
     def resplit(

@@ -218,6 +218,9 @@ class Generate:
 
     Attributes:
         continue_last: whether the last message is the assistant's and is continued.
+        begun: ids of the tokens that the answer to continue has had so far, from `TokenText`, so
+            that it goes on from exactly these; its text counts where they do not spell it, or
+            there are none. `SamplingParams.max_tokens` counts them.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
     """
 
@@ -225,6 +228,7 @@ class Generate:
     prompt: str | None = None
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 frozen, so one shared default is safe
     continue_last: bool = False
+    begun: tuple[int, ...] = ()
     timed_every: int = TIMED_EVERY
 
 

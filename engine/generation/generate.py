@@ -64,6 +64,17 @@ class StopMatcher:
         return 0
 
 
+def fitting_tokens(
+    ids: Sequence[int], text: str, tokenizer: Tokenizer, stops: Sequence[str]
+) -> tuple[int, ...]:
+    """Return `ids` if an answer of these tokens has shown exactly `text` so far; else none."""
+    if not all(0 <= token < tokenizer.n_vocab for token in ids):
+        return ()
+    decoder, stop = tokenizer.stream(), StopMatcher(stops)
+    shown = "".join(stop.feed(decoder.feed(token))[0] for token in ids)
+    return tuple(ids) if shown == text else ()
+
+
 class Generation:
     """One answer of a model, from its prompt to its end.
 
@@ -72,6 +83,7 @@ class Generation:
         n_keep: number of tokens at the start of the prompt that a context shift never drops.
         is_cancelled: asked before each token and each batch of the prompt.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
+        begun: tokens at the end of the prompt that an earlier part of this answer has had.
     """
 
     def __init__(
@@ -82,6 +94,7 @@ class Generation:
         n_keep: int,
         is_cancelled: Callable[[], bool],
         timed_every: int = 0,
+        begun: Sequence[int] = (),
     ) -> None:
         self._session = session
         self._params = params
@@ -95,6 +108,9 @@ class Generation:
         self._never = list(tokenizer.never_ids) if tokenizer else []
         self._pending: list[int] = []
         self._is_stopped = False
+        for token in begun:  # leave half a character, or half a stop string, where it was
+            self._stop.feed(self._decoder.feed(token) if self._decoder else "")
+        self._most = params.max_tokens - len(begun)
         self._turn = self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
@@ -142,7 +158,7 @@ class Generation:
         Args:
             found: the first token, or the logits to sample it from.
         """
-        while self._n_sampled < self._params.max_tokens:
+        while self._n_sampled < self._most:
             if self._is_cancelled():
                 return "cancelled"
             token = self._token_from(found)
@@ -155,7 +171,7 @@ class Generation:
             is_stopped = yield from self._emit(self._decoder.feed(token) if self._decoder else "")
             if is_stopped:
                 return "stop"
-            if self._n_sampled == self._params.max_tokens:
+            if self._n_sampled == self._most:
                 break
             self._session.check_turn(self._turn)
             if self._session.is_full:
@@ -169,7 +185,7 @@ class Generation:
 
     def _next(self, token: int) -> Generator[GenerationEvent, None, int | Logits]:
         """Compute a token; return the next one, or the logits to sample it from."""
-        n_left = self._params.max_tokens - self._n_sampled
+        n_left = self._most - self._n_sampled
         wanted = (token, self._sampler, self._never, n_left, self._turn)
         if not self._timed_every or self._n_sampled % self._timed_every:
             return self._session.follow(*wanted)

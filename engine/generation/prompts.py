@@ -94,8 +94,9 @@ class Prompts:
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
     def chat(
-        self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool
-    ) -> Prompt:
+        self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
+        begun: Sequence[int] = (),
+    ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
         Args:
@@ -103,6 +104,7 @@ class Prompts:
             is_shortened: whether to drop the oldest messages, so that the prompt fits `n_ctx`
                 tokens and an eighth of the context is left for the answer; where the answer that
                 is continued is too long by itself, its beginning is dropped as well.
+            begun: tokens of the answer that is continued, which replace its text.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
@@ -110,13 +112,20 @@ class Prompts:
         if not turns:
             raise PromptError("There is no message to answer.", "Write something first.")
         messages = list(turns)
-        ids = self._encode_chat(messages, continue_last=continue_last)
+
+        def encode() -> list[int]:
+            if not begun:
+                return self._encode_chat(messages, continue_last=continue_last)
+            question = [*messages[:-1], _with_text(messages[-1], "")]
+            return [*self._encode_chat(question, continue_last=True), *begun]
+
+        ids = encode()
         if not is_shortened:
             return Prompt(ids)
         n_before, n_last = len(ids), 1 + continue_last
         most = n_ctx - max(1, n_ctx // 8) - 1
         while len(ids) > most and _drop_oldest(messages, n_last):
-            ids = self._encode_chat(messages, continue_last=continue_last)
+            ids = encode()
         if continue_last and len(ids) > most:
             ids = self._without_beginning(messages, ids, most)
         n_system = self._n_system(messages, ids, continue_last=continue_last)

@@ -198,6 +198,36 @@ def test_continuing_writes_on_the_last_message(model: Model) -> None:
     assert "[user]a[assistant]b" in model.tokenizer.decode(model._session.ids)
 
 
+@pytest.mark.parametrize("n_events", [1, 4, 9])
+def test_an_answer_that_broke_off_goes_on_from_its_tokens(model: Model, n_events: int) -> None:
+    """Its text alone would be cut into other tokens; here it has characters cut in half, too."""
+    question = ChatMessage("user", "a")
+    stops = ("never", "\u2028")
+    sampling = replace(GREEDY, max_tokens=24, stop=stops)
+    whole = list(model.answer(Generate((question,), sampling=sampling)))
+    said = [event for event in whole if isinstance(event, TokenText)]
+    begun, text = ids_of(said[:n_events]), text_of(said[:n_events])
+    assert 0 < len(begun) < 24
+    turns = (question, ChatMessage("assistant", text))
+    request = Generate(turns, sampling=sampling, continue_last=True, begun=tuple(begun))
+    rest = list(model.answer(request))
+    assert text + text_of(rest) == text_of(whole)
+    assert begun + ids_of(rest) == ids_of(whole)
+    assert finish(rest).reason == "length"
+    assert finish(rest).usage.completion_tokens == 24 - len(begun)
+
+
+@pytest.mark.parametrize("begun", [(5, 6, 7), (10**9,), (-1,)], ids=str)
+def test_tokens_that_are_not_the_answers_text_are_not_used(
+    model: Model, begun: tuple[int, ...]
+) -> None:
+    """So is an answer that somebody has edited."""
+    turns = (ChatMessage("user", "a"), ChatMessage("assistant", "b"))
+    request = Generate(turns, sampling=GREEDY, continue_last=True, begun=begun)
+    assert finish(list(model.answer(request))).usage.completion_tokens == GREEDY.max_tokens
+    assert "[user]a[assistant]b" in model.tokenizer.decode(model._session.ids)
+
+
 def test_an_answer_longer_than_the_context_is_continued_from_its_end(model: Model) -> None:
     """The question stays, and half of the room is left for more of the answer."""
     answer = "".join(chr(ord("a") + n % 26) for n in range(100))
