@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import threading
 import time
@@ -25,7 +26,9 @@ class AnswerWatch:
     """A thread that kills a process if the `with` block takes too long or too much memory.
 
     A thread rather than timeouts of reads: a process that is stopped does not read either, and
-    pipes have no timeouts on Windows.
+    pipes have no timeouts on Windows. Nobody waits for the thread: without memory for its first
+    step it ends unseen, and `threading.Thread.start` would wait for that step for ever. Then the
+    process ends by itself, later, see `engine.templates.program`.
 
     Args:
         seconds: time that the block may take.
@@ -41,29 +44,33 @@ class AnswerWatch:
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._is_done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="tandem-templates", daemon=True)
+        self._looking = threading.Lock()
 
     def __enter__(self) -> AnswerWatch:
-        self._thread.start()
+        _thread.start_new_thread(self._look, ())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._is_done.set()
-        self._thread.join()
+        with self._looking:  # the thread does nothing more
+            pass
 
     def _look(self) -> None:
         """Look at the process until the block is done; the thread's function."""
         deadline = time.monotonic() + self._seconds
         while not self._is_done.wait(LOOK_S):
-            if time.monotonic() > deadline:
-                self.excess = Excess.TIME
-            elif _memory_of(self._process.pid) > self._max_bytes:
-                self.excess = Excess.MEMORY
-            if self.excess:
-                self._process.kill()
-                return
+            with self._looking:
+                if self._is_done.is_set():
+                    return
+                if time.monotonic() > deadline:
+                    self.excess = Excess.TIME
+                elif _memory_of(self._process.pid) > self._max_bytes:
+                    self.excess = Excess.MEMORY
+                if self.excess:
+                    self._process.kill()
+                    return
 
 
 def _memory_of(pid: int) -> int:

@@ -203,6 +203,34 @@ def test_the_process_ends_with_the_one_that_started_it(source: str, seconds: flo
     assert wait_until(lambda: is_gone(pid), seconds)
 
 
+WITHOUT_MEMORY = """
+import resource, psutil
+from engine.templates.renderer import shared_renderer
+for _ in range(3):
+    shared_renderer.render("{{ 1 }}", {}, 2)
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms,) * 2)
+filled = []
+for size in (1 << 20, 1 << 16, 1 << 10, 64):
+    try:
+        while True:
+            filled.append(bytearray(size))
+    except MemoryError:
+        pass
+try:
+    shared_renderer.render("{{ 1 }}", {}, 2)
+finally:
+    filled.clear()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it limits memory as Linux does")
+def test_without_any_memory_nobody_waits_for_ever() -> None:
+    """CPython waits for a thread that got no memory for its first step."""
+    command = [sys.executable, "-c", WITHOUT_MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0 or "MemoryError" in done.stderr
+
+
 def test_opening_a_file_starts_the_process() -> None:
     """So that the first message does not wait for it; `prepare` does not either."""
     code = (
