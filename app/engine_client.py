@@ -107,7 +107,7 @@ class EngineClient(QObject):
     token_times = Signal(object)  # TokenTimes of one token in every few
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
-    lost = Signal()  # a failure has ended the loaded model
+    lost = Signal(object, object)  # EngineError that has ended the loaded model, its ModelLoaded
     fallbacks_changed = Signal(object)  # tuple of Fallback: what makes the GPUs slower from now on
 
     _woken = Signal()
@@ -122,6 +122,7 @@ class EngineClient(QObject):
         self._load_number = self._answer_number = self._unload_number = -1
         self._resplit_number = self._tune_number = -1
         self._state_numbers: set[int] = set()
+        self._answer_ids: list[int] = []
         self._model: ModelLoaded | None = None
         self._state = EngineState.EMPTY
         self._rate = TokenRate()
@@ -139,6 +140,11 @@ class EngineClient(QObject):
     def model(self) -> ModelLoaded | None:
         """The loaded model, if any; it stays while another model is being loaded."""
         return self._model
+
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        """The tokens of the last answer so far, with those that it began with."""
+        return tuple(self._answer_ids)
 
     @Slot()
     def start(self) -> None:
@@ -184,12 +190,21 @@ class EngineClient(QObject):
         sampling: SamplingParams,
         *,
         continue_last: bool = False,
+        begun: Sequence[int] = (),
     ) -> None:
-        """Answer `messages`; remaining events of an earlier answer are dropped."""
+        """Answer `messages`; remaining events of an earlier answer are dropped.
+
+        Args:
+            continue_last: whether the last message is the assistant's and is continued.
+            begun: the tokens of that message, if they are known.
+        """
         host = self._running()
         if self._answer_number >= 0:
             host.cancel()
-        command = Generate(tuple(messages), sampling=sampling, continue_last=continue_last)
+        self._answer_ids = list(begun)
+        command = Generate(
+            tuple(messages), sampling=sampling, continue_last=continue_last, begun=tuple(begun)
+        )
         self._answer_number = host.submit(command)
         self._rate = TokenRate()
         self._settle()
@@ -254,6 +269,7 @@ class EngineClient(QObject):
             if isinstance(event.event, TokenText) and event.generation == self._answer_number:
                 texts.append(event.event.text)
                 self._rate.count(len(event.event.ids))
+                self._answer_ids += event.event.ids
             else:
                 self._send_text(texts)
                 self._dispatch(event.generation, event.event)
@@ -283,6 +299,14 @@ class EngineClient(QObject):
             texts.clear()
 
     def _dispatch(self, number: int, event: Event) -> None:
+        """Emit the signals of an event; the last one, if it has ended a model, is `lost`."""
+        before = self._model
+        self._emit(number, event)
+        if isinstance(event, Failed) and event.is_model_lost and before is not None:
+            self._settle()
+            self.lost.emit(event.error, before)
+
+    def _emit(self, number: int, event: Event) -> None:
         if isinstance(event, EngineReady):
             self.ready.emit(event)
         elif isinstance(event, FallbacksChanged):
@@ -379,7 +403,6 @@ class EngineClient(QObject):
             self._note_model(event)
             self._settle()
             self.state_failed.emit(event.error)
-            self._tell_loss(event)
 
     def _on_answer_event(self, event: Event) -> None:
         if isinstance(event, PrefillProgress):
@@ -398,12 +421,6 @@ class EngineClient(QObject):
                 self.finished.emit(event)
             else:
                 self.failed.emit(event.error)
-                self._tell_loss(event)
-
-    def _tell_loss(self, event: Failed) -> None:
-        """Emit `lost` if a command that normally keeps the model has failed and cost it."""
-        if event.is_model_lost:
-            self.lost.emit()
 
     def _settle(self) -> None:
         """Derive the state from the running commands and the loaded model."""

@@ -28,6 +28,7 @@ from app.process.engine_place import MakeHost, chosen_host
 from app.process.gc_timer import GarbageCollector
 from app.process.signals import SignalWatch
 from app.process.sweeper import Sweeper
+from app.recovery import Recovery
 from app.settings import Settings, SettingsStore
 from app.side_panels import SidePanels
 from app.split.presenter import SplitPresenter
@@ -213,8 +214,13 @@ class Shell(QObject):
             self.session, self.client, views, self.settings, self.keep, self
         )
 
+        # last, as its notice of a lost model has a button where those of others have none
+        flush = self.chat_presenter.flush
+        self.recovery = Recovery(self.client, self.models, self.session, flush, self)
+
     def _wire(self) -> None:
-        for source in (self.model_presenter, self.chat_presenter, self.side_panels, self.crashes):
+        presenters = self.model_presenter, self.chat_presenter, self.side_panels
+        for source in (*presenters, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
@@ -222,7 +228,6 @@ class Shell(QObject):
         self.models.replacing.connect(self.chat_cache.leave)
         self.model_presenter.changed.connect(self.chat_presenter.show_context)
         self.models.selected.connect(self.side_panels.set_model)
-        self.side_panels.lost.connect(lambda: self.models.emptied.emit(self.models.info))
         self.models.loaded.connect(lambda loaded: self.monitor.set_ranks(loaded.params.all_devices))
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.poller.snapshots.connect(self.split.set_snapshots)

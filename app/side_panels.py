@@ -39,7 +39,6 @@ class SidePanels(QObject):
     """
 
     noticed = Signal(object)  # Notice
-    lost = Signal()  # a search has lost the model that was loaded
 
     def __init__(
         self, split: SplitSession, client: EngineClient, over: QWidget, parent: QObject
@@ -57,7 +56,6 @@ class SidePanels(QObject):
         self._applies = self._is_simulated = False
         self.find.clicked.connect(self._tune.open)
         self._tune.choosing.connect(self._apply_next)
-        self._tune.lost.connect(self.lost)
         self._plans.noticed.connect(self.noticed)
         self._links.measured.connect(split.read_speeds)
         split.pictured.connect(self._on_picture)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -20,6 +20,19 @@ from app.notice import Notice
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
 
 CANCELLED = AnswerStats("cancelled", 0, 0.0, 0.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CutAnswer:
+    """An answer that a failure has cut off.
+
+    Attributes:
+        ids: the tokens that it has had.
+    """
+
+    chat: Conversation
+    message: Message
+    ids: tuple[int, ...]
 
 
 class ChatSession(QObject):
@@ -57,6 +70,7 @@ class ChatSession(QObject):
         self.chats: list[Conversation] = []
         self.current = Conversation()
         self._answering: Conversation | None = None
+        self._cut_answer: CutAnswer | None = None
         self._first_text_at: float | None = None
         client.text.connect(self._on_text)
         client.finished.connect(self._on_finished)
@@ -71,6 +85,14 @@ class ChatSession(QObject):
     def damaged(self) -> list[DamagedChat]:
         """The files of the chats' folder that could not be read."""
         return self._store.damaged
+
+    @property
+    def cut_answer(self) -> CutAnswer | None:
+        """The last answer that a failure has cut off, while it can go on."""
+        cut = self._cut_answer
+        if cut is None or self._answering is not None or self._find(cut.chat.id) is not cut.chat:
+            return None
+        return cut if cut.chat.messages and cut.chat.messages[-1] is cut.message else None
 
     @property
     def is_answering_here(self) -> bool:
@@ -191,6 +213,12 @@ class ChatSession(QObject):
         self.opened.emit(self.current)
         self._begin(continue_last=True)
 
+    def resume(self) -> None:
+        """Go on with the answer that a failure has cut off, from its last token."""
+        if (cut := self.cut_answer) is not None:
+            self.open_chat(cut.chat.id)
+            self.go_on()
+
     def stop(self) -> None:
         if self._answering is not None:
             self._client.cancel()
@@ -257,14 +285,16 @@ class ChatSession(QObject):
         self.message_added.emit(len(self.current.messages) - 1)
 
     def _begin(self, *, continue_last: bool) -> None:
-        self._answering, self._first_text_at = self.current, None
+        cut = self.cut_answer
+        begun = cut.ids if continue_last and cut and cut.chat is self.current else ()
+        self._answering, self._first_text_at, self._cut_answer = self.current, None, None
         sampling = self._sampling()
         if self.current.drops_oldest:
             sampling = replace(sampling, on_overflow="shift")
         prompt = self.current.prompt(continue_last=continue_last)
         self.current.messages[-1].problem = ""
         self.answering.emit(self.current.id)
-        self._client.generate(prompt, sampling, continue_last=continue_last)
+        self._client.generate(prompt, sampling, continue_last=continue_last, begun=begun)
         self.busy_changed.emit(True)
 
     @Slot(str)
@@ -298,6 +328,7 @@ class ChatSession(QObject):
             self._close_answer(CANCELLED)
             return
         chat.messages[-1].problem = error.message
+        self._cut_answer = CutAnswer(chat, chat.messages[-1], self._client.answer_ids)
         self._close_answer(None)
         if isinstance(error, ContextOverflow) and not chat.drops_oldest:
             self._offer_shift(chat, error.message)

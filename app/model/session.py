@@ -67,7 +67,7 @@ class ModelSession(QObject):
         client.resplit_done.connect(self._on_resplit)
         client.resplit_failed.connect(self._on_resplit_failed)
         client.unloaded.connect(self._on_unloaded)
-        client.lost.connect(self._on_unloaded)
+        client.lost.connect(self._on_lost)
         client.fallbacks_changed.connect(self.fallbacks_changed)
 
     @property
@@ -101,6 +101,14 @@ class ModelSession(QObject):
         self.replacing.emit()
         self._client.load(params)
         self.loading.emit(self._info)
+
+    def load_again(self, loaded: ModelLoaded) -> None:
+        """Load a model that was lost as it was loaded, whatever is planned by now."""
+        if self._info != loaded.info:
+            self._info = loaded.info
+            self.selected.emit(loaded.info)
+        self._client.load(loaded.params)
+        self.loading.emit(loaded.info)
 
     def apply(self, params: LoadParams) -> None:
         """Change the split of the loaded model; the chat goes on."""
@@ -179,6 +187,10 @@ class ModelSession(QObject):
             return Notice.of(error)
         kept = f"{model.info.name} is still loaded."
         return Notice(error.message, f"{error.hint} {kept}".strip(), "error")
+
+    @Slot(object, object)
+    def _on_lost(self, _: EngineError, __: ModelLoaded) -> None:
+        self._on_unloaded()
 
     @Slot()
     def _on_unloaded(self) -> None:

@@ -76,7 +76,6 @@ class TunePresenter(QObject):
     """
 
     choosing = Signal()  # the winner is about to become the split, and should be applied
-    lost = Signal()  # the model that was loaded could not be restored
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class TunePresenter(QObject):
         super().__init__(parent)
         self._dialog, self._split, self._client = dialog, split, client
         self._estimate = estimate
-        self._had_model = self._is_searching = False
+        self._is_searching = False
         self._job = LatestJob("tandem-tune-plan", self)
         self._job.done.connect(self._on_estimate)
         self._job.failed.connect(dialog.fail)
@@ -129,7 +128,7 @@ class TunePresenter(QObject):
         except EngineError as error:
             self._dialog.fail(error)
             return
-        self._had_model, self._is_searching = self._client.model is not None, True
+        self._is_searching = True
         self._dialog.wait()
         self._client.tune(params, goal, budget_s)
 
@@ -182,5 +181,3 @@ class TunePresenter(QObject):
     def _on_failed(self, error: EngineError) -> None:
         self._is_searching = False
         self._dialog.fail(error)
-        if self._had_model and self._client.model is None:
-            self.lost.emit()

@@ -214,7 +214,7 @@ class FakeHost:
                 self.send(number, _finished("cancelled", n_done))
                 return
         if script.answer_error is not None:
-            self.send(number, Failed(script.answer_error))
+            self.send(number, Failed(script.answer_error, script.loses_model))
         else:
             self.send(number, _finished(script.reason, n_done))
 

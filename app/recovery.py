@@ -1,0 +1,99 @@
+"""The way back after a failure has cost the loaded model: one click loads it and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.chat.session import ChatSession
+from app.engine_client import EngineClient, EngineState, is_cancelled
+from app.model.session import ModelSession
+from app.notice import Notice
+from engine import EngineCrashed, EngineError, ModelLoaded
+
+
+class Recovery(QObject):
+    """The offer to load a lost model again, and to go on with the answer that was cut off.
+
+    Nothing is loaded without a click. Where the load fails as well, the offer stays.
+
+    Args:
+        flush: stores typed text, before another chat is opened.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: ModelSession,
+        chats: ChatSession,
+        flush: Callable[[], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._client, self._models, self._chats, self._flush = client, models, chats, flush
+        self._lost: ModelLoaded | None = None
+        self._is_wanted = False  # a click has started the load
+        client.lost.connect(self._on_lost)
+        client.loaded.connect(self._on_loaded)
+        client.unloaded.connect(self._forget)
+        for failure in (client.load_failed, client.resplit_failed, client.tune_failed):
+            failure.connect(self._on_failed)
+
+    @Slot(object, object)
+    def _on_lost(self, error: EngineError, lost: ModelLoaded) -> None:
+        self._lost = lost
+        self._offer(error)
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        """Offer again what this failure has not changed, or to try once more after a crash."""
+        self._is_wanted = False
+        if self._client.model is None and (self._lost or isinstance(error, EngineCrashed)):
+            self._offer(error)
+
+    def _offer(self, error: EngineError) -> None:
+        if is_cancelled(error) or self._client.state is EngineState.LOADING:
+            return
+        lost, selected = self._lost, self._models.info
+        if lost is None and selected is None:
+            return
+        is_former = lost is not None and selected is not None and selected.path != lost.info.path
+        action = "Load the former model" if is_former else "Load again"
+        if lost is not None and self._chats.cut_answer is not None:
+            action += " and go on"
+        self.noticed.emit(Notice(error.message, error.hint, "error", action, self._load))
+
+    def _load(self) -> None:
+        if self._client.state is EngineState.LOADING:
+            return
+        if self._client.model is not None:
+            self._go_on()
+            return
+        self._is_wanted = True
+        if self._lost is not None:
+            self._models.load_again(self._lost)
+        else:
+            self._models.load()
+
+    @Slot(object)
+    def _on_loaded(self, loaded: ModelLoaded) -> None:
+        lost, is_wanted = self._lost, self._is_wanted
+        self._forget()
+        if lost is None or (cut := self._chats.cut_answer) is None:
+            return
+        if is_wanted:
+            self._go_on()
+        elif loaded.info.path == lost.info.path:  # loaded by another button
+            what = f"An answer in “{cut.chat.shown_title}” was cut off."
+            self.noticed.emit(Notice(what, "", "info", "Go on", self._go_on))
+
+    def _go_on(self) -> None:
+        self._flush()
+        self._chats.resume()
+
+    @Slot()
+    def _forget(self) -> None:
+        self._lost, self._is_wanted = None, False
