@@ -78,7 +78,14 @@ if TYPE_CHECKING:
         TuneStarted,
         Unload,
     )
-    from engine.files import sweep_temporaries, tandem_folder, temporary_folder
+    from engine.files import (
+        atomic_write,
+        has_ended,
+        process_mark,
+        sweep_temporaries,
+        tandem_folder,
+        temporary_folder,
+    )
     from engine.generation.results import (
         ContextShifted,
         Finished,
@@ -297,6 +304,7 @@ __all__ = [
     "UnsupportedQuant",
     "Usage",
     "Way",
+    "atomic_write",
     "card_problems",
     "choose",
     "chosen_way",
@@ -305,6 +313,7 @@ __all__ = [
     "export_plan",
     "fastest_plan",
     "find_gpu_path",
+    "has_ended",
     "hidden_gpus",
     "import_plan",
     "inspect_model",
@@ -324,6 +333,7 @@ __all__ = [
     "parse_rig",
     "parse_target",
     "perplexity",
+    "process_mark",
     "prove_cards",
     "prove_links",
     "read_model_info",
@@ -375,7 +385,10 @@ _HOME = {
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
-    "files": ("sweep_temporaries", "tandem_folder", "temporary_folder"),
+    "files": (
+        "atomic_write", "has_ended", "process_mark", "sweep_temporaries", "tandem_folder",
+        "temporary_folder",
+    ),
     "host": ("EngineHost", "ThreadHost"),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),

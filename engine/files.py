@@ -24,8 +24,11 @@ HOME_VARIABLE = "TANDEM_HOME"
 """Environment variable that names one folder for all of Tandem's files: tests, portable use."""
 
 PREFIX = ".tandem-"
-TEMPORARY = re.compile(r"\.tandem-[^.]+\.(\d+)-(\d+)-([0-9a-f]{8})\.tmp")
-"""Names of temporaries: process, second of its start, mark of its machine."""
+MARK = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{8})")
+"""Marks of processes: number, second of the start, mark of the machine."""
+
+TEMPORARY = re.compile(r"\.tandem-[^.]+\.([^.]+)\.tmp")
+"""Names of temporaries, with the mark of the process that made them."""
 
 START_S = 2
 """Largest difference, in seconds, between two readings of when a process started."""
@@ -163,8 +166,8 @@ def sweep_temporaries(folder: Path) -> None:
     """
     with suppress(OSError):
         for path in folder.iterdir():
-            made_by = TEMPORARY.fullmatch(path.name)
-            if made_by and made_by[3] == _machine() and not _is_alive(int(made_by[1]), made_by[2]):
+            name = TEMPORARY.fullmatch(path.name)
+            if name and has_ended(name[1]):
                 _delete(path)
 
 
@@ -173,9 +176,23 @@ def _sweep_once(folder: Path) -> None:
     sweep_temporaries(folder)
 
 
-def _suffix() -> str:
+def process_mark() -> str:
+    """Return what tells this process from all others, in letters that a file's name may have."""
     pid = os.getpid()
-    return f".{pid}-{_started(pid)}-{_machine()}.tmp"
+    return f"{pid}-{_started(pid)}-{_machine()}"
+
+
+def has_ended(mark: str) -> bool:
+    """Return whether the process with a mark is known to have ended.
+
+    False as well for those of other machines and containers, and for what is no mark.
+    """
+    parts = MARK.fullmatch(mark)
+    return bool(parts and parts[3] == _machine() and not _is_alive(int(parts[1]), parts[2]))
+
+
+def _suffix() -> str:
+    return f".{process_mark()}.tmp"
 
 
 @cache
