@@ -1,13 +1,18 @@
-"""Work that takes too long for the GUI thread: done on another, newest request first."""
+"""Work that takes too long for the GUI thread: done on another, where only the newest counts."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from engine import EngineError
+
+log = logging.getLogger(__name__)
 
 JOIN_S = 10.0
 
@@ -85,3 +90,108 @@ class LatestJob(QObject):
             self.failed.emit(result)
         else:
             self.done.emit(result)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A job of `KeyedJobs`; `error` is what it ended with."""
+
+    key: str
+    work: Callable[[], None]
+    then: Callable[[Exception | None], None]
+    error: Exception | None = None
+
+
+class KeyedJobs(QObject):
+    """A thread that does jobs in order; of those with one key that wait, only the newest.
+
+    A new job takes the place of the waiting one in the row.
+    """
+
+    _ended = Signal()
+
+    def __init__(self, name: str, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: dict[str, _Job] = {}
+        self._done: list[_Job] = []
+        self._newest: dict[str, _Job] = {}
+        self._thread: threading.Thread | None = None
+        self._is_working = self._is_closed = False
+        self._ended.connect(self._report)
+
+    def run(
+        self, key: str, work: Callable[[], None], then: Callable[[Exception | None], None]
+    ) -> None:
+        """Do `work` on the thread; then call `then` with its error on this one.
+
+        `then` is not called for a job that a newer one with its key has followed.
+        """
+        job = _Job(key, work, then)
+        self._newest[key] = job
+        with self._changed:
+            self._waiting[key] = job
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+
+    def finish(self, limit_s: float) -> bool:
+        """Wait until all jobs are done and reported, also those that a report asks for.
+
+        Args:
+            limit_s: longest wait in seconds.
+
+        Returns:
+            whether that was enough.
+        """
+        until = time.monotonic() + limit_s
+        while self._waiting or self._is_working or self._done:
+            with self._changed:
+                is_done = self._changed.wait_for(self._is_idle, until - time.monotonic())
+            self._report()
+            if not is_done:
+                return False
+        return True
+
+    def close(self, limit_s: float = JOIN_S) -> None:
+        """Do the jobs that wait, as far as there is time for them, and end the thread."""
+        self.finish(limit_s)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            thread.join(JOIN_S)
+            self._is_closed = False
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._is_working
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting) or self._is_closed)
+                if not self._waiting:
+                    return
+                job = self._waiting.pop(next(iter(self._waiting)))
+                self._is_working = True
+            try:
+                job.work()
+            except Exception as error:  # noqa: BLE001 told to whoever wanted the job
+                job.error = error
+            with self._changed:
+                self._is_working = False
+                self._done.append(job)
+                self._changed.notify_all()
+            self._ended.emit()
+
+    @Slot()
+    def _report(self) -> None:
+        with self._changed:
+            done, self._done = self._done, []
+        for job in done:
+            if self._newest.get(job.key) is job:
+                del self._newest[job.key]
+                job.then(job.error)

@@ -4,7 +4,7 @@ import threading
 
 from pytestqt.qtbot import QtBot
 
-from app.background import LatestJob
+from app.background import KeyedJobs, LatestJob
 from engine import EngineError
 
 
@@ -63,3 +63,54 @@ def test_what_was_dropped_is_never_told(qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: bool(seen))
     assert seen == ["new"]
     job.close()
+
+
+def test_jobs_of_one_key_wait_for_the_newest_only_and_keep_the_order(qtbot: QtBot) -> None:
+    jobs, begun, go_on = KeyedJobs("test-jobs"), threading.Event(), threading.Event()
+    worked, told = [], []
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(5)
+
+    jobs.run("a", slow, lambda error: told.append("outdated"))
+    assert begun.wait(5)
+    for key, name in (("b", "b1"), ("a", "a1"), ("c", "c1"), ("b", "b2"), ("a", "a2")):
+        jobs.run(
+            key, lambda name=name: worked.append(name), lambda error, name=name: told.append(name)
+        )
+    go_on.set()
+    assert jobs.finish(5)
+    jobs.close()
+    assert worked == told == ["b2", "a2", "c1"]
+
+
+def test_a_job_that_fails_is_told_and_asks_for_another(qtbot: QtBot) -> None:
+    jobs, told = KeyedJobs("test-jobs"), list[tuple[str, threading.Thread]]()
+
+    def fail() -> None:
+        raise OSError(28, "full")
+
+    def retry(error: Exception | None) -> None:
+        told.append((str(error), threading.current_thread()))
+        jobs.run("a", lambda: None, lambda error: told.append((str(error), main)))
+
+    main = threading.current_thread()
+    jobs.run("a", fail, retry)
+    qtbot.waitUntil(lambda: bool(told))
+    assert jobs.finish(5)
+    jobs.close()
+    assert told == [("[Errno 28] full", main), ("None", main)]
+
+
+def test_waiting_for_jobs_has_an_end(qtbot: QtBot) -> None:
+    jobs, go_on, told = KeyedJobs("test-jobs"), threading.Event(), []
+    jobs.run("a", lambda: bool(go_on.wait(10)) or None, told.append)
+    assert not jobs.finish(0.05)
+    assert told == []
+    go_on.set()
+    jobs.close()
+    assert told == [None]
+    jobs.run("a", lambda: None, told.append)
+    jobs.close()
+    assert told == [None, None]
