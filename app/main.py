@@ -111,6 +111,7 @@ class Shell(QObject):
         """Save the chats as they are now: the process may be ended before `close` is through."""
         self.chat_presenter.flush()
         self.session.save_all()
+        self.session.flush()
 
     @Slot()
     def close(self) -> None:

@@ -65,6 +65,26 @@ class Message:
     thought_s: float | None = None
     problem: str = ""
 
+    def copy(self) -> Message:
+        """Return a copy that does not change with this turn."""
+        return Message(self.role, self.content, self.stats, self.thought_s, self.problem)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Message:
+        """Return the turn stored by `asdict`.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is no turn.
+        """
+        stats, seconds = data.get("stats"), data.get("thought_s")
+        return cls(
+            role=_text(data["role"]),
+            content=_text(data["content"]),
+            stats=_stats(stats) if stats else None,
+            thought_s=float(seconds) if seconds is not None else None,
+            problem=_text(data.get("problem", "")),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Thought:
@@ -127,7 +147,7 @@ class Conversation:
 
     def copy(self) -> Conversation:
         """Return a copy that does not change with this chat."""
-        return replace(self, messages=[replace(message) for message in self.messages])
+        return replace(self, messages=[message.copy() for message in self.messages])
 
     def renew_id(self) -> None:
         """Make this a chat of its own, beside another with the same id."""
@@ -182,12 +202,12 @@ class Conversation:
             return cls(
                 id=_text(data["id"]),
                 title=_text(data["title"]),
-                created=_time(data["created"]),
-                updated=_time(data["updated"]),
+                created=valid_time(data["created"]),
+                updated=valid_time(data["updated"]),
                 system_prompt=_text(data.get("system_prompt", "")),
                 draft=_text(data.get("draft", "")),
                 drops_oldest=data.get("drops_oldest") is True,
-                messages=[_message(item) for item in data["messages"]],
+                messages=[Message.from_json(item) for item in data["messages"]],
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no chat: {error!r}") from error
@@ -219,23 +239,16 @@ def _text(value: object) -> str:
     return value
 
 
-def _time(value: Any) -> float:
-    """Return seconds that can be turned into a date in every time zone."""
+def valid_time(value: Any) -> float:
+    """Return seconds since the epoch that can be turned into a date in every time zone.
+
+    Raises:
+        ValueError, TypeError, OverflowError: the value is no such time.
+    """
     seconds = float(value)
     if not 0.0 <= seconds <= LAST_SECOND:  # false for NaN, too
         raise ValueError(f"no time: {value!r}")
     return seconds
-
-
-def _message(data: Mapping[str, Any]) -> Message:
-    stats, seconds = data.get("stats"), data.get("thought_s")
-    return Message(
-        role=_text(data["role"]),
-        content=_text(data["content"]),
-        stats=_stats(stats) if stats else None,
-        thought_s=float(seconds) if seconds is not None else None,
-        problem=_text(data.get("problem", "")),
-    )
 
 
 def _stats(data: Mapping[str, Any]) -> AnswerStats:

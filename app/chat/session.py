@@ -14,7 +14,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, DamagedChat, Message
 from app.chat.saving import ChatSaver
-from app.chat.store import ChatStore, ChatStoreError
+from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
@@ -66,6 +66,7 @@ class ChatSession(QObject):
         self._saver = ChatSaver(store, self)
         self._saver.noticed.connect(self.noticed)
         self._saver.conflicted.connect(self.chats_changed)
+        self._saver.not_deleted.connect(self._on_not_deleted)
         self._sampling = sampling
         self.chats: list[Conversation] = []
         self.current = Conversation()
@@ -106,6 +107,7 @@ class ChatSession(QObject):
         if n := len(self.damaged):
             chats, files = ("1 chat", "Its file") if n == 1 else (f"{n} chats", "Their files")
             self._notice(f"{chats} could not be read. {files} will stay unchanged.")
+        self._saver.tidy()
         last = next((chat for chat in self.chats if chat.id == last_id), None)
         self._open(last or Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
@@ -136,11 +138,7 @@ class ChatSession(QObject):
         if chat is self._answering:
             self._client.cancel()
             self._close_answer(CANCELLED)
-        try:
-            self._saver.delete(chat)
-        except ChatStoreError as error:
-            self._notice(str(error), kind="error")
-            return
+        self._saver.delete(chat)
         self.chats.remove(chat)
         self.deleted.emit(chat.id)
         if chat is self.current:
@@ -230,6 +228,10 @@ class ChatSession(QObject):
         self.save_all()
         self._saver.close()
 
+    def flush(self) -> None:
+        """Wait until all that is to be saved is on the disk."""
+        self._saver.flush()
+
     # inside
 
     def _find(self, chat_id: str) -> Conversation | None:
@@ -249,6 +251,11 @@ class ChatSession(QObject):
         self._save(chat)
         self._open(chat)
         self.chats_changed.emit()
+
+    @Slot(object, object)
+    def _on_not_deleted(self, chat: Conversation, error: Exception) -> None:
+        self._enlist(chat)
+        self._notice(str(error), kind="error")
 
     def _may_answer(self) -> bool:
         is_loading = self._client.state is EngineState.LOADING

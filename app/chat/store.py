@@ -1,4 +1,4 @@
-"""The files of the chats: one JSON file each, replaced as a whole.
+"""The files of the chats: for each one its JSON, and beside it a journal of what changed since.
 
 A file that cannot be read is left alone and listed; it never keeps the window from opening.
 Several windows may share the folder: a chat that did not change here is not written, and one that
@@ -7,20 +7,34 @@ another window changed meanwhile is not written over.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.chat import chat_file, journal
+from app.chat.chat_file import content_hash, parse_chat, write_chat
 from app.chat.conversation import Conversation, DamagedChat
-from engine import replace_json, sweep_temporaries
+from app.chat.journal import (
+    add_change,
+    change_between,
+    changed,
+    read_journal,
+    start_journal,
+)
+from engine import has_ended, process_mark, sweep_temporaries
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 << 20
+LONG_JOURNAL = 1 << 20
+"""Size in bytes from which a journal that is longer than its chat's file is merged with that."""
+
 SAFE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+
+Stamp = tuple[int, int, int]
+"""Modification time, inode and size of a file: one of them changes with its content."""
 
 
 class ChatStoreError(Exception):
@@ -31,16 +45,26 @@ class ChatConflict(ChatStoreError):
     """A chat's file that another window has changed or deleted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Known:
-    """A chat as it was last read or written; `stamp` is None if there was no file."""
+    """A chat as it was last read or written.
 
-    digest: bytes
-    stamp: tuple[int, int] | None
+    Attributes:
+        chat: content of its file and journal together.
+        stamps: stamps of file and journal; None for one that there was not.
+        base: hash of the file; "" if nothing may be added to a journal, so that the next change
+            replaces the file.
+        owner: mark of the process that wrote the journal; "" without one.
+    """
+
+    chat: Conversation
+    stamps: tuple[Stamp | None, Stamp | None]
+    base: str = ""
+    owner: str = ""
 
 
 class ChatStore:
-    """The chats of one folder.
+    """The chats of one folder, for one thread at a time.
 
     Attributes:
         damaged: files that the last `load` could not read.
@@ -52,10 +76,9 @@ class ChatStore:
         self._known: dict[str, _Known] = {}
 
     def load(self) -> list[Conversation]:
-        """Return all chats that can be read, newest first; sweep what a killed window left."""
-        sweep_temporaries(self._folder)
+        """Return all chats that can be read, newest first; write nothing."""
         chats, self.damaged = [], []
-        for path in self._files():
+        for path in self._files(chat_file.SUFFIX):
             try:
                 chats.append(self._read(path))
             except (OSError, ValueError, RecursionError) as error:
@@ -64,22 +87,29 @@ class ChatStore:
                 log.info("chat %s is skipped: %s", path.name, error)
         return sorted(chats, key=lambda chat: chat.updated, reverse=True)
 
-    def save(self, chat: Conversation) -> None:
+    def save(self, chat: Conversation, *, may_append: bool = False) -> None:
         """Write one chat if it differs from its last read or written version.
+
+        Args:
+            may_append: whether to add the difference to the journal, where that is possible.
 
         Raises:
             ChatConflict: another window has written it since then, or deleted it.
             ChatStoreError: the disk is full or the folder cannot be written.
         """
-        path, digest = self._path(chat.id), _digest(chat)
         known = self._known.get(chat.id)
-        if known is not None and known.digest == digest:
+        if known is not None and known.chat == chat:
             return
         try:
-            if known is not None and _stamp(path) != known.stamp:
+            if known is None:
+                self._write(chat)
+                return
+            if self._stamps(chat.id) != known.stamps:
                 raise ChatConflict(f"“{chat.shown_title}” was changed in another window.")
-            replace_json(path, chat.to_json(), ensure_ascii=False)
-            self._known[chat.id] = _Known(digest, _stamp(path))
+            if may_append and known.base and not _is_long(known):
+                self._append(known, chat)
+            else:
+                self._write(chat)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ChatStoreError(
@@ -90,49 +120,112 @@ class ChatStore:
         """Delete one chat, if there is one.
 
         Raises:
-            ChatStoreError: the file cannot be removed.
+            ChatStoreError: its files cannot be removed.
         """
         try:
             self._path(chat_id).unlink(missing_ok=True)
+            self._journal(chat_id).unlink(missing_ok=True)
         except OSError as error:
             raise ChatStoreError(
                 f"The chat could not be deleted ({error.strerror or error})."
             ) from error
         self._known.pop(chat_id, None)
 
-    def _files(self) -> list[Path]:
+    def tidy(self) -> None:
+        """Sweep what killed windows left, and merge journals; those of other windows stay."""
+        sweep_temporaries(self._folder)
+        for path in self._files(journal.SUFFIX):
+            known = self._known.get(path.stem)
+            try:
+                if known is not None and known.owner:
+                    is_settled = self._stamps(path.stem) == known.stamps
+                    if is_settled and (known.owner == process_mark() or has_ended(known.owner)):
+                        self._write(known.chat)
+                elif known is not None or not path.with_suffix(chat_file.SUFFIX).exists():
+                    started, _ = read_journal(path.read_bytes())
+                    if started is not None and has_ended(started.owner):
+                        path.unlink()  # older than the chat's file, or of a chat that is gone
+                        if known is not None:
+                            known.stamps = known.stamps[0], None
+            except OSError as error:
+                log.info("%s stays: %s", path.name, error)
+
+    def _files(self, suffix: str) -> list[Path]:
         try:
-            return sorted(p for p in self._folder.iterdir() if p.suffix == ".json")
+            return sorted(p for p in self._folder.iterdir() if p.suffix == suffix)
         except OSError:
             return []
 
     def _read(self, path: Path) -> Conversation:
-        stamp = _stamp(path)
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise ValueError("no file of a chat")
-        data = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
-        if not isinstance(data, dict):
-            raise ValueError("no JSON object")
-        chat = Conversation.from_json(data)
+        stamps = self._stamps(path.stem)
+        data = path.read_bytes()
+        chat = parse_chat(data)
         if path != self._path(chat.id):
             raise ValueError("the id is not the file's name")
-        self._known[chat.id] = _Known(_digest(chat), stamp)
-        return chat
+        known = _Known(chat, stamps)
+        if stamps[1] is not None:
+            known = self._with_journal(known, data)
+        self._known[chat.id] = known
+        return known.chat.copy()
+
+    def _with_journal(self, known: _Known, data: bytes) -> _Known:
+        """Return a chat with the changes of its journal, if they start from its file's content."""
+        chat, path = known.chat, self._journal(known.chat.id)
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError("no journal of a chat")
+        started, changes = read_journal(path.read_bytes())
+        if started is None or started.base != content_hash(data):
+            return known
+        with suppress(ValueError):
+            for change in changes:
+                chat = changed(chat, change)
+        return _Known(chat, known.stamps, owner=started.owner)
+
+    def _write(self, chat: Conversation) -> None:
+        """Replace the file of a chat, and remove the journal, whose changes are in it."""
+        base = write_chat(self._path(chat.id), chat)
+        with suppress(OSError):  # it is not read any more, as it starts from another content
+            self._journal(chat.id).unlink(missing_ok=True)
+        self._known[chat.id] = _Known(chat.copy(), self._stamps(chat.id), base)
+
+    def _append(self, known: _Known, chat: Conversation) -> None:
+        path, change = self._journal(chat.id), change_between(known.chat, chat)
+        try:
+            if known.owner:
+                add_change(path, change)
+            else:
+                start_journal(path, known.base, change)
+        except OSError:
+            known.base = ""  # what follows half a line would not be read
+            raise
+        finally:
+            known.stamps = self._stamps(chat.id)
+        known.chat, known.owner = chat.copy(), process_mark()
+
+    def _stamps(self, chat_id: str) -> tuple[Stamp | None, Stamp | None]:
+        return _stamp(self._path(chat_id)), _stamp(self._journal(chat_id))
+
+    def _journal(self, chat_id: str) -> Path:
+        return self._path(chat_id).with_suffix(journal.SUFFIX)
 
     def _path(self, chat_id: str) -> Path:
         if not SAFE_ID.fullmatch(chat_id):
             raise ValueError(f"no chat id: {chat_id!r}")
-        return self._folder / f"{chat_id}.json"
+        return self._folder / f"{chat_id}{chat_file.SUFFIX}"
 
 
-def _digest(chat: Conversation) -> bytes:
-    return hashlib.sha256(repr(chat).encode()).digest()
+def _is_long(known: _Known) -> bool:
+    """Return whether a journal is so long that the whole chat is written again."""
+    file, added = known.stamps
+    n_bytes = 0 if added is None else added[2]
+    return file is None or n_bytes > max(LONG_JOURNAL, file[2])
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return modification time and inode, which change when a file is replaced."""
+def _stamp(path: Path) -> Stamp | None:
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return found.st_mtime_ns, found.st_ino, found.st_size

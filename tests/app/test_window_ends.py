@@ -1,6 +1,5 @@
 """However the window's process ends, chats and drafts are on the disk, and nothing else is."""
 
-import json
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app.chat.store import ChatStore
 from app.paths import chats_dir
 from tests.helpers.tiers import swept
 from tests.helpers.window_process import ANSWER, read_notes
@@ -54,8 +54,12 @@ def wait_for_text(process: "subprocess.Popen[str]", log: Path) -> None:
 
 
 def stored() -> dict[str, Any]:
-    """Return the chats on the disk by id; each file is whole."""
-    return {path.stem: json.loads(path.read_text()) for path in chats_dir().glob("*.json")}
+    """Return the chats on the disk by id, as the next window reads them; each file is whole."""
+    store = ChatStore(chats_dir())
+    chats = {chat.id: chat.to_json() for chat in store.load()}
+    assert not store.damaged
+    assert set(chats) == {path.stem for path in chats_dir().glob("*.json")}
+    return chats
 
 
 def assert_text_kept(notes: list[Note], chats: dict[str, Any], until: float) -> None:
@@ -80,7 +84,7 @@ def assert_draft_kept(notes: list[Note], chats: dict[str, Any], until: float) ->
 
 
 def left_behind(home: Path) -> list[Path]:
-    return list(home.rglob(".tandem-*"))
+    return [*home.rglob(".tandem-*"), *home.rglob("*.journal")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,4 +1,4 @@
-"""What saving a chat costs the window while an answer grows, for a short and a long chat.
+"""What saving a chat costs the window's thread and the disk: a step, and a second of an answer.
 
 `QT_QPA_PLATFORM=offscreen python -m tests.bench.chat_saving`
 """
@@ -7,8 +7,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from PySide6.QtCore import QCoreApplication, QObject
 
 from app.chat.conversation import Conversation, Message
@@ -17,49 +19,70 @@ from app.chat.store import ChatStore
 from tests.helpers.stall_watch import StallWatch
 
 SECONDS = 10
+N_SENDS = 10
+N_MESSAGES = 200
 WORDS = "Some words, ½ of them read. "
 
+Save = Callable[[Conversation], None]
 
-def run(app: QCoreApplication, folder: Path, n_bytes: int, how: str) -> tuple[list[float], float]:
-    """Let an answer grow by some words every 40 ms.
 
-    Returns:
-        the times that each save took on this thread, and the longest time for which this thread did
-        not respond, in ms.
-    """
-    parent = QObject()
-    saver, watch = ChatSaver(ChatStore(folder), parent), StallWatch(parent)
-    chat = Conversation(messages=[Message("user", WORDS * (n_bytes // len(WORDS) // 20))] * 20)
-    chat.messages.append(Message("assistant", ""))
-    saver.save(chat)
-    watch.restart()
-    ways = {"not saved": id, "this thread": saver.save, "another thread": saver.save_soon}
-    times, began = list[float](), time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        chat.messages[-1].content += WORDS
+def chat_of(n_bytes: int) -> Conversation:
+    text = WORDS * (n_bytes // N_MESSAGES // len(WORDS.encode()))
+    roles = ["user", "assistant"] * (N_MESSAGES // 2)
+    return Conversation(messages=[Message(role, text) for role in roles])
+
+
+def turn(app: QCoreApplication, seconds: float) -> None:
+    """Let the window's thread respond for a while."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        app.processEvents()
+        time.sleep(0.001)
+
+
+def sends(app: QCoreApplication, chat: Conversation, save: Save) -> str:
+    """Add messages and save the chat at once, as sending does."""
+    times = []
+    for _ in range(N_SENDS):
+        chat.messages.append(Message("user", WORDS))
         start = time.perf_counter()
-        ways[how](chat)
+        save(chat)
         times.append((time.perf_counter() - start) * 1e3)
-        until = time.perf_counter() + 0.04
-        while time.perf_counter() < until:
-            app.processEvents()
-            time.sleep(0.001)
-    saver.close()
-    watch.stop()
-    return times, watch.worst_s * 1e3
+        turn(app, 0.5)
+    return f"{statistics.median(times):7.2f} ms median, {max(times):7.1f} worst"
+
+
+def streaming(app: QCoreApplication, chat: Conversation, save: Save) -> str:
+    """Let an answer grow by some words every 40 ms, and save that soon."""
+    chat.messages.append(Message("assistant", ""))
+    before, thread_before = psutil.Process().io_counters().write_bytes, time.thread_time()
+    for _ in range(SECONDS * 25):
+        chat.messages[-1].content += WORDS
+        save(chat)
+        turn(app, 0.04)
+    used = (time.thread_time() - thread_before) / SECONDS * 1e3
+    written = psutil.Process().io_counters().write_bytes - before
+    return f"{used:6.1f} ms of each s of this thread, {written / SECONDS / 1e3:8.1f} kB/s to disk"
 
 
 def main() -> None:
     app = QCoreApplication(sys.argv)
-    for n_bytes in (10_000, 1_000_000):
-        for how in ("not saved", "this thread", "another thread"):
-            with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
-                times, worst = run(app, Path(folder), n_bytes, how)
-                (size,) = (path.stat().st_size for path in Path(folder).glob("*.json"))
-            print(  # noqa: T201
-                f"{size:>8} bytes, {how:14}: {statistics.median(times):6.3f} ms median, "
-                f"{max(times):6.1f} ms worst, {worst:6.1f} ms without an answer at most"
-            )
+    for n_bytes in (20_000, 1_000_000, 10_000_000):
+        with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
+            parent = QObject()
+            saver, chat = ChatSaver(ChatStore(Path(folder)), parent), chat_of(n_bytes)
+            cases: list[tuple[str, Callable[[QCoreApplication, Conversation, Save], str], Save]] = [
+                ("send", sends, saver.save),
+                ("answer, not saved", streaming, lambda chat: None),
+                ("answer, saved", streaming, saver.save_soon),
+            ]
+            for name, run, save in cases:
+                watch = StallWatch(parent)
+                found = run(app, chat, save)
+                watch.stop()
+                stall = f"{watch.worst_s * 1e3:6.1f} ms without response at most"
+                print(f"{n_bytes:>9} bytes, {name:17}: {found}, {stall}")  # noqa: T201
+            saver.close()
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ def host_of(shell: Shell) -> FakeHost:
 
 
 def ask(qtbot: QtBot, shell: Shell, text: str) -> None:
-    """Type, press Enter and wait for the whole answer."""
+    """Type, press Enter and wait until the whole answer is there and saved."""
     shell.window.composer.edit.setPlainText(text)
     qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.session.flush()
 
 
 def shown(shell: Shell) -> list[str]:

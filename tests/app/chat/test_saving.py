@@ -9,11 +9,10 @@ import pytest
 from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
-from app.chat import saving
+from app.chat import saving, store
 from app.chat.conversation import Conversation, Message
 from app.chat.store import ChatStore
 from app.paths import chats_dir
-from engine import replace_json
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner
 
@@ -22,20 +21,28 @@ class Disk:
     """A disk that can be full and slow.
 
     Attributes:
+        calls: names of the functions that wrote.
         problem: error of each write; None for none.
         gate: called before each write.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
         self.problem: OSError | None = None
         self.gate: Callable[[], None] = lambda: None
-        monkeypatch.setattr("app.chat.store.replace_json", self._replace)
+        self._monkeypatch = monkeypatch
+        for write in (store.write_chat, store.start_journal, store.add_change):
+            self._guard(write)
 
-    def _replace(self, path: Path, value: object, *, ensure_ascii: bool) -> None:
-        self.gate()
-        if self.problem is not None:
-            raise self.problem
-        replace_json(path, value, ensure_ascii=ensure_ascii)
+    def _guard(self, write: Callable[..., object]) -> None:
+        def guarded(*args: object) -> object:
+            self.gate()
+            self.calls.append(write.__name__)
+            if self.problem is not None:
+                raise self.problem
+            return write(*args)
+
+        self._monkeypatch.setattr(store, write.__name__, guarded)
 
 
 @pytest.fixture
@@ -94,6 +101,7 @@ def test_a_disk_that_fills_up_during_an_answer_is_said(
     disk.gate, disk.problem = (lambda: None), None
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.session.flush()
     assert stored()[0].messages[-1].content == "Hello fr"
 
 
@@ -117,6 +125,7 @@ def test_an_old_copy_is_never_written_over_a_newer_one(
     qtbot.waitUntil(lambda: bool(began))
     shell.session.set_draft("new")
     shell.session.save_all()
+    shell.session.flush()
     assert [chat.draft for chat in stored()] == ["new"]
     qtbot.wait(saving.SOON_MS + 200)
     assert [chat.draft for chat in stored()] == ["new"]
@@ -137,6 +146,74 @@ def test_saving_does_not_hold_up_the_window(
     assert longest < 0.5
 
 
+def test_sending_a_message_does_not_wait_for_the_disk(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk
+) -> None:
+    """Nor do renaming, opening another chat and deleting one; all of it is done in the end."""
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    first = shell.session.current
+    disk.gate = lambda: time.sleep(0.4)
+    began = time.monotonic()
+    shell.session.new_chat("")
+    shell.session.send("Second")
+    second = shell.session.current
+    shell.session.rename(second.id, "Another")
+    shell.session.open_chat(first.id)
+    shell.session.delete(first.id, "")
+    assert time.monotonic() - began < 0.4
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.session.flush()
+    assert stored() == [second]
+    assert second.title == "Another"
+
+
+def test_closing_waits_for_a_slow_disk(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 2
+    disk.gate = lambda: time.sleep(0.3)
+    shell.session.send("Hi")
+    qtbot.waitUntil(lambda: shell.session.current.messages[-1].content == "Hello fr")
+    shell.window.close()
+    assert [path.suffix for path in chats_dir().iterdir()] == [".json"]
+    assert stored() == [shell.session.current]
+
+
+def test_an_answer_is_added_to_a_journal_and_the_file_written_at_its_ends(
+    qtbot: QtBot, make_shell: MakeShell, disk: Disk, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.answer, script.chunk, script.pause_s = "word " * 300, 5, 0.005
+    shell.session._saver._soon.setInterval(20)
+    shell.session.send("Hi")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.session.flush()
+    assert disk.calls.count("start_journal") == 1
+    assert disk.calls.count("add_change") > 10
+    assert disk.calls.count("write_chat") <= 2
+    assert [path.suffix for path in chats_dir().iterdir()] == [".json"]
+
+
+def test_a_chat_that_cannot_be_deleted_comes_back(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        shell.session.delete(shell.session.current.id, "")
+        shell.session.flush()
+    assert banner(shell) == "The chat could not be deleted (Permission denied)."
+    assert shell.window.chat_list.shown_titles() == ["TODAY", "Hi"]
+    assert len(stored()) == 1
+
+
 def test_a_chat_that_changed_elsewhere_during_a_draft_is_kept_twice(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
@@ -148,6 +225,7 @@ def test_a_chat_that_changed_elsewhere_during_a_draft_is_kept_twice(
     other.save(theirs)
     shell.session.set_draft("typed here")
     qtbot.waitUntil(lambda: "Both versions are kept" in banner(shell))
+    shell.session.flush()
     assert sorted(chat.draft for chat in stored()) == ["", "typed here"]
 
 
@@ -218,7 +296,7 @@ def test_a_home_that_cannot_be_written_is_said_and_the_chat_goes_on(
     assert banner(shell).startswith("The chat could not be saved (")
     assert shell.session.current.messages[-1].content == "Hello from the **fake** model."
     home.unlink()
-    shell.session.save_all()
+    shell.session.flush()
     assert banner(shell) == "All chats are saved again."
     path = chats_dir() / f"{shell.session.current.id}.json"
     assert len(json.loads(path.read_text())["messages"]) == 2

@@ -1,6 +1,5 @@
 """The window with a scripted engine: asking, stopping, editing, saving."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 
+from app.chat.conversation import Conversation
+from app.chat.store import ChatStore
 from app.chat.views.message_view import UserView
 from app.paths import chats_dir
 from engine import ContextOverflow, Generate, OutOfDeviceMemory, TokenText
@@ -141,10 +142,10 @@ def test_a_full_disk_is_said_once_and_the_chat_goes_on(
 ) -> None:
     shell = make_shell(model=MODEL)
 
-    def full(path: Path, value: object, *, ensure_ascii: bool) -> None:
+    def full(path: Path, chat: Conversation) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("app.chat.store.replace_json", full)
+    monkeypatch.setattr("app.chat.store.write_chat", full)
     ask(qtbot, shell, "Hi")
     assert "No space left on device" in banner(shell)
     assert shown(shell) == ["Hi", "Hello from the fake model."]
@@ -273,9 +274,11 @@ def test_a_deleted_chat_comes_back_with_undo(qtbot: QtBot, make_shell: MakeShell
     ask(qtbot, shell, "Precious")
     shell.chat_presenter.delete_chat(shell.session.current.id)
     assert shell.window.chat_list.shown_titles() == []
+    shell.session.flush()
     assert list(chats_dir().glob("*.json")) == []
     shell.window.banner._action.click()
     assert shell.window.chat_list.shown_titles() == ["TODAY", "Precious"]
+    shell.session.flush()
     assert len(list(chats_dir().glob("*.json"))) == 1
 
 
@@ -314,6 +317,12 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
     assert again.window.composer._sampling.text() == "Default sampling"
 
 
+def last_stored() -> str:
+    """Return the last turn of the chat on the disk."""
+    (chat,) = ChatStore(chats_dir()).load()
+    return chat.messages[-1].content
+
+
 def test_a_long_answer_is_saved_while_it_is_written(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
@@ -322,8 +331,8 @@ def test_a_long_answer_is_saved_while_it_is_written(
     script.hold, script.hold_after = True, 2
     shell.session._saver._soon.setInterval(20)
     shell.chat_presenter.send("Hi")
-    (path,) = chats_dir().glob("*.json")
-    qtbot.waitUntil(lambda: json.loads(path.read_text())["messages"][-1]["content"] == "Hello fr")
+    shell.session.flush()
+    qtbot.waitUntil(lambda: last_stored() == "Hello fr")
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     qtbot.waitUntil(lambda: not shell.session._saver._soon.isActive())
