@@ -10,6 +10,7 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     from collections.abc import Callable, Sequence
 
     from app.cli.bench.bench import add_bench, run_bench
+    from app.cli.chat import add_chat, run_chat
     from app.cli.facts import (
         add_devices,
         add_inspect,
@@ -27,7 +28,7 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     )
     from app.cli.score import add_perplexity, run_perplexity
     from app.cli.split.plans import add_plans, run_plans
-    from app.cli.talk import add_chat, add_generate, run_chat, run_generate
+    from app.cli.talk import add_generate, run_generate
     from app.cli.tune.tune import add_tune, run_tune
     from app.cli.version import version
     from app.process.qt_libraries import missing_qt_library

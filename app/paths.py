@@ -30,6 +30,12 @@ def settings_file() -> Path:
     return _folder("config") / "settings.json"
 
 
+def history_file() -> Path | None:
+    """Return the file of messages typed in `tandem chat`; None for a user without a home."""
+    folder = tandem_folder("data")
+    return folder and folder / "typed-messages"
+
+
 def demo_model() -> Path | None:
     """Return the bundled model; None in an installation without it."""
     path = Path(str(resources.files("resources"))) / "demo" / "tandem-demo.gguf"

@@ -1,4 +1,4 @@
-"""The subcommands that write text: `generate` and `chat`."""
+"""The subcommand `generate`, and answers in a terminal."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from app.chat.conversation import split_thought
 from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
 from app.cli.loading import load, note_warnings
-from app.cli.output import fallback_fields, note, note_error, write, write_json
+from app.cli.output import fallback_fields, note, write, write_json
 from engine import (
     ChatMessage,
     ContextShifted,
@@ -144,14 +142,14 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-":
-        with _reading_input():
+        with reading_input():
             return sys.stdin.read()
     text: str = args.prompt
     return text
 
 
 @contextlib.contextmanager
-def _reading_input() -> Iterator[None]:
+def reading_input() -> Iterator[None]:
     """Turn a failure to read stdin, such as `< folder`, into an `EngineError`."""
     try:
         yield
@@ -180,59 +178,3 @@ def _footer(result: Answer) -> str:
         f"{usage.prompt_tokens} tokens, {timings.prompt_per_s:.1f} t/s · first token after "
         f"{timings.first_token_s:.2f} s · {result.finished.reason}]"
     )
-
-
-def add_chat(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument(
-        "-n", "--n-predict", type=int, default=1024, metavar="N",
-        help="most tokens per answer (default: 1024)",
-    )  # fmt: skip
-    add_load(parser)
-    add_sampling(parser)
-    add_json(parser)
-
-
-def run_chat(args: argparse.Namespace) -> None:
-    sampling = sampling_params(args, args.n_predict)
-    messages = [ChatMessage("system", args.system)] if args.system else []
-    turns: list[dict[str, object]] = []
-    with load(args) as model:
-        if not args.json:
-            note("Ctrl+D quits, Ctrl+C stops an answer, /new starts a new chat.")
-        while (text := _read_line(is_silent=args.json)) is not None:
-            if text == "/new":
-                messages = [m for m in messages if m.role == "system"]
-                continue
-            if not text.strip():
-                continue
-            messages.append(ChatMessage("user", text))
-            request = Generate(tuple(messages), sampling=sampling)
-            try:
-                result = answer(model, request, is_silent=args.json)
-            except EngineError as error:  # ends this turn, not the conversation
-                messages.pop()
-                turns.append({"prompt": text, "error": str(error)})
-                note_error(error)
-                continue
-            messages.append(ChatMessage("assistant", split_thought(result.text).answer))
-            turns.append({"prompt": text, **result.document()})
-            if not args.json:
-                write("\n")
-    if args.json:
-        write_json({"turns": turns})
-
-
-def _read_line(*, is_silent: bool) -> str | None:
-    """Read the next line that a person types; None at the end of the input."""
-    if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):  # line editing, where the system has it
-            import_module("readline")
-        try:
-            return input("" if is_silent else "> ")
-        except (EOFError, KeyboardInterrupt):
-            return None
-    with _reading_input():
-        line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None

@@ -223,7 +223,7 @@ def test_chat_does_not_remember_thoughts(
         result.finished = Finished("stop", Usage(), Timings())
         return result
 
-    monkeypatch.setattr("app.cli.talk.answer", think)
+    monkeypatch.setattr("app.cli.chat.answer", think)
     turns = run("chat", model, "--json", stdin="one\ntwo\n").document["turns"]
     assert asked[1].messages[1] == ChatMessage("assistant", "Yes.")
     assert turns[0]["text"] == "<think>hm</think>\n\nYes."

@@ -191,6 +191,48 @@ def test_a_real_terminal_gets_no_escape_sequence(draft: ModelDraft, tmp_path: Pa
     assert not acting(text)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other terminals")
+def test_chat_at_a_real_terminal(model: Path, tmp_path: Path) -> None:
+    """A half-typed line is cleared, a paste is one message, and the prompt is no output."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "app", "chat", str(model), "-n", "4", "--temp", "0"]
+    environment = {
+        **os.environ,
+        "TANDEM_HOME": str(tmp_path),
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
+    with (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen(
+            command, stdin=theirs, stdout=out, stderr=theirs, cwd=REPO, env=environment
+        )
+    os.close(theirs)
+    said = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal said
+        while text not in said:
+            said += os.read(ours, 65536)
+        said = said.partition(text)[2]
+
+    reading = b"\x1b[?2004h"  # asks the terminal to mark pastes
+    wait_for(reading)
+    os.write(ours, b"half a li\x03\x1b[200~one\ntwo\x1b[201~\r")
+    wait_for(b"two")
+    wait_for(reading)
+    os.write(ours, b"\x04")
+    with contextlib.suppress(OSError):
+        while os.read(ours, 65536):
+            pass
+    os.close(ours)
+    assert child.wait() == 0
+    assert "+one\n+two\n" in (tmp_path / "typed-messages").read_text()
+    assert (tmp_path / "out").read_bytes().strip()
+    assert b"> " not in (tmp_path / "out").read_bytes()
+
+
 def test_messages_of_all_errors_are_short() -> None:
     error = EngineError("x" * 10_000_000, "Do it.")
     assert len(str(error)) == len(error.message) == len(error.args[0]) == 500

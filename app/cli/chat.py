@@ -1,0 +1,94 @@
+"""The subcommand `chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+
+from app import paths
+from app.chat.conversation import split_thought
+from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
+from app.cli.loading import load
+from app.cli.output import note, note_error, write, write_json
+from app.cli.talk import answer, reading_input
+from app.cli.typed import MessageEditor
+from engine import ChatMessage, EngineError, Generate
+
+COMMANDS = {
+    "/help": "shows this list",
+    "/new": "starts a new chat; the system prompt stays",
+    "/quit": "ends the program, as Ctrl+D does",
+}
+"""What a person can type in place of a message."""
+
+KEYS = "Alt+Enter starts a new line, Ctrl+C stops an answer or clears what is typed."
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "-n", "--n-predict", type=int, default=1024, metavar="N",
+        help="most tokens per answer (default: 1024)",
+    )  # fmt: skip
+    add_load(parser)
+    add_sampling(parser)
+    add_json(parser)
+
+
+def run_chat(args: argparse.Namespace) -> None:
+    sampling = sampling_params(args, args.n_predict)
+    messages = [ChatMessage("system", args.system)] if args.system else []
+    turns: list[dict[str, object]] = []
+    with load(args) as model:
+        if not args.json:
+            note("Ctrl+D quits, Ctrl+C stops an answer, /help shows more.")
+        for text in _messages(is_silent=args.json):
+            if text == "/new":
+                messages = [m for m in messages if m.role == "system"]
+                continue
+            messages.append(ChatMessage("user", text))
+            request = Generate(tuple(messages), sampling=sampling)
+            try:
+                result = answer(model, request, is_silent=args.json)
+            except EngineError as error:  # ends this turn, not the conversation
+                messages.pop()
+                turns.append({"prompt": text, "error": str(error)})
+                note_error(error)
+                continue
+            messages.append(ChatMessage("assistant", split_thought(result.text).answer))
+            turns.append({"prompt": text, **result.document()})
+            if not args.json:
+                write("\n")
+    if args.json:
+        write_json({"turns": turns})
+
+
+def _messages(*, is_silent: bool) -> Iterator[str]:
+    """Yield what a person types or a file holds: messages, and "/new"; do all other commands."""
+    for text in _lines(is_silent=is_silent):
+        word = text.strip()
+        if word == "/quit":
+            return
+        if word == "/help":
+            note("\n".join([*(f"{name} {does}" for name, does in COMMANDS.items()), KEYS]))
+        elif word == "/new":
+            yield word
+        elif re.fullmatch(r"/[a-z]+", word):
+            note(f"There is no command {word}; /help shows all.")
+        elif word:
+            yield text
+
+
+def _lines(*, is_silent: bool) -> Iterator[str]:
+    """Yield the lines of the input, or from a terminal what is typed or pasted at once."""
+    if sys.stdin.isatty() and not is_silent:
+        editor = MessageEditor(paths.history_file())
+        while (text := editor.read()) is not None:
+            yield text
+        return
+    with reading_input():
+        while line := sys.stdin.readline():
+            yield line.rstrip("\n")
