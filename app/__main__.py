@@ -8,6 +8,8 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     import argparse
     import sys
     from collections.abc import Callable, Sequence
+    from difflib import get_close_matches
+    from pathlib import Path
 
     from app.cli.bench.bench import add_bench, run_bench
     from app.cli.chat import add_chat, run_chat
@@ -31,6 +33,7 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     from app.cli.talk import add_generate, run_generate
     from app.cli.tune.tune import add_tune, run_tune
     from app.cli.version import version
+    from app.process.display import check_display
     from app.process.qt_libraries import missing_qt_library
     from engine import EngineError
 
@@ -129,18 +132,36 @@ def _open_window(arguments: Sequence[str]) -> int:
     if args.version:
         write(f"tandem {version()}")
         return 0
-    run_window = _import_window()
     is_demo = args.demo or args.model == "demo"
+    if args.model is not None and not is_demo:
+        _check_model(args.model)
+    run_window = _import_window()
     return run_window(None if is_demo else args.model, demo=is_demo, simulate=args.simulate)
+
+
+def _check_model(word: str) -> None:
+    """Check that what was given to open is a file, and no misspelt command.
+
+    Raises:
+        EngineError: there is no such file.
+    """
+    if Path(word).exists():
+        return
+    if Path(word).suffix or Path(word).name != word:
+        raise EngineError(f"There is no file {word}.", "Check its path.")
+    meant = get_close_matches(word, COMMANDS, 1)
+    hint = f"Did you mean 'tandem {meant[0]}'?" if meant else "`tandem --help` lists the commands."
+    raise EngineError(f"{word} is neither a command nor a file.", hint)
 
 
 def _import_window() -> Callable[..., int]:
     """Import Qt and the window.
 
     Raises:
-        MissingQtLibrary: the system lacks a library that Qt needs.
+        EngineError: the system lacks a library that Qt needs, or has no display.
     """
     try:
+        check_display()
         from app.main import run_window
     except ImportError as error:
         if missing := missing_qt_library(error):

@@ -185,3 +185,17 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
     assert set(COMMANDS) == names
     for name in COMMANDS:
         assert run(name, "--help").out.startswith(f"usage: tandem {name}")
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("genrate", "genrate is neither a command nor a file. Did you mean 'tandem generate'?"),
+        ("xyz", "xyz is neither a command nor a file. `tandem --help` lists the commands."),
+        ("lost.gguf", "There is no file lost.gguf. Check its path."),
+        ("./lost", "There is no file ./lost. Check its path."),
+    ],
+)
+def test_a_word_that_is_no_command_opens_no_window(run: Run, word: str, sentence: str) -> None:
+    outcome = run(word)
+    assert (outcome.status, outcome.out, outcome.err) == (1, "", f"{sentence}\n")
