@@ -223,6 +223,8 @@ class Shell(QObject):
         presenters = self.model_presenter, self.chat_presenter, self.side_panels
         for source in (*presenters, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
+        for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
+            success.connect(self.window.banner.dismiss_error)
         self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
         self.session.deleted.connect(self.chat_cache.delete)

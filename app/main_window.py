@@ -145,6 +145,8 @@ class MainWindow(QMainWindow):
             self.resize(SIZE.boundedTo(self.screen().availableSize() - FRAME))
         if state:  # again, as now there is room for the widths of the panels
             self.restoreState(docks, LAYOUT_VERSION)
+        for dock in self.findChildren(Dock):
+            dock.keep_frame()
 
     def _make_centre(self) -> QWidget:
         below = QVBoxLayout()
@@ -312,7 +314,7 @@ class MainWindow(QMainWindow):
         path = dropped_model(event.mimeData())
         if path:
             self._drop_hint.show_for(path)
-            event.acceptProposedAction()
+            _accept_copy(event)
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self._drop_hint.hide()
@@ -321,7 +323,7 @@ class MainWindow(QMainWindow):
         self._drop_hint.hide()
         path = dropped_model(event.mimeData())
         if path:
-            event.acceptProposedAction()
+            _accept_copy(event)
             self.model_dropped.emit(path)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -338,6 +340,12 @@ def dropped_model(data: QMimeData) -> str:
     """Return the first local .gguf among dropped files; "" if there is none."""
     paths = (url.toLocalFile() for url in data.urls() if url.isLocalFile())
     return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
+
+
+def _accept_copy(event: QDropEvent) -> None:
+    """Accept a drop as a copy: after a move, a file manager would delete the model's file."""
+    event.setDropAction(Qt.DropAction.CopyAction)
+    event.accept()
 
 
 def _scroll_to(widget: QWidget) -> None:

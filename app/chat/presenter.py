@@ -200,7 +200,9 @@ class ChatPresenter(QObject):
     @Slot(int, int)
     def _on_prefill(self, done: int, total: int) -> None:
         if self._session.is_answering_here:
-            self._view.set_status(f"Reading the prompt · {done} of {total} tokens")
+            is_read = done >= total
+            text = "…" if is_read else f"Reading the prompt · {done} of {total} tokens"
+            self._view.set_status(text)
 
     @Slot(float)
     def _on_rate(self, tokens_per_s: float) -> None:

@@ -47,7 +47,7 @@ class ModelPresenter(QObject):
         super().__init__(parent)
         self._models, self._views, self._split = models, views, split
         self._settings, self._keep = settings, keep
-        self._loaded_name = ""
+        self._loaded_name = self._loading_name = ""
         self._wire_choices()
         self._wire_results()
 
@@ -109,6 +109,8 @@ class ModelPresenter(QObject):
     def _on_loading(self, info: ModelInfo) -> None:
         self._views.bar.show_loading(info)
         self._split.set_state("loading")
+        self._loading_name = info.name
+        self._show()
 
     @Slot()
     def _apply(self) -> None:
@@ -129,7 +131,7 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
-        self._loaded_name = loaded.info.name
+        self._loaded_name, self._loading_name = loaded.info.name, ""
         self._views.bar.show_loaded(loaded)
         self._split.set_state("loaded")
         self._split.set_loaded(loaded)
@@ -139,7 +141,7 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_emptied(self, info: ModelInfo | None) -> None:
-        self._loaded_name = ""
+        self._loaded_name = self._loading_name = ""
         if info is None:
             self._views.bar.show_empty()
             self._split.set_state("empty")
@@ -158,5 +160,7 @@ class ModelPresenter(QObject):
         recent, name = self._settings.current.recent_models, self._loaded_name
         has_demo = paths.demo_model() is not None
         self._views.bar.set_menu(recent, has_demo=has_demo)
-        self._views.start.show_state(name, recent=recent, has_demo=has_demo)
+        self._views.start.show_state(
+            name, loading=self._loading_name, recent=recent, has_demo=has_demo
+        )
         self.changed.emit(name)

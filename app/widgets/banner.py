@@ -69,6 +69,12 @@ class Banner(QFrame):
         self.hide()
 
     @Slot()
+    def dismiss_error(self) -> None:
+        """Hide an error, once what had failed has succeeded."""
+        if self._notice is not None and self._notice.kind == "error":
+            self.dismiss()
+
+    @Slot()
     def _act(self) -> None:
         notice = self._notice
         self.dismiss()

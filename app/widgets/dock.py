@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal, Slot
+from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QDockWidget, QFrame, QHBoxLayout, QMainWindow, QWidget
 
 from app.widgets.buttons import IconButton
 from app.widgets.text import label
+
+FRAME = (
+    Qt.WindowType.Window
+    | Qt.WindowType.CustomizeWindowHint
+    | Qt.WindowType.WindowTitleHint
+    | Qt.WindowType.WindowMinMaxButtonsHint
+    | Qt.WindowType.WindowCloseButtonHint
+)
+"""Flags of a detached panel: a window with the desktop's frame, to be moved and resized."""
 
 
 class Dock(QDockWidget):
@@ -50,6 +59,17 @@ class Dock(QDockWidget):
     def _on_floating(self, is_floating: bool) -> None:
         verb = "Put back" if is_floating else "Detach"
         self._float.set_text(f"{verb} {self.windowTitle()}")
+        self.keep_frame()
+
+    def keep_frame(self) -> None:
+        """Give a detached panel a frame, which Qt leaves out where a panel has its own title bar.
+
+        Restoring a layout takes it away without a signal.
+        """
+        if self.isFloating() and self.windowFlags() & Qt.WindowType.FramelessWindowHint:
+            is_shown = not self.isHidden()
+            self.setWindowFlags(FRAME)
+            self.setVisible(is_shown)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         super().closeEvent(event)

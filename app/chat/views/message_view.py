@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, Qt, Signal, Slot
-from PySide6.QtGui import QEnterEvent, QKeyEvent
+from PySide6.QtGui import QEnterEvent, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import (
     QApplication,
     QFrame,
@@ -157,7 +157,7 @@ class _Editor(QFrame):
         self.edit = GrowingEdit(self)
         self.edit.setAccessibleName("Edit your message")
         self.edit.setPlainText(text)
-        self.edit.selectAll()
+        self.edit.moveCursor(QTextCursor.MoveOperation.End)
         self.edit.submitted.connect(self._accept)
         self.edit.focus_changed.connect(self.update)
         self.setFocusProxy(self.edit)  # the frame shows the focus

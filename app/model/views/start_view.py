@@ -18,7 +18,7 @@ PADDING = 32
 
 
 class StartView(QWidget):
-    """Page that offers models to open, or says that the loaded one is ready."""
+    """Page that offers models to open, or says that one is loading or ready."""
 
     open_requested = Signal()
     demo_requested = Signal()
@@ -51,19 +51,27 @@ class StartView(QWidget):
         layout.addStretch(3)
         self.show_state("", recent=(), has_demo=False)
 
-    def show_state(self, model: str, *, recent: tuple[str, ...], has_demo: bool) -> None:
-        """Show that `model` is ready, or offer models to open if it is ""."""
-        is_ready = bool(model)
-        self._title.setText(f"{model} is ready" if is_ready else "Welcome to Tandem")
-        self._text.setText(
-            "Ask it something below."
-            if is_ready
-            else "Open a model file, or drop one anywhere on this window."
-        )
-        self._open.setVisible(not is_ready)
-        self._demo.setVisible(not is_ready and has_demo)
-        self._recent_title.setVisible(not is_ready and bool(recent))
-        self._fill_recent(() if is_ready else recent[:N_RECENT])
+    def show_state(
+        self, model: str, *, loading: str = "", recent: tuple[str, ...], has_demo: bool
+    ) -> None:
+        """Show that a model is loading or ready, or offer models to open.
+
+        Args:
+            model: name of the model that is ready; "" for none.
+            loading: name of the model that is being loaded, whatever is still ready; "" for none.
+        """
+        is_free = not (model or loading)
+        title, text = "Welcome to Tandem", "Open a model file, or drop one anywhere on this window."
+        if loading:
+            title, text = f"Loading {loading} …", "You can write your first message meanwhile."
+        elif model:
+            title, text = f"{model} is ready", "Ask it something below."
+        self._title.setText(title)
+        self._text.setText(text)
+        self._open.setVisible(is_free)
+        self._demo.setVisible(is_free and has_demo)
+        self._recent_title.setVisible(is_free and bool(recent))
+        self._fill_recent(recent[:N_RECENT] if is_free else ())
 
     def _fill_recent(self, paths: tuple[str, ...]) -> None:
         while (item := self._recent.takeAt(0)) is not None:
