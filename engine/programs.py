@@ -1,12 +1,35 @@
-"""How Tandem starts programs of its own: modules of the engine, each in a child process."""
+"""How Tandem starts programs of its own: modules of the engine, each in a child process.
+
+No such process outlives the one that started it. What a program reads or writes ends; where that is
+not noticed, as in a driver that hangs, Windows ends it (`tie_child`) or Linux (`tie_to_parent`).
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+"""Operation of Linux's `prctl` that names a signal to get when the parent's thread ends."""
+
+KILL_ON_JOB_CLOSE = 0x2000
+"""Limit of a job by which its processes end with the last handle of it."""
+
+EXTENDED_LIMITS = 9
+"""Number of `ExtendedLimits` among the kinds of information on a job."""
+
+MAY_JOIN = 0x0101
+"""Rights to a process that a job needs: to end it and to set its limits."""
 
 NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 """Creation flag that keeps Windows from opening a console window."""
@@ -26,3 +49,113 @@ def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, s
     paths = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")
     python_path = os.pathsep.join(filter(None, paths))
     return {**os.environ, **(variables or {}), "PYTHONPATH": python_path}
+
+
+def tie_child(pid: int) -> None:
+    """Have Windows end a child process with this one; called right behind its start."""
+    if sys.platform == "win32":
+        try:
+            own_job().add(pid)
+        except OSError as error:  # such as in a sandbox, whose own end will do
+            log.info("process %d is not tied to this one: %s", pid, error)
+
+
+def tie_to_parent() -> None:
+    """Have Linux end this process with the thread that started it; called by a child.
+
+    A module that holds the interpreter's lock keeps a process from noticing by itself.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class BasicLimits(ctypes.Structure):
+    """Windows' JOBOBJECT_BASIC_LIMIT_INFORMATION."""
+
+    _fields_ = (
+        ("process_time", ctypes.c_int64),
+        ("job_time", ctypes.c_int64),
+        ("flags", ctypes.c_uint32),
+        ("least_working_set", ctypes.c_size_t),
+        ("most_working_set", ctypes.c_size_t),
+        ("n_processes", ctypes.c_uint32),
+        ("affinity", ctypes.c_size_t),
+        ("priority", ctypes.c_uint32),
+        ("scheduling", ctypes.c_uint32),
+    )
+
+
+class ExtendedLimits(ctypes.Structure):
+    """Windows' JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
+
+    _fields_ = (
+        ("basic", BasicLimits),
+        ("io_counters", ctypes.c_uint64 * 6),
+        ("process_memory", ctypes.c_size_t),
+        ("job_memory", ctypes.c_size_t),
+        ("process_peak", ctypes.c_size_t),
+        ("job_peak", ctypes.c_size_t),
+    )
+
+
+class JobObject:
+    """A group of processes that end with the process that holds it, however that ends.
+
+    Args:
+        kernel32: Windows' library of that name, see `load_kernel32`.
+
+    Raises:
+        OSError: Windows has none to give.
+    """
+
+    def __init__(self, kernel32: Any) -> None:
+        self._kernel32 = kernel32
+        self._handle = kernel32.CreateJobObjectW(None, None)  # no other process inherits it
+        limits = ExtendedLimits()
+        limits.basic.flags = KILL_ON_JOB_CLOSE
+        size = ctypes.sizeof(limits)
+        if not self._handle or not kernel32.SetInformationJobObject(
+            self._handle, EXTENDED_LIMITS, ctypes.byref(limits), size
+        ):
+            raise OSError("there is no job object")
+
+    def add(self, pid: int) -> None:
+        """Add a process; those that it starts belong to the group as well.
+
+        Raises:
+            OSError: it has ended, or may not join.
+        """
+        process = self._kernel32.OpenProcess(MAY_JOIN, False, pid)
+        if not process:
+            raise OSError(f"process {pid} cannot be opened")
+        try:
+            if not self._kernel32.AssignProcessToJobObject(self._handle, process):
+                raise OSError(f"process {pid} cannot join")
+        finally:
+            self._kernel32.CloseHandle(process)
+
+
+@cache
+def own_job() -> JobObject:
+    """Return the group of this process's children; it lasts as long as this process.
+
+    Raises:
+        OSError: Windows has none to give.
+    """
+    return JobObject(load_kernel32())
+
+
+def load_kernel32() -> Any:
+    """Return Windows' library with the types of what is called here."""
+    library = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined,unused-ignore]
+    handle, number, is_done = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
+    for name, result, arguments in (
+        ("CreateJobObjectW", handle, (ctypes.c_void_p, ctypes.c_wchar_p)),
+        ("SetInformationJobObject", is_done, (handle, ctypes.c_int, ctypes.c_void_p, number)),
+        ("OpenProcess", handle, (number, is_done, number)),
+        ("AssignProcessToJobObject", is_done, (handle, handle)),
+        ("CloseHandle", is_done, (handle,)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -18,6 +18,7 @@ from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.self_test import CHECKS, described
 from engine.hardware.faults import fault_of
 from engine.hardware.torch_devices import is_out_of_memory
+from engine.programs import tie_to_parent
 
 OPENING = "opening the GPU"
 """Name of the first step."""
@@ -59,4 +60,5 @@ def run(requests: TextIO, replies: TextIO) -> None:
 
 
 if __name__ == "__main__":
+    tie_to_parent()
     run(sys.stdin, sys.stdout)

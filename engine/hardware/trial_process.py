@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from engine.programs import NO_WINDOW, child_environment
+from engine.programs import NO_WINDOW, child_environment, tie_child
 
 MOST_SAID = 2000
 """Bytes of a failed child's error output that go to the log."""
@@ -49,6 +49,7 @@ class TrialProcess:
         except BaseException:
             self._errors.close()
             raise
+        tie_child(self._process.pid)
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name="tandem-trials", daemon=True)
         self._reader.start()

@@ -19,6 +19,7 @@ from engine.errors import EngineError
 from engine.links.bench import GpuBench
 from engine.links.trial import FULL, BothDirections, failed_trials, try_route
 from engine.planning.speed.link_records import Means, trial_document
+from engine.programs import tie_to_parent
 
 
 def run(requests: TextIO, replies: TextIO) -> None:
@@ -51,4 +52,5 @@ def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
 
 
 if __name__ == "__main__":
+    tie_to_parent()
     run(sys.stdin, sys.stdout)

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from engine.programs import NO_WINDOW, child_environment
+from engine.programs import NO_WINDOW, child_environment, tie_child
 from engine.remote.channel import Channel, connected_pair
 from engine.remote.codec import MessageError
 from engine.remote.death import Death, oom_kills
@@ -69,6 +69,7 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
+        tie_child(self.pid)
         self._channel = Channel(ours, TO_ENGINE, FROM_ENGINE)
         self._log: deque[bytes] = deque(maxlen=LOG_KEPT)
         self._messages: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()

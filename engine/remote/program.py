@@ -6,7 +6,6 @@ when it is told to, and when its parent has ended, however that happened.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from engine.events import HostEvent
 from engine.host import ThreadHost
+from engine.programs import tie_to_parent
 from engine.remote.channel import Channel, inherited_connection
 from engine.remote.messages import (
     FROM_ENGINE,
@@ -32,9 +32,6 @@ from engine.remote.sender import EventSender
 CLOSE_S = 4.0
 """Seconds that the engine has to free its model."""
 
-PR_SET_PDEATHSIG = 1
-"""Operation of Linux's `prctl` that names a signal to get when the parent's thread ends."""
-
 OOM_SCORE = "300"
 """Thousandths that Linux adds to this process's size where it must kill one for lack of memory."""
 
@@ -46,8 +43,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # the terminal sends Ctrl+C to both processes; a handler, unlike SIG_IGN, is not inherited
     signal.signal(signal.SIGINT, lambda *_: None)
-    if sys.platform == "linux" and not _tie_to_parent(parent):
-        return 1
+    tie_to_parent()
+    if sys.platform == "linux" and os.getppid() != parent:
+        return 1  # it has ended before
+    _offer_memory()
     channel = Channel(inherited_connection(handle), FROM_ENGINE, TO_ENGINE)
     return 0 if _serve(channel) else 1
 
@@ -79,15 +78,10 @@ def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
     return is_ended
 
 
-def _tie_to_parent(parent: int) -> bool:
-    """Have Linux end this process with its parent; return whether the parent is still there.
-
-    A module that holds the interpreter's lock keeps this process from noticing by itself.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _offer_memory() -> None:
+    """Have Linux end this process rather than the window where memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-    return os.getppid() == parent
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from engine.programs import NO_WINDOW, child_environment, program_command
+from engine.programs import NO_WINDOW, child_environment, program_command, tie_child
 from engine.templates.limits import GRACE_S, MAX_MEMORY, OUT_OF_MEMORY, PIPE_BUFFER
 from engine.templates.watch import AnswerWatch, Excess
 
@@ -38,6 +38,7 @@ class TemplateChild:
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=child_environment(), creationflags=NO_WINDOW, bufsize=PIPE_BUFFER,
         )  # fmt: skip
+        tie_child(self.pid)
         self._is_ready = False
 
     @property
