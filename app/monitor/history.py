@@ -1,26 +1,25 @@
-"""The last minutes of a few time series, in arrays allocated once."""
+"""The last minutes of a few time series.
+
+Plain lists: a few hundred numbers are drawn once a second, and a window that needs no numpy shows
+sooner.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 
 
 class SeriesHistory:
-    """The newest `capacity` entries: a time, and one value per series.
-
-    Every entry is stored twice, `capacity` apart, so that the newest entries are always contiguous
-    piece and are handed out as views.
-    """
+    """The newest `capacity` entries: a time, and one value per series."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._times: Floats = np.zeros(2 * capacity)
-        self._values: dict[str, Floats] = {}
-        self._end = 0
-        self._length = 0
+        self._times = self._kept(())
+        self._values: dict[str, deque[float]] = {}
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -29,31 +28,26 @@ class SeriesHistory:
     def append(self, time_s: float, values: dict[str, float]) -> None:
         """Add an entry; series without a value get NaN, new series NaN for the past."""
         for name in values.keys() - self._values.keys():
-            self._values[name] = np.full(2 * self._capacity, np.nan)
-        slot = self._end % self._capacity
-        for place in (slot, slot + self._capacity):
-            self._times[place] = time_s
-            for name, array in self._values.items():
-                array[place] = values.get(name, np.nan)
-        self._end += 1
-        self._length = min(self._length + 1, self._capacity)
+            self._values[name] = self._kept([math.nan] * len(self._times))
+        self._times.append(time_s)
+        for name, kept in self._values.items():
+            kept.append(values.get(name, math.nan))
 
-    def times(self, since_s: float) -> Floats:
-        """Return the times from `since_s` on, oldest first, as a view."""
-        return self._times[self._window(since_s)]
+    def times(self, since_s: float) -> list[float]:
+        """Return the times from `since_s` on, oldest first."""
+        return list(islice(self._times, self._first(since_s), None))
 
-    def values(self, name: str, since_s: float) -> Floats:
-        """Return the values of a series at `times(since_s)`, as a view."""
-        return self._values[name][self._window(since_s)]
+    def values(self, name: str, since_s: float) -> list[float]:
+        """Return the values of a series at `times(since_s)`."""
+        return list(islice(self._values[name], self._first(since_s), None))
 
     def last(self, name: str) -> float:
         """Return the newest value; NaN if there is none."""
-        if not self._length or name not in self._values:
-            return float("nan")
-        return float(self._values[name][(self._end - 1) % self._capacity])
+        kept = self._values.get(name)
+        return kept[-1] if kept else math.nan
 
-    def _window(self, since_s: float) -> slice:
-        end = (self._end - 1) % self._capacity + self._capacity + 1 if self._length else 0
-        start = end - self._length
-        first = int(np.searchsorted(self._times[start:end], since_s))
-        return slice(start + first, end)
+    def _kept(self, values: Iterable[float]) -> deque[float]:
+        return deque(values, maxlen=self._capacity)
+
+    def _first(self, since_s: float) -> int:
+        return bisect_left(self._times, since_s)

@@ -1,7 +1,7 @@
 """Graphs of the last two minutes: memory, load, speed, and how ranks spend their time.
 
-Drawing takes time of processors that compute, and slows down an engine on a thread of this process:
-everything is drawn once per snapshot of the devices, and not at all while the panel is hidden.
+The window shares the processor with the engine, so drawing slows generation down: everything is
+drawn once per snapshot of the devices, and not at all while the panel is hidden.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from app.monitor.history import SeriesHistory
-from app.monitor.views.history_plot import WINDOW_S, HistoryPlot
+from app.monitor.views.graph import WINDOW_S
+from app.monitor.views.history_plot import HistoryPlot
 from app.monitor.views.timeline_plot import TimelinePlot
 from app.split.figures import rank_labels
 from app.theme import theme_signals
@@ -138,8 +139,6 @@ class MonitorPanel(QWidget):
         self.speed.set_latest([("Speed", 0, f"{rate:.1f}")] if rate > 0 else [])
 
     def _on_theme(self) -> None:
-        for plot in (self.memory, self.load, self.speed):
-            plot.apply_theme()
         self._show_latest()
         self._show_timeline()
 
@@ -153,8 +152,6 @@ class MonitorPanel(QWidget):
             layout.addWidget(plot, 1)
         layout.addWidget(self.timeline, 1)
         self.timeline.hide()
-        self.load.link_x(self.memory)
-        self.speed.link_x(self.memory)
         self.setMinimumHeight(120)
         self._show_latest()
 

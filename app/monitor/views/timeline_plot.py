@@ -5,16 +5,17 @@ A good split keeps all ranks computing: a rank that waits has too small a share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.monitor.history import Floats, SeriesHistory
-from app.monitor.views.history_plot import AXIS_WIDTH, WINDOW_S, lay_out
+from app.monitor.history import SeriesHistory
+from app.monitor.views.graph import AXIS_WIDTH, WINDOW_S
+from app.monitor.views.history_plot import lay_out
 from app.theme import mix, theme
 from app.widgets.text import LegendLabel, Sign, set_tip
 from engine import TokenTimes
@@ -135,25 +136,27 @@ class _Strips(QWidget):
         since = self._now_s - WINDOW_S
         if f"{rank} computed" not in self._history.series:
             return
-        places = (self._history.times(since) - since) / WINDOW_S
+        places = [(time_s - since) / WINDOW_S for time_s in self._history.times(since)]
         n_bins = max(1, int(area.width()) // BIN_PIXELS)
         computed = binned(places, self._history.values(f"{rank} computed", since), n_bins)
         waited = binned(places, self._history.values(f"{rank} waited", since), n_bins)
         pale = QBrush(QColor(mix(full.name(), colours.raised, WAIT_FADE)))
         width = area.width() / n_bins
-        for at in np.flatnonzero(~np.isnan(computed)):
+        for at, (part_computed, part_waited) in enumerate(zip(computed, waited, strict=True)):
+            if math.isnan(part_computed):
+                continue
             left = area.left() + at * width
-            busy = area.height() * computed[at]
-            wait = min(area.height() - busy, area.height() * waited[at])
+            busy = area.height() * part_computed
+            wait = min(area.height() - busy, area.height() * part_waited)
             painter.fillRect(QRectF(left, area.bottom() - busy, width, busy), full)
             painter.fillRect(QRectF(left, area.bottom() - busy - wait, width, wait), pale)
 
 
-def binned(places: Floats, values: Floats, n_bins: int) -> Floats:
+def binned(places: Sequence[float], values: Sequence[float], n_bins: int) -> list[float]:
     """Return the mean value in each of `n_bins` equal parts of 0 to 1; NaN for empty ones."""
-    at = np.minimum((places * n_bins).astype(int), n_bins - 1)
-    counts = np.bincount(at, minlength=n_bins)
-    sums = np.bincount(at, weights=values, minlength=n_bins)
-    means = np.full(n_bins, np.nan)
-    np.divide(sums, counts, out=means, where=counts > 0)
-    return means
+    counts, sums = [0] * n_bins, [0.0] * n_bins
+    for place, value in zip(places, values, strict=True):
+        at = min(int(place * n_bins), n_bins - 1)
+        counts[at] += 1
+        sums[at] += value
+    return [total / n if n else math.nan for total, n in zip(sums, counts, strict=True)]

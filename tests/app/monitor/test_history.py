@@ -32,7 +32,7 @@ def test_a_window_of_the_ring_equals_that_of_a_list(
         history.append(now, values)
         plain.append((now, values))
     kept = [entry for entry in plain[-capacity:] if entry[0] >= since]
-    assert history.times(since).tolist() == [time for time, _ in kept]
+    assert history.times(since) == [time for time, _ in kept]
     for name in history.series:
         expected = [values.get(name, math.nan) for _, values in kept]
         np.testing.assert_array_equal(history.values(name, since), expected)
@@ -40,19 +40,8 @@ def test_a_window_of_the_ring_equals_that_of_a_list(
         np.testing.assert_equal(history.last("a"), plain[-1][1].get("a", math.nan))
 
 
-def test_reading_copies_nothing() -> None:
-    """Results are contiguous views of the arrays allocated at the start."""
-    history = SeriesHistory(4)
-    for time in range(11):
-        history.append(time, {"a": time})
-    values = history.values("a", 0)
-    assert values.tolist() == [7, 8, 9, 10]
-    assert values.base is not None
-    assert values.flags.c_contiguous
-
-
 def test_an_empty_history_has_nothing() -> None:
     """There are no times and no values, and the last value is NaN."""
     history = SeriesHistory(3)
-    assert history.times(0).size == 0
+    assert history.times(0) == []
     assert math.isnan(history.last("a"))

@@ -9,7 +9,8 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from app.monitor.views.history_plot import WINDOW_S, HistoryPlot, _tick
+from app.monitor.views.graph import AXIS_WIDTH, WINDOW_S, tick
+from app.monitor.views.history_plot import HistoryPlot
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.theme import apply_theme, theme
 from app.widgets.axis import nice_top
@@ -28,8 +29,8 @@ def reading(at: float, loads: Sequence[float | None], used: int = 6) -> list[Dev
 
 
 def curve(plot: HistoryPlot, name: str) -> tuple[list[float], list[float]]:
-    x, y = plot._curves[name].getData()
-    return list(x), list(y)
+    shown = plot.graph.curves[name]
+    return list(shown.ages), list(shown.values)
 
 
 def has_colour(image: QImage, colour: str) -> bool:
@@ -55,7 +56,7 @@ def test_the_last_two_minutes_are_drawn_up_to_now(monitor: MonitorPanel) -> None
 
 
 def test_the_scale_has_no_exponents() -> None:
-    assert [_tick(value) for value in (0.0, 11.75, 500.0, 2000.0, 12500.0)] == [
+    assert [tick(value) for value in (0.0, 11.75, 500.0, 2000.0, 12500.0)] == [
         "0", "11.8", "500", "2000", "12500",
     ]  # fmt: skip
 
@@ -65,10 +66,9 @@ def test_each_device_has_the_colour_of_its_place_in_the_list(monitor: MonitorPan
     for second in range(60):
         monitor.add_snapshots(reading(1000.0 + second, [90.0, 50.0]))
     for index, name in enumerate(("cuda:0", "cuda:1", "cpu")):
-        pen = monitor.load._curves[name].opts["pen"]
-        assert pen.color().name() == theme().device_colour(index)
+        assert monitor.load.graph.curves[name].colour == index
     QApplication.processEvents()
-    image = monitor.load.plot.grab().toImage()
+    image = monitor.load.graph.grab().toImage()
     assert has_colour(image, theme().device_colour(1))
     assert not has_colour(image, theme().device_colour(4))
 
@@ -107,10 +107,10 @@ def test_a_message_is_marked_until_it_leaves_the_window(monitor: MonitorPanel) -
     monitor.mark_message()
     now = time.monotonic()
     monitor.add_snapshots(reading(now + 30, [1.0]))
-    (mark,) = monitor.speed._marks
-    assert mark.value() == pytest.approx(-30, abs=0.5)
+    (mark,) = monitor.speed.graph.marks
+    assert mark == pytest.approx(-30, abs=0.5)
     monitor.add_snapshots(reading(now + 130, [1.0]))
-    assert monitor.speed._marks == []
+    assert monitor.speed.graph.marks == []
 
 
 def test_a_gpu_that_is_lost_leaves_a_gap_and_the_rest_goes_on(monitor: MonitorPanel) -> None:
@@ -130,26 +130,43 @@ def test_nothing_is_drawn_while_hidden_and_all_is_there_when_shown(monitor: Moni
     monitor.hide()
     for second in range(10):
         monitor.add_snapshots(reading(1000.0 + second, [second]))
-    assert monitor.load._curves == {}
+    assert monitor.load.graph.curves == {}
     monitor.show()
     assert curve(monitor.load, "cuda:0")[1] == list(range(10))
 
 
 def test_the_graphs_follow_the_theme(monitor: MonitorPanel, qapp: QApplication) -> None:
     """Curves take the colours of another theme at once."""
-    monitor.add_snapshots(reading(1000.0, [5.0]))
+    for second in range(60):
+        monitor.add_snapshots(reading(1000.0 + second, [5.0]))
     apply_theme(qapp, "light")
-    assert monitor.load._curves["cuda:0"].opts["pen"].color().name() == theme().device_colour(0)
+    QApplication.processEvents()
+    assert has_colour(monitor.load.graph.grab().toImage(), theme().device_colour(0))
     assert theme().device_colour(0) in monitor.load.latest.text()
     apply_theme(qapp, "dark")
 
 
 def test_the_graphs_share_one_time_axis(monitor: MonitorPanel) -> None:
-    """Simultaneous events are at the same place in all three."""
-    monitor.memory.plot.setXRange(-50, 0, padding=0)
-    for plot in (monitor.load, monitor.speed):
-        low, high = plot.plot.getViewBox().viewRange()[0]
-        assert (low, high) == pytest.approx((-50, 0), abs=2)
+    """Simultaneous events are at the same place in all three: the axes begin and end alike."""
+    for plot in (monitor.memory, monitor.load, monitor.speed):
+        ends = (plot.graph.point(-WINDOW_S, 0).x(), plot.graph.point(0, 0).x())
+        assert ends == pytest.approx((AXIS_WIDTH, plot.width()), abs=1)
+
+
+def test_a_value_lies_at_its_height(monitor: MonitorPanel) -> None:
+    """Half of the scale is painted half way up, and nothing where a value is missing."""
+    for second in range(120):
+        load = None if second >= 60 else 50.0
+        monitor.add_snapshots(reading(1000.0 + second, [load]))
+    QApplication.processEvents()
+    graph = monitor.load.graph
+    image = graph.grab().toImage()
+    at = graph.point(-90, 50).toPoint()
+    colour = theme().device_colour(0)
+    assert has_colour(image.copy(at.x(), at.y() - 2, 1, 5), colour)
+    assert not has_colour(image.copy(at.x(), at.y() - 12, 1, 5), colour)
+    gap = graph.point(-30, 50).toPoint()
+    assert not has_colour(image.copy(gap.x(), gap.y() - 2, 1, 5), colour)
 
 
 def test_a_refresh_costs_less_than_one_percent_of_a_core(monitor: MonitorPanel) -> None:

@@ -1,0 +1,131 @@
+"""Curves over the last two minutes, painted; a library of plots takes longer to import than the
+whole window to show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from app.theme import theme
+
+WINDOW_S: Final = 120.0
+AXIS_WIDTH: Final = 44
+"""Width in pixels: room for five digits."""
+AXIS_GAP: Final = 6
+TICK_PIXELS: Final = 11
+ROOM: Final = 7
+"""Pixels above and below the scale, for half a line of text."""
+GRID_ALPHA: Final = 0.2
+LINE_WIDTH: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve, with NaN where it has a gap.
+
+    Attributes:
+        colour: index of its device colour.
+        ages: minus the age of each value, in seconds.
+    """
+
+    colour: int
+    ages: Sequence[float]
+    values: Sequence[float]
+
+
+class Graph(QWidget):
+    """Curves and vertical marks over a scale from 0; all graphs have the same time axis.
+
+    Attributes:
+        top: upper end of the scale.
+        curves: what is shown, by name.
+        marks: minus the ages of the dotted lines, in seconds.
+    """
+
+    def __init__(self, top: float, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.top = top
+        self.curves: Mapping[str, Curve] = {}
+        self.marks: Sequence[float] = ()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+
+    def show_curves(self, curves: Mapping[str, Curve], top: float) -> None:
+        """Draw these curves on a scale that ends at `top`."""
+        self.curves, self.top = curves, top
+        self.update()
+
+    def set_marks(self, marks: Sequence[float]) -> None:
+        """Draw dotted lines at these times, given as minus their ages in seconds."""
+        self.marks = marks
+        self.update()
+
+    def area(self) -> QRectF:
+        """Return the place of the curves."""
+        inner = QRectF(self.rect()).adjusted(AXIS_WIDTH, ROOM, 0, -ROOM)
+        return inner if inner.isValid() else QRectF()
+
+    def point(self, age: float, value: float) -> QPointF:
+        """Return the place of a value at minus its age."""
+        area = self.area()
+        x = area.right() + age / WINDOW_S * area.width()
+        return QPointF(x, area.bottom() - value / self.top * area.height())
+
+    def sizeHint(self) -> QSize:
+        return QSize(160, 60)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        area = self.area()
+        if area.isEmpty():
+            return
+        painter = QPainter(self)
+        self._paint_scale(painter, area)
+        painter.setClipRect(area.adjusted(0, -ROOM, 0, ROOM))
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(QColor(theme().muted), 1, Qt.PenStyle.DotLine))
+        for mark in self.marks:
+            x = self.point(mark, 0).x()
+            painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
+        for curve in self.curves.values():
+            painter.setPen(QPen(QColor(theme().device_colour(curve.colour)), LINE_WIDTH))
+            for line in self._lines(curve):
+                painter.drawPolyline(line)
+
+    def _paint_scale(self, painter: QPainter, area: QRectF) -> None:
+        """Paint three lines with their values."""
+        font = painter.font()
+        font.setPixelSize(TICK_PIXELS)
+        painter.setFont(font)
+        muted = QColor(theme().muted)
+        faint = QColor(muted)
+        faint.setAlphaF(GRID_ALPHA)
+        side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        for value in (0.0, self.top / 2, self.top):
+            y = self.point(0, value).y()
+            painter.setPen(faint)
+            painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
+            painter.setPen(muted)
+            place = QRectF(0, y - ROOM, AXIS_WIDTH - AXIS_GAP, 2 * ROOM)
+            painter.drawText(place, side, tick(value))
+
+    def _lines(self, curve: Curve) -> Iterator[list[QPointF]]:
+        """Yield the pieces of a curve between its gaps."""
+        line: list[QPointF] = []
+        for age, value in zip(curve.ages, curve.values, strict=True):
+            if not math.isnan(value):
+                line.append(self.point(age, value))
+            elif line:
+                yield line
+                line = []
+        if line:
+            yield line
+
+
+def tick(value: float) -> str:
+    """Return a value on the scale in at least three digits, without an exponent."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
