@@ -20,21 +20,12 @@ if TYPE_CHECKING:
         PeerMode,
         SamplingParams,
     )
-    from engine.devices import (
-        DeviceInfo,
-        DeviceMonitor,
-        DeviceSnapshot,
-        Link,
-        Pcie,
-        Topology,
-        cuda_status,
-        hidden_gpus,
-        list_devices,
-        parse_devices,
-        parse_target,
-        read_topology,
-    )
+    from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
+    from engine.devices.links import Link, Pcie, Topology, read_topology
+    from engine.devices.monitor import DeviceMonitor
     from engine.devices.routes import Way
+    from engine.devices.selection import parse_devices, parse_target
+    from engine.devices.types import DeviceInfo, DeviceSnapshot
     from engine.errors import (
         Cancelled,
         CommError,
@@ -107,13 +98,8 @@ if TYPE_CHECKING:
     from engine.measuring.kernel_tuning import tune_kernels
     from engine.measuring.link_speed import LinkSpeed, measure_link
     from engine.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
-    from engine.models.info import (
-        Inspection,
-        ModelInfo,
-        TensorSummary,
-        inspect_model,
-        read_model_info,
-    )
+    from engine.models.description import Inspection, ModelInfo, TensorSummary
+    from engine.models.info import inspect_model, read_model_info
     from engine.planning.alternative import Alternative
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
@@ -171,7 +157,8 @@ if TYPE_CHECKING:
     from engine.remote.process_host import ProcessHost
     from engine.runtime.kernel_proof import prove_cards
     from engine.runtime.timeline import RankTimes, TokenTimes
-    from engine.text import ChatTemplate, load_tokenizer
+    from engine.text.chat_template import ChatTemplate
+    from engine.text.loader import load_tokenizer
     from engine.text.messages import ChatMessage
     from engine.tuning import tune
     from engine.version import package_version
@@ -358,10 +345,11 @@ _HOME = {
         "KV_TYPES", "PEER_MODES", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
         "SamplingParams",
     ),
-    "devices": (
-        "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "Link", "Pcie", "Topology", "cuda_status",
-        "hidden_gpus", "list_devices", "parse_devices", "parse_target", "read_topology",
-    ),
+    "devices.catalog": ("cuda_status", "hidden_gpus", "list_devices"),
+    "devices.links": ("Link", "Pcie", "Topology", "read_topology"),
+    "devices.monitor": ("DeviceMonitor",),
+    "devices.selection": ("parse_devices", "parse_target"),
+    "devices.types": ("DeviceInfo", "DeviceSnapshot"),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
         "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
@@ -392,7 +380,8 @@ _HOME = {
     "host": ("EngineHost", "ThreadHost"),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),
-    "models.info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
+    "models.description": ("Inspection", "ModelInfo", "TensorSummary"),
+    "models.info": ("inspect_model", "read_model_info"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "generation.scoring": ("Perplexity", "perplexity"),
     "planning.memory": ("DeviceMemory", "MemoryUse"),
@@ -405,7 +394,8 @@ _HOME = {
     ),
     "planning.tensor_map": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
-    "text": ("ChatTemplate", "load_tokenizer"),
+    "text.chat_template": ("ChatTemplate",),
+    "text.loader": ("load_tokenizer",),
     "runtime.kernel_proof": ("prove_cards",),
     "runtime.timeline": ("RankTimes", "TokenTimes"),
     "planning.token_work": ("TokenWork", "token_work"),

@@ -34,13 +34,15 @@ from engine.gguf.identity import file_stamp, model_hash
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import explain_faults, has_stopped
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
-from engine.models.info import ModelInfo, describe
+from engine.models.description import ModelInfo
+from engine.models.info import describe
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
 from engine.sampling.token_source import Logits
-from engine.text import ChatTemplate, Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 """An empty mapping that nobody can fill: the default of `reserve`."""

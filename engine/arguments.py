@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.config import ControlVector
-from engine.devices import parse_devices, parse_target
+from engine.devices.selection import parse_devices, parse_target
 from engine.errors import SplitError
 
 

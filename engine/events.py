@@ -31,7 +31,7 @@ from engine.config import SPLIT_MODES, LoadParams, SamplingParams
 from engine.errors import EngineError
 from engine.generation.results import GenerationEvent
 from engine.hardware.fallbacks import Fallback
-from engine.models.info import ModelInfo
+from engine.models.description import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.progress import LoadProgress, StateProgress
 from engine.text.messages import ChatMessage

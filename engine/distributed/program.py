@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.config import LoadParams, SamplingParams
 from engine.cpu.kernels.isa import chosen
-from engine.devices import parse_devices
+from engine.devices.selection import parse_devices
 from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
 from engine.distributed.wire import GlooWire
 from engine.errors import EngineError, NoDevice
@@ -39,7 +39,7 @@ from engine.progress import never
 
 if TYPE_CHECKING:
     from engine.sampling.token_source import Logits
-    from engine.text import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
 LIMIT_S = 300.0
 """Default number of seconds without data after which a rank that is waited for counts as lost."""

@@ -28,7 +28,8 @@ from engine.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from engine.generation.session import Session
     from engine.sampling.token_source import Logits
-    from engine.text import StreamDecoder, Tokenizer
+    from engine.text.stream import StreamDecoder
+    from engine.text.tokenizer import Tokenizer
 
 
 class StopMatcher:

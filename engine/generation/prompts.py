@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import PromptError, TemplateError
-from engine.text import (
-    NO_VOCABULARY,
-    ChatTemplate,
-    Tokenizer,
-    chat_template_from_metadata,
-    has_vocabulary,
-)
+from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
+from engine.text.support import NO_VOCABULARY, has_vocabulary
+from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from engine.errors import EngineError, PromptError
 
 if TYPE_CHECKING:
-    from engine.models.info import ModelInfo
+    from engine.models.description import ModelInfo
     from engine.sampling.token_source import Logits
-    from engine.text import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
 MAX_NLL = 700.0
 """Upper bound of a mean loss in nats, as the exponential of more is no F64 number."""

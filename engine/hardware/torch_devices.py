@@ -11,9 +11,12 @@ from typing import Any
 import psutil
 import torch
 
-from engine.devices import DeviceInfo, DeviceMonitor, cuda_status, list_devices, require_devices
+from engine.devices.catalog import cuda_status, list_devices
+from engine.devices.monitor import DeviceMonitor
+from engine.devices.selection import require_devices
 from engine.devices.stopped import stopped_gpus
 from engine.devices.torch_build import find_torch_build
+from engine.devices.types import DeviceInfo
 from engine.devices.visibility import ORDER, PCI_ORDER
 from engine.devices.wheels import amd_command, choose_wheel
 from engine.errors import NoDevice

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.cuda import nccl
 
-from engine.devices import read_topology
+from engine.devices.links import read_topology
 from engine.devices.routes import Place
 from engine.errors import EngineError
 from engine.gpu.comm.slots import PacketSlot, new_slot

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.devices import list_devices, read_topology
+from engine.devices.catalog import list_devices
+from engine.devices.links import read_topology
 from engine.devices.routes import Pair, Place
 from engine.devices.types import DeviceInfo
 from engine.hardware.backend_choice import kernels_for

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
-from engine.devices import list_devices, parse_devices
+from engine.devices.catalog import list_devices
+from engine.devices.selection import parse_devices
 from engine.errors import EngineError
 from engine.hardware.faults import explain_faults
 from engine.hardware.gpu_path import find_gpu_path

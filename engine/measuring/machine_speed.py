@@ -15,8 +15,8 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import torch
 from torch import Tensor
 
-from engine.devices import DeviceInfo
 from engine.devices.host import usable_cores
+from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import EngineError, InvalidGGUF
 from engine.gguf import GGUFFile
+from engine.models.description import Inspection, ModelInfo, TensorSummary
 from engine.sharding.parts import SplitPart, split_parts
 
 FILE_TYPES = {
@@ -23,86 +23,15 @@ UNKNOWN = "unknown"
 MAX_NAME = 200  # characters of a model's name to show
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Description of a model file.
-
-    Attributes:
-        path: path of the file.
-        name: name of the model.
-        architecture: `general.architecture`, or "unknown".
-        supported: whether Tandem can run the architecture.
-        n_layer: number of layers.
-        n_embd: width of the hidden state.
-        n_head, n_head_kv: number of query and key-value heads; the largest if layers differ.
-        n_vocab: number of tokens.
-        n_ctx_train: context length that it was trained for.
-        n_params: number of parameters.
-        n_bytes: size of the file, with all its parts.
-        quant: common name of the file's quantisation, such as "Q4_K_M".
-        has_chat_template: whether the file has a chat template.
-        tensor_types: pairs of a type name and its number of tensors, most used first.
-    """
-
-    path: str
-    name: str
-    architecture: str
-    supported: bool
-    n_layer: int
-    n_embd: int
-    n_head: int
-    n_head_kv: int
-    n_vocab: int
-    n_ctx_train: int
-    n_params: int
-    n_bytes: int
-    quant: str
-    has_chat_template: bool
-    tensor_types: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSummary:
-    """Description of a tensor of a file; `shape` has the slowest dimension first."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    n_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The whole header of a file, for people.
-
-    Attributes:
-        info: description of the model.
-        version: version of the GGUF format.
-        files: paths of all parts.
-        metadata: pairs of a key and a short text of its value, in file order.
-        tensors: tensors in file order.
-        warnings: sentences on what will be wrong with the loaded model.
-        problem: sentence with which loading would fail; empty if none is known.
-        parts: parts of the model and how finely each can be cut; empty with a problem.
-    """
-
-    info: ModelInfo
-    version: int
-    files: tuple[str, ...]
-    metadata: tuple[tuple[str, str], ...]
-    tensors: tuple[TensorSummary, ...]
-    warnings: tuple[str, ...]
-    problem: str
-    parts: tuple[SplitPart, ...]
-
-
 def inspect_model(path: str | Path) -> Inspection:
     """Read the whole header of `path` (any part of a split file).
 
     Raises:
         ModelFileError: the file is missing or is not GGUF.
     """
-    from engine.text import tokenizer_warnings  # late: a window that only describes starts sooner
+    from engine.text.support import (
+        tokenizer_warnings,  # late: a window that only describes starts sooner
+    )
 
     with GGUFFile.open(path) as file:
         problem, parts = _parts(file)

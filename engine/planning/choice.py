@@ -23,7 +23,7 @@ from engine.planning.search.results import GOALS, Goal, Speeds
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
-    from engine.models.info import ModelInfo
+    from engine.models.description import ModelInfo
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.workload import ModelWorkload
     from engine.planning.plan import Plan

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.gguf import GGUFFile
-from engine.models.info import ModelInfo, describe
+from engine.models.description import ModelInfo
+from engine.models.info import describe
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.evaluation.handle_positions import Positions, positions_of

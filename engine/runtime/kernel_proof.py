@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from engine.devices import DeviceInfo, list_devices
+from engine.devices.catalog import list_devices
+from engine.devices.types import DeviceInfo
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.hardware.backend_choice import (
     VARIABLE,

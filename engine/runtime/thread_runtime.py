@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.cleanup import call_all
-from engine.devices import list_devices
+from engine.devices.catalog import list_devices
 from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels

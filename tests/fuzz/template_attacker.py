@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from engine.errors import TemplateError
-from engine.text import ChatTemplate
+from engine.text.chat_template import ChatTemplate
 from tests.helpers.peak_memory import PeakMemory
 from tests.helpers.template_attacks import (
     DEEP_SOURCES,

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.gguf.metadata import Metadata
 from engine.gguf.reader import GGUFFile
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.helpers import raw_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from engine.config import PEER_MODES, PeerMode
-from engine.devices import DeviceInfo, list_devices, read_topology
-from engine.devices.types import CPU
+from engine.devices.catalog import list_devices
+from engine.devices.links import read_topology
+from engine.devices.types import CPU, DeviceInfo
 from engine.hardware.cuda_overhead import use_overheads
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set

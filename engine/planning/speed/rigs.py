@@ -59,7 +59,7 @@ class Rig:
         return {device.id: device.free_bytes for device in self.devices}
 
     def list_devices(self) -> list[DeviceInfo]:
-        """Return the devices, in place of `engine.devices.list_devices`."""
+        """Return the devices, in place of `engine.list_devices`."""
         return list(self.devices)
 
 

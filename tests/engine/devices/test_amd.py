@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.devices import DeviceInfo, DeviceMonitor, cuda_status, hidden_gpus, list_devices
+from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
 from engine.devices.drivers import amd as amd_module
 from engine.devices.drivers.adapters import Adapter
+from engine.devices.monitor import DeviceMonitor
 from engine.devices.torch_build import TorchBuild
+from engine.devices.types import DeviceInfo
 from engine.errors import NoDevice
 from tests.helpers.fake_amd import (
     BUILT_IN,

@@ -11,18 +11,12 @@ import types
 import psutil
 import pytest
 
-from engine.devices import (
-    DeviceInfo,
-    cuda_status,
-    hidden_gpus,
-    list_devices,
-    parse_devices,
-    parse_target,
-    require_devices,
-    torch_build,
-)
+from engine.devices import torch_build
+from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
 from engine.devices.drivers.adapters import Adapter
+from engine.devices.selection import parse_devices, parse_target, require_devices
 from engine.devices.torch_build import TorchBuild, find_torch_build
+from engine.devices.types import DeviceInfo
 from engine.devices.visibility import variables_for, visible, visible_problem
 from engine.errors import NoDevice
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus, use_build
@@ -487,7 +481,7 @@ def test_a_missing_torch_is_noticed(monkeypatch):
 
 def test_devices_and_sampler_never_import_torch():
     code = (
-        "import sys, engine.sampling.sampler, engine.devices as d; "
+        "import sys, engine.sampling.sampler, engine.devices.catalog as d; "
         "d.list_devices(); d.cuda_status(); "
         "d.DeviceMonitor().snapshot(); sys.exit('torch' in sys.modules)"
     )

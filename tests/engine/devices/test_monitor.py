@@ -7,7 +7,9 @@ import types
 import psutil
 import pytest
 
-from engine.devices import DeviceMonitor, host, list_devices
+from engine.devices import host
+from engine.devices.catalog import list_devices
+from engine.devices.monitor import DeviceMonitor
 from engine.errors import NoDevice
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus
 

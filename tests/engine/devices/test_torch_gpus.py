@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from engine.devices import DeviceMonitor, cuda_status, list_devices
+from engine.devices.catalog import cuda_status, list_devices
 from engine.devices.drivers import torch_gpus
+from engine.devices.monitor import DeviceMonitor
 from engine.devices.torch_build import TorchBuild
 from tests.helpers.fake_nvml import GIB, install, no_gpus, three_gpus, use_build
 

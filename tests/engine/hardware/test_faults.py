@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from engine.devices import list_devices, parse_devices, require_devices
+from engine.devices.catalog import list_devices
+from engine.devices.selection import parse_devices, require_devices
 from engine.devices.stopped import mark_stopped, stopped_gpus
 from engine.errors import CommError, DeviceStopped, EngineError, KernelError
 from engine.hardware import host_memory, torch_devices

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.devices import list_devices
+from engine.devices.catalog import list_devices
 from engine.devices.torch_build import TorchBuild
 from engine.errors import EngineError
 from engine.hardware import gpu_path

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.devices import list_devices
+from engine.devices.catalog import list_devices
 from engine.devices.torch_build import TorchBuild
 from engine.devices.types import DeviceInfo
 from engine.errors import NoDevice

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from engine import DeviceSpeed, EngineError, NoDevice, list_devices, measure_device
-from engine.devices import DeviceInfo
 from engine.devices.host import usable_cores
+from engine.devices.types import DeviceInfo
 from engine.measuring.machine_speed import measure_facts
 from engine.measuring.weight_speed import Probe, measurable, measure_weights
 from engine.planning.speed.machine_file import MachineFile

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from engine.devices import require_devices
+from engine.devices.selection import require_devices
 from engine.devices.types import DeviceInfo
 from engine.errors import OutOfDeviceMemory
 from engine.gpu import self_test, self_test_program

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from engine.errors import TemplateError
-from engine.text import ChatTemplate
+from engine.text.chat_template import ChatTemplate
 from tests.helpers.peak_memory import PeakMemory
 from tests.helpers.template_attacks import (
     DEEP_SOURCES,

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from engine.errors import TemplateError
-from engine.text import ChatTemplate, chat_template_from_metadata, fallback_template
+from engine.text.chat_template import ChatTemplate, chat_template_from_metadata, fallback_template
 from tests.helpers.vocabularies import metadata, spm, tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
