@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
@@ -23,7 +24,6 @@ from engine import (
     Cancelled,
     ChatMessage,
     ContextShifted,
-    EngineHost,
     EngineReady,
     Event,
     Failed,
@@ -53,6 +53,9 @@ from engine import (
     TuneStarted,
     Unload,
 )
+
+if TYPE_CHECKING:
+    from engine import EngineHost
 
 log = logging.getLogger(__name__)
 

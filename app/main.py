@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Qt, QTimer, Slot
 from PySide6.QtWidgets import QApplication
@@ -43,10 +44,12 @@ from engine import (
     EngineError,
     Finished,
     LoadParams,
-    Rig,
     list_devices,
     parse_rig,
 )
+
+if TYPE_CHECKING:
+    from engine import Rig
 
 log = logging.getLogger(__name__)
 

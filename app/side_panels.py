@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
@@ -21,7 +22,10 @@ from app.tune.presenter import TunePresenter
 from app.tune.views.tune_dialog import TuneDialog
 from app.widgets.buttons import button
 from app.widgets.text import set_tip
-from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded, Rig
+from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import Rig
 
 
 class SidePanels(QObject):

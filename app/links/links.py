@@ -8,27 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import engine  # for names that need torch, which are resolved when they are used
-from engine import (
-    DeviceInfo,
-    EngineError,
-    Link,
-    LinkFacts,
-    LinkRecord,
-    Links,
-    MachineFile,
-    Pcie,
-    PeerMode,
-    Rig,
-    Topology,
-    chosen_way,
-    known_links,
-    link_problems,
-    read_topology,
-    speed_of,
-)
+from engine import DeviceInfo, EngineError, PeerMode
+
+if TYPE_CHECKING:
+    from engine import LinkFacts, LinkRecord, Links, Rig
 
 LINK_NAMES: Final = {
     "nvlink": "NVLink", "p2p": "PCIe, directly", "host": "by the host's memory",
@@ -110,18 +96,21 @@ class LinksPicture:
 
 
 def known_routes(
-    devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile, p2p: PeerMode = "auto"
+    devices: Sequence[DeviceInfo],
+    topology: engine.Topology,
+    file: engine.MachineFile,
+    p2p: PeerMode = "auto",
 ) -> tuple[KnownRoute, ...]:
     """Return the tested routes between GPUs; pairs that were never tested are left out."""
     forbidden = {frozenset((link.a, link.b)) for link in topology.links if link.peer_problem}
     found = []
     for (source, goal), record in file.proofs(devices).items():
         mode: PeerMode = "off" if frozenset((source, goal)) in forbidden else p2p
-        route = chosen_way(record, mode)
+        route = engine.chosen_way(record, mode)
         found.append(
             KnownRoute(
                 source, goal, PLACES[route.stores], PLACES[route.copies], record,
-                speed_of(record, route), link_problems(source, goal, record, mode),
+                engine.speed_of(record, route), engine.link_problems(source, goal, record, mode),
             )
         )  # fmt: skip
     return tuple(found)
@@ -132,16 +121,18 @@ def read_links(devices: Sequence[DeviceInfo], rig: Rig | None = None) -> LinksPi
     if rig is not None:
         return links_picture(rig.devices, rig.topology, rig.links, {})
     usable = [device for device in devices if device.usable]
-    file, topology = MachineFile.of_user(), read_topology()
+    file, topology = engine.MachineFile.of_user(), engine.read_topology()
     routes = known_routes(usable, topology, file)
     tested = {(route.source, route.goal): route.speed for route in routes if route.speed}
     measured = {**file.links(usable), **tested}
-    return links_picture(usable, topology, known_links(usable, topology, file), measured, routes)
+    return links_picture(
+        usable, topology, engine.known_links(usable, topology, file), measured, routes
+    )
 
 
 def links_picture(
     devices: Sequence[DeviceInfo],
-    topology: Topology,
+    topology: engine.Topology,
     links: Links,
     measured: Mapping[tuple[str, str], LinkFacts],
     routes: Sequence[KnownRoute] = (),
@@ -167,7 +158,7 @@ def links_picture(
     return LinksPicture(tuple(_node(device, slots.get(device)) for device in ids), tuple(edges))
 
 
-def _node(device: str, slot: Pcie | None) -> Node:
+def _node(device: str, slot: engine.Pcie | None) -> Node:
     if slot is None or not (slot.generation and slot.width):
         return Node(device)
     now = (slot.generation, slot.width)
@@ -177,7 +168,7 @@ def _node(device: str, slot: Pcie | None) -> Node:
 
 
 def _edge(
-    a: str, b: str, link: Link | None, facts: LinkFacts, routes: Sequence[KnownRoute],
+    a: str, b: str, link: engine.Link | None, facts: LinkFacts, routes: Sequence[KnownRoute],
     *, is_measured: bool,
 ) -> Edge:  # fmt: skip
     if link is None:
@@ -208,7 +199,7 @@ def slot_text(generation: int, width: int) -> str:
     return f"{generation}.0 x{width}" if generation and width else "?"
 
 
-def route_text(link: Link) -> str:
+def route_text(link: engine.Link) -> str:
     """Return a link as "4 × NVLink 3" or "PCIe, directly"."""
     name = LINK_NAMES[link.kind]
     if link.n_nvlink:
@@ -230,7 +221,7 @@ def measure_links(
         say: receives a sentence on each measurement, and on each that failed and is left out.
         is_stopped: called before each measurement; True ends the work.
     """
-    file = MachineFile.of_user()
+    file = engine.MachineFile.of_user()
     usable = [device for device in devices if device.usable]
     for device in usable:
         if is_stopped():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -11,9 +12,12 @@ from app.background import LatestJob
 from app.links.links import LinksPicture, measure_links, read_links
 from app.links.views.links_panel import LinksPanel
 from app.split.figures import rank_labels
-from engine import DeviceInfo, EngineError, Rig
+from engine import DeviceInfo, EngineError
 
-Reader = Callable[[Sequence[DeviceInfo], Rig | None], LinksPicture]
+if TYPE_CHECKING:
+    from engine import Rig
+
+Reader = Callable[[Sequence[DeviceInfo], "Rig | None"], LinksPicture]
 """Reads the links, as `read_links` does."""
 Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
 """Measures devices and links, as `measure_links` does."""

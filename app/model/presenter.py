@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -14,7 +15,10 @@ from app.model.views.start_view import StartView
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.split.session import SplitSession
-from engine import Choice, ModelInfo, ModelLoaded
+from engine import ModelInfo, ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
-from engine import (
-    Choice,
-    EngineError,
-    LoadParams,
-    ModelInfo,
-    ModelLoaded,
-    ModelResplit,
-    read_model_info,
-)
+from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit, read_model_info
+
+if TYPE_CHECKING:
+    from engine import Choice
 
 JOIN_S = 5.0
 

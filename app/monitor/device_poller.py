@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from engine import DeviceMonitor
+import engine
 
 DEFAULT_INTERVAL_S = 1.0
 
@@ -26,7 +26,7 @@ class DevicePoller(QObject):
     ) -> None:
         super().__init__(parent)
         self._interval_s = interval_s
-        self._monitor: DeviceMonitor | None = None
+        self._monitor: engine.DeviceMonitor | None = None
 
     @property
     def is_running(self) -> bool:
@@ -35,7 +35,7 @@ class DevicePoller(QObject):
     def start(self) -> None:
         """Start reading, unless it has started."""
         if self._monitor is None:
-            self._monitor = DeviceMonitor()
+            self._monitor = engine.DeviceMonitor()
             self._monitor.start(self.snapshots.emit, self._interval_s)
 
     def stop(self) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from app.placement.pins import Part, is_pinned
 from app.units import size_text
-from engine import PlacementMap, TensorPlace
+
+if TYPE_CHECKING:
+    from engine import PlacementMap, TensorPlace
 
 PARTS: Final = ("attention", "recurrent", "ffn", "experts", "shared")
 PART_TITLES: Final = {

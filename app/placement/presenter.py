@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from PySide6.QtCore import QObject, QTimer, Slot
 
+import engine
 from app.background import LatestJob
 from app.placement.pins import Part, with_pins
 from app.placement.views.device_chips import PinTarget
@@ -16,7 +17,10 @@ from app.split.figures import rank_labels
 from app.split.picture import SplitPicture
 from app.split.session import SplitSession
 from app.split.settings import RankSettings, SplitSettings
-from engine import EngineError, LoadParams, PlacementMap, Planner
+from engine import EngineError, LoadParams
+
+if TYPE_CHECKING:
+    from engine import PlacementMap
 
 WAIT_MS: Final = 60
 """Milliseconds from a change of the split to a new map: a drag changes it at every frame."""
@@ -45,7 +49,7 @@ class PlacementPresenter(QObject):
         split: SplitSession,
         parent: QObject | None = None,
         *,
-        planner_factory: Callable[[str], MapPlanner] = Planner,
+        planner_factory: Callable[[str], MapPlanner] = lambda path: engine.Planner(path),
     ) -> None:
         super().__init__(parent)
         self._panel, self._split, self._factory = panel, split, planner_factory

@@ -7,34 +7,21 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtGui import QGuiApplication
 
+import engine
 from app.background import LatestJob
 from app.notice import Notice
 from app.plans.views.plan_menu import PlanEntry, PlanMenu
 from app.split.loads import is_same_load
 from app.split.session import SplitSession
-from engine import (
-    DeviceInfo,
-    EngineError,
-    Finished,
-    LoadParams,
-    ModelInfo,
-    ModelKey,
-    ModelLoaded,
-    PlanBadge,
-    Planner,
-    PlanStore,
-    SavedPlan,
-    export_plan,
-    fastest_plan,
-    import_plan,
-    list_devices,
-    model_key,
-)
+from engine import DeviceInfo, EngineError, Finished, LoadParams, ModelInfo, ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import ModelKey
 
 LEAST_TOKENS: Final = 16
 """Number of tokens from which the speed of an answer is kept."""
@@ -58,17 +45,17 @@ class PlansPresenter(QObject):
         command: Callable[[LoadParams], str],
         parent: QObject | None = None,
         *,
-        store: Callable[[], PlanStore] = PlanStore.of_user,
-        devices: Callable[[], list[DeviceInfo]] = lambda: list_devices(wait=False),
+        store: Callable[[], engine.PlanStore] = lambda: engine.PlanStore.of_user(),
+        devices: Callable[[], list[DeviceInfo]] = lambda: engine.list_devices(wait=False),
     ) -> None:
         super().__init__(parent)
         self._menu, self._split = menu, split
         self._command = command
         self._make_store, self._list_devices = store, devices
-        self._store: PlanStore | None = None
+        self._store: engine.PlanStore | None = None
         self._info: ModelInfo | None = None
         self._key: ModelKey | None = None
-        self._plans: list[SavedPlan] = []
+        self._plans: list[engine.SavedPlan] = []
         self._devices: list[DeviceInfo] = []
         self._keys = LatestJob("tandem-plan-key", self)
         self._search = LatestJob("tandem-plan-search", self)
@@ -88,7 +75,7 @@ class PlansPresenter(QObject):
         self._menu.setEnabled(False)
         self._menu.set_plans((), "")
         self._keys.drop()
-        self._keys.run(lambda: (info.path, model_key(info.path)))
+        self._keys.run(lambda: (info.path, engine.model_key(info.path)))
 
     @Slot()
     def show_current(self) -> None:
@@ -113,7 +100,7 @@ class PlansPresenter(QObject):
         name = self._name_of(loaded.params)
         if name and times.decode_per_s > 0:
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            badge = PlanBadge(times.prompt_per_s, times.decode_per_s, loaded.n_ctx, when)
+            badge = engine.PlanBadge(times.prompt_per_s, times.decode_per_s, loaded.n_ctx, when)
             store = self._of_user()
             self._notes.run(lambda: store.save(key, replace(store.find(key, name), badge=badge)))
 
@@ -157,15 +144,15 @@ class PlansPresenter(QObject):
         plan = self._of_user().find(key, name)
         self._split.choose(plan.resolved(self._info.path, self._list_devices()))
 
-    def _save(self, key: ModelKey, name: str, badge: PlanBadge | None = None) -> None:
+    def _save(self, key: ModelKey, name: str, badge: engine.PlanBadge | None = None) -> None:
         params = self._split.load_params()
-        plan = SavedPlan.of(name, params, self._list_devices(), badge)
+        plan = engine.SavedPlan.of(name, params, self._list_devices(), badge)
         self._of_user().save(key, plan)
 
     def _rename(self, key: ModelKey, old: str, new: str) -> None:
         store = self._of_user()
         plan = store.find(key, old)
-        renamed = replace(SavedPlan.of(new, plan.params, ()), devices=plan.devices)
+        renamed = replace(engine.SavedPlan.of(new, plan.params, ()), devices=plan.devices)
         is_other = old.casefold() != renamed.name.casefold()
         if is_other and any(p.name.casefold() == renamed.name.casefold() for p in self._plans):
             raise EngineError(f"A plan “{renamed.name}” already exists.", "Choose another name.")
@@ -184,11 +171,11 @@ class PlansPresenter(QObject):
         self.noticed.emit(Notice(f"Plan “{name}” deleted.", action="Undo", on_action=restore))
 
     def _export(self, key: ModelKey, name: str, path: Path) -> None:
-        export_plan(self._of_user().find(key, name), path)
+        engine.export_plan(self._of_user().find(key, name), path)
         self.noticed.emit(Notice(f"Plan “{name}” exported to {path.name}."))
 
     def _import(self, key: ModelKey, path: Path) -> None:
-        plan = import_plan(path)
+        plan = engine.import_plan(path)
         self._of_user().save(key, plan)
         self.noticed.emit(Notice(f"Plan “{plan.name}” imported."))
 
@@ -202,14 +189,14 @@ class PlansPresenter(QObject):
             return
         path, plans, devices = self._info.path, list(self._plans), self._list_devices()
 
-        def search() -> SavedPlan | None:
-            with closing(Planner(path)) as planner:
-                return fastest_plan(plans, planner, path, devices)
+        def search() -> engine.SavedPlan | None:
+            with closing(engine.Planner(path)) as planner:
+                return engine.fastest_plan(plans, planner, path, devices)
 
         self._search.run(search)
 
     @Slot(object)
-    def _on_fastest(self, plan: SavedPlan | None) -> None:
+    def _on_fastest(self, plan: engine.SavedPlan | None) -> None:
         if plan is None:
             self._fail(EngineError("No plan fits into the free memory.", "Free some memory."))
         else:
@@ -232,12 +219,12 @@ class PlansPresenter(QObject):
 
     # plans of the model
 
-    def _of_user(self) -> PlanStore:
+    def _of_user(self) -> engine.PlanStore:
         if self._store is None:
             self._store = self._make_store()
         return self._store
 
-    def _entry(self, plan: SavedPlan) -> PlanEntry:
+    def _entry(self, plan: engine.SavedPlan) -> PlanEntry:
         speed = plan.badge.decode_ts if plan.badge else 0.0
         try:
             plan.resolved("", self._devices)

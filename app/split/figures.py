@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from app.split.settings import SplitSettings
 from app.units import percent_text, size_text, spoken_size
-from engine import DeviceInfo, DevicePlan, DeviceSnapshot, Evaluation, MemoryUse, ModelLoaded, Plan
+from engine import DeviceInfo, DeviceSnapshot, MemoryUse, ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import DevicePlan, Evaluation, Plan
 
 BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
 """Parts of device names that are left out of short names."""

@@ -9,21 +9,15 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import engine
 from app.split.plan_source import PlannerFactory, SplitPlanner
 from app.split.settings import SplitSettings
-from engine import (
-    Choice,
-    EngineError,
-    Fit,
-    Forecaster,
-    LoadParams,
-    ModelInfo,
-    Plan,
-    Remedy,
-    Room,
-    choose,
-)
+from engine import EngineError, LoadParams, ModelInfo
+
+if TYPE_CHECKING:
+    from engine import Choice, Forecaster, Plan, Remedy
 
 Rooms = tuple[tuple[str, int, float], ...]
 """Device id, free bytes, and read speed in bytes per second of each device."""
@@ -83,8 +77,8 @@ def _answer(question: FitQuestion, planner: SplitPlanner, stopped: threading.Eve
             raise _StoppedError
         return planner.evaluate(params, free).plan
 
-    rooms = [Room(*room) for room in question.rooms]
-    fit = Fit(plan, rooms, question.n_ctx_train, question.n_layer)
+    rooms = [engine.Room(*room) for room in question.rooms]
+    fit = engine.Fit(plan, rooms, question.n_ctx_train, question.n_layer)
     n_ctx = fit.largest_context(question.params)
     return FitAnswer(question, n_ctx, tuple(fit.remedies(question.params)))
 
@@ -120,6 +114,6 @@ def suggestion(
     )
     try:
         with closing(factory(info.path)) as planner:
-            return choose(planner, clean, forecaster(), free_bytes=free_bytes)
+            return engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)
     except (EngineError, OSError):
         return None

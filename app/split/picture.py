@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from app.split.figures import RowFigures
 from app.split.settings import SplitSettings
-from engine import Forecast, ModelLoaded, Plan, Remedy
+from engine import ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import Forecast, Plan, Remedy
 
 LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
 """State of the model in the engine; "applying": a new split is applied to the loaded model."""

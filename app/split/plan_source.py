@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+import engine
 from app.split.settings import SplitSettings
-from engine import Evaluation, LoadParams, ModelInfo, Plan, Positions
+from engine import LoadParams, ModelInfo
+
+if TYPE_CHECKING:
+    from engine import Evaluation, Plan, Positions
 
 MAX_KNOWN: Final = 64
 """Number of (parameters, handle) pairs whose positions are remembered."""
@@ -37,6 +41,11 @@ class SplitPlanner(Protocol):
 
 PlannerFactory = Callable[[str], SplitPlanner]
 """Opens the model file at a path for planning."""
+
+
+def open_planner(path: str) -> SplitPlanner:
+    """Open a model file with the engine's planner."""
+    return engine.Planner(path)
 
 
 class PlanSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Slot
 
@@ -13,7 +13,9 @@ from app.split.settings import SplitSettings
 from app.split.views.device_row import DeviceRow
 from app.split.views.split_panel import SplitPanel
 from app.units import MIB
-from engine import Remedy
+
+if TYPE_CHECKING:
+    from engine import Remedy
 
 
 class SplitPresenter(QObject):

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.split.fit import FitAnswer
 from app.split.fit_finder import FitFinder
 from app.split.picture import LoadState, SplitPicture
-from app.split.plan_source import PlannerFactory
+from app.split.plan_source import PlannerFactory, open_planner
 from app.split.settings import SplitSettings
 from app.split.speed import MachineFactory, this_machine
 from app.split.state import SplitState
-from engine import (
-    Choice,
-    DeviceInfo,
-    DeviceSnapshot,
-    Finished,
-    LoadParams,
-    ModelInfo,
-    ModelLoaded,
-    Planner,
-)
+from engine import DeviceInfo, DeviceSnapshot, Finished, LoadParams, ModelInfo, ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import Choice
 
 
 class SplitSession(QObject):
@@ -51,7 +45,7 @@ class SplitSession(QObject):
 
     def __init__(
         self,
-        planner_factory: PlannerFactory = Planner,
+        planner_factory: PlannerFactory = open_planner,
         machine_factory: MachineFactory = this_machine,
         parent: QObject | None = None,
     ) -> None:

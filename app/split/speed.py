@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from engine import (
-    Calibration,
-    DeviceInfo,
-    Evaluation,
-    Finished,
-    Forecast,
-    Forecaster,
-    LoadParams,
-    MachineFile,
-    Rig,
-    Topology,
-    known_facts,
-    known_links,
-    read_topology,
-    use_measured_overheads,
-)
+import engine
+from engine import DeviceInfo, Finished, LoadParams
+
+if TYPE_CHECKING:
+    from engine import Evaluation, Forecast, Rig
 
 LEAST_TOKENS = 16
 """Number of tokens from which the speed of an answer is learned from."""
@@ -38,7 +28,7 @@ class MachineFacts:
         is_simulated: whether the devices are simulated, so that nothing can be loaded.
     """
 
-    forecaster: Forecaster
+    forecaster: engine.Forecaster
     bytes_per_s: Mapping[str, float]
     measured: frozenset[str]
     slots: Mapping[str, str] = field(default_factory=dict)
@@ -47,14 +37,14 @@ class MachineFacts:
 
 def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
     """Return what was measured of these devices, or else is known of devices of their name."""
-    file = MachineFile.of_user()
-    use_measured_overheads(devices, file)
+    file = engine.MachineFile.of_user()
+    engine.use_measured_overheads(devices, file)
     usable = [device for device in devices if device.usable]
-    facts = {device.id: known_facts(device, file) for device in usable}
-    topology = read_topology()
-    links = known_links(usable, topology, file)
+    facts = {device.id: engine.known_facts(device, file) for device in usable}
+    topology = engine.read_topology()
+    links = engine.known_links(usable, topology, file)
     return MachineFacts(
-        Forecaster(usable, facts, links, Calibration.of_user()),
+        engine.Forecaster(usable, facts, links, engine.Calibration.of_user()),
         {device: found.bytes_per_s for device, found in facts.items()},
         frozenset(device.id for device in usable if file.device(device) is not None),
         slot_texts(topology),
@@ -64,10 +54,12 @@ def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
 def simulated_machine(rig: Rig) -> MachineFacts:
     """Return the facts of a simulated machine."""
     speeds = {device: facts.bytes_per_s for device, facts in rig.facts.items()}
-    return MachineFacts(Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True)
+    return MachineFacts(
+        engine.Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True
+    )
 
 
-def slot_texts(topology: Topology) -> dict[str, str]:
+def slot_texts(topology: engine.Topology) -> dict[str, str]:
     """Return the slots of GPUs in words, with their highest generation.
 
     An idle GPU lowers the generation of its slot, so the present one says little.
@@ -113,7 +105,7 @@ class SpeedSource:
             self._machine = self._factory(self._devices)
         return self._machine
 
-    def another(self) -> Callable[[], Forecaster]:
+    def another(self) -> Callable[[], engine.Forecaster]:
         """Return a function that makes a forecaster of these devices for another thread."""
         factory, devices = self._factory, self._devices
         return lambda: factory(devices).forecaster

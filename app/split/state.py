@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.split.figures import (
     FigureInputs,
@@ -26,16 +26,17 @@ from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings, default_settings
 from app.split.speed import MachineFactory, SpeedSource, this_machine
 from engine import (
-    Choice,
     DeviceInfo,
     DeviceSnapshot,
     EngineError,
-    Evaluation,
     Finished,
     LoadParams,
     ModelInfo,
     ModelLoaded,
 )
+
+if TYPE_CHECKING:
+    from engine import Choice, Evaluation
 
 
 class SplitState:

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
+import engine
 from app.background import LatestJob
 from app.engine_client import EngineClient
 from app.split.session import SplitSession
 from app.tune.views.tune_dialog import TuneDialog
-from engine import (
-    EngineError,
-    Forecaster,
-    LoadParams,
-    Planner,
-    Region,
-    TuneEstimate,
-    TunePlan,
-    TuneProgress,
-    TuneResult,
-)
+from engine import EngineError, LoadParams, TuneProgress
+
+if TYPE_CHECKING:
+    from engine import TuneResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ class Question:
     free_bytes: Mapping[str, int]
 
 
-Answer = tuple[TuneEstimate, tuple[Region, ...]]
+Answer = tuple["engine.TuneEstimate", tuple["engine.Region", ...]]
 """The estimate, and the shares that do not fit."""
 
 
@@ -52,10 +47,10 @@ def estimate(question: Question) -> Answer:
     Raises:
         EngineError: nothing fits, or the file cannot be read.
     """
-    with closing(Planner(question.params.path)) as planner:
-        plan = TunePlan(
-            planner, question.params, Forecaster.of_machine(), question.goal, question.budget_s,
-            question.free_bytes,
+    with closing(engine.Planner(question.params.path)) as planner:
+        plan = engine.TunePlan(
+            planner, question.params, engine.Forecaster.of_machine(), question.goal,
+            question.budget_s, question.free_bytes,
         )  # fmt: skip
         return plan.estimate, tuple(plan.space.regions())
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from app.split.figures import rank_labels
-from engine import Goal, LoadParams, Trial, TuneEstimate, TuneResult
+from engine import LoadParams
+
+if TYPE_CHECKING:
+    from engine import Goal, Trial, TuneEstimate, TuneResult
 
 Shape = Literal["single", "tensor", "layer", "groups"]
 SHAPES: Final[tuple[Shape, ...]] = ("tensor", "layer", "groups", "single")

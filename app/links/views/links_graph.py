@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
@@ -13,7 +13,9 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.links.links import Edge, LinksPicture, Node
 from app.theme import theme, theme_signals
-from engine import LinkFacts
+
+if TYPE_CHECKING:
+    from engine import LinkFacts
 
 BOX: Final = QSize(104, 40)
 MOST_LABELS: Final = 3

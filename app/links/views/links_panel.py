@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent, QStandardItem, QStandardItemModel
@@ -13,7 +14,9 @@ from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate
 from app.theme import set_role
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item, set_tip
-from engine import Prediction
+
+if TYPE_CHECKING:
+    from engine import Prediction
 
 HEADERS = ("Devices", "Link", "Latency", "Speed")
 TIPS = (

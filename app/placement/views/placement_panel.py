@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
@@ -16,7 +17,9 @@ from app.placement.views.placement_view import PlacementView
 from app.theme import set_role
 from app.widgets.buttons import button
 from app.widgets.text import label, set_tip
-from engine import PlacementMap
+
+if TYPE_CHECKING:
+    from engine import PlacementMap
 
 EMPTY = "Open a model to see which device holds each tensor."
 HINT = "Select cells and drag them to a device, or press its number."

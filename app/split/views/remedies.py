@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
@@ -11,7 +12,9 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from app.units import tokens_text
 from app.widgets.flow import FlowBox
 from app.widgets.text import caption_text, set_tip
-from engine import Remedy
+
+if TYPE_CHECKING:
+    from engine import Remedy
 
 MOST = 6
 """Number of remedies that are offered at most."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
@@ -10,7 +11,10 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 from app.split.picture import SpeedFigures
 from app.units import rate_text, signed_percent_text, size_text
 from app.widgets.text import ElidedLabel, label, set_tip
-from engine import DeviceMemory, ModelLoaded, Plan
+from engine import DeviceMemory, ModelLoaded
+
+if TYPE_CHECKING:
+    from engine import Plan
 
 UNMEASURED = "Estimate. Measure your devices on Links for a better one."
 DEQUANTISED = "Weights are dequantised to F32 in memory."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QStandardItemModel
@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+import engine
 from app.notice import Notice
 from app.split.figures import rank_labels
 from app.theme import set_role
@@ -27,7 +28,10 @@ from app.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item
-from engine import GOALS, EngineError, Goal, Region, Trial, TuneEstimate, TuneResult
+from engine import EngineError
+
+if TYPE_CHECKING:
+    from engine import Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
 SHORTEST_S, LONGEST_S = 5, 3600
@@ -153,7 +157,7 @@ class TuneDialog(QDialog):
 
     @property
     def _goal(self) -> Goal:
-        return GOALS[self.goal.currentData()]
+        return engine.GOALS[self.goal.currentData()]
 
     def _ask_estimate(self) -> None:
         self.estimate_requested.emit(self.goal.currentData(), float(self.budget.value()))
