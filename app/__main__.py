@@ -9,18 +9,9 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     import sys
     from collections.abc import Callable, Sequence
     from difflib import get_close_matches
+    from importlib import import_module
     from pathlib import Path
 
-    from app.cli.bench.bench import add_bench, run_bench
-    from app.cli.chat import add_chat, run_chat
-    from app.cli.facts import (
-        add_devices,
-        add_inspect,
-        add_plan,
-        run_devices,
-        run_inspect,
-        run_plan,
-    )
     from app.cli.output import (
         CommandParser,
         finish_output,
@@ -28,30 +19,24 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
         prepare_streams,
         write,
     )
-    from app.cli.score import add_perplexity, run_perplexity
-    from app.cli.split.plans import add_plans, run_plans
-    from app.cli.talk import add_generate, run_generate
-    from app.cli.tune.tune import add_tune, run_tune
     from app.cli.version import version
     from app.process.display import check_display
     from app.process.qt_libraries import missing_qt_library
     from engine import EngineError
 
-Command = tuple[
-    str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]
-]
-
-COMMANDS: dict[str, Command] = {
-    "devices": ("list the devices of this machine", add_devices, run_devices),
-    "inspect": ("show the header of a GGUF file", add_inspect, run_inspect),
-    "plan": ("predict memory and speed of a split", add_plan, run_plan),
-    "plans": ("list, delete, export and import the saved plans of a model", add_plans, run_plans),
-    "generate": ("answer one prompt", add_generate, run_generate),
-    "chat": ("chat in the terminal", add_chat, run_chat),
-    "bench": ("measure the speed of a model", add_bench, run_bench),
-    "tune": ("find the fastest split by measuring", add_tune, run_tune),
-    "perplexity": ("measure the perplexity of a text", add_perplexity, run_perplexity),
+COMMANDS = {
+    "devices": ("list the devices of this machine", "facts"),
+    "inspect": ("show the header of a GGUF file", "facts"),
+    "plan": ("predict memory and speed of a split", "facts"),
+    "plans": ("list, delete, export and import the saved plans of a model", "split.plans"),
+    "generate": ("answer one prompt", "talk"),
+    "chat": ("chat in the terminal", "chat"),
+    "bench": ("measure the speed of a model", "bench.bench"),
+    "tune": ("find the fastest split by measuring", "tune.tune"),
+    "perplexity": ("measure the perplexity of a text", "score"),
 }
+"""What each subcommand does, and the module of `app.cli` with its functions `add_` and `run_`; only
+the one that is asked for is imported, and none of them for the window."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,18 +80,20 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _run_command(arguments: Sequence[str]) -> int:
     name = arguments[0]
-    summary, add_arguments, run = COMMANDS[name]
+    summary, module = COMMANDS[name]
+    with ending_at_once():
+        code = import_module(f"app.cli.{module}")
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = CommandParser(prog=f"tandem {name}", description=sentence)
-    add_arguments(parser)
-    run(parser.parse_args(arguments[1:]))
+    getattr(code, f"add_{name}")(parser)
+    getattr(code, f"run_{name}")(parser.parse_args(arguments[1:]))
     return 0
 
 
 def _open_window(arguments: Sequence[str]) -> int:
     prepare_streams()
     width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:{width}}  {summary}" for name, (summary, _, _) in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {summary}" for name, (summary, _) in COMMANDS.items()]
     parser = CommandParser(
         prog="tandem",
         usage="tandem [MODEL.gguf | --demo] [--simulate RIG]\n       tandem COMMAND [options]\n"

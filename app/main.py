@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Qt, QTimer, Slot
 from PySide6.QtWidgets import QApplication
 
+import engine
 from app import paths
 from app.background import LatestJob
 from app.chat.cache import ChatCache
@@ -18,6 +19,7 @@ from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
+from app.late_imports import import_host, import_planner
 from app.main_window import MainWindow, Panels
 from app.model.presenter import ModelPresenter, ModelViews
 from app.model.session import ModelSession
@@ -25,7 +27,7 @@ from app.monitor.device_poller import DevicePoller
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.process.crash import CrashReporter
-from app.process.engine_place import MakeHost, chosen_host
+from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.gc_timer import GarbageCollector
 from app.process.signals import SignalWatch
 from app.process.sweeper import Sweeper
@@ -39,13 +41,10 @@ from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
 from app.units import GIB
 from engine import (
-    SIMULATED,
     DeviceInfo,
     EngineError,
     Finished,
     LoadParams,
-    list_devices,
-    parse_rig,
 )
 
 if TYPE_CHECKING:
@@ -54,15 +53,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAVE_MS = 500
-ENGINE_MS = 150  # the first picture comes before torch is imported
+UNSEEN_MS = 300
+"""Milliseconds after which a window that is not painted, as a minimised one, goes on starting."""
 
 
 class Shell(QObject):
     """The running application: services, window, presenters, and the connections between them.
 
+    What the first picture does not need comes after it: imports on a thread, then the engine, then
+    the devices.
+
     Args:
         make_host: starts an engine that sends its events to the given callable.
         rig: simulated machine to plan for in place of this one; nothing can be loaded then.
+
+    Attributes:
+        is_ready: whether the devices are shown, so that models can be opened.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class Shell(QObject):
     ) -> None:
         super().__init__(app)
         self._app = app
-        self._is_closed = self._is_settings_loss_known = False
+        self._is_closed = self._is_settings_loss_known = self._goes_on = self.is_ready = False
         self._rig = rig
         imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
         self.settings = SettingsStore(paths.settings_file(), imaginary)
@@ -94,20 +100,33 @@ class Shell(QObject):
     def start(self) -> None:
         """Restore the window as it was left, and show it."""
         current, window = self.settings.current, self.window
-        self._show_devices(
-            list_devices(wait=False) if self._rig is None else self._rig.list_devices()
-        )
         window.sampling.set_theme(current.theme)
         window.restore_layout(current.geometry, current.window_state)
         self.model_presenter.start()
         self.chat_presenter.start()
-        if self._rig is None:
-            self.poller.start()
-            self._find_more_devices()
+        self.models.hold()
         self.garbage.start()
         window.show()
         window.composer.setFocus()
-        self._engine_timer.start()
+        self._unseen_timer.start()
+
+    @Slot()
+    def _go_on(self) -> None:
+        """Start what the first picture does not need."""
+        self._unseen_timer.stop()
+        if not (self._goes_on or self._is_closed):
+            self._goes_on = True
+            self._imports_job.run(import_host)
+
+    @Slot()
+    def _on_host_imported(self) -> None:
+        self.client.start()
+        self._devices_job.run(self._first_devices)
+
+    def _first_devices(self) -> Sequence[DeviceInfo]:
+        """Return the devices that are known at once; work for a thread."""
+        import_planner()
+        return engine.list_devices(wait=False) if self._rig is None else self._rig.list_devices()
 
     @Slot()
     def save(self) -> None:
@@ -123,7 +142,8 @@ class Shell(QObject):
             return
         self._is_closed = True
         self.save()
-        self._engine_timer.stop()
+        self._unseen_timer.stop()
+        self._imports_job.close()
         self._devices_job.close()
         self.sweeper.close()
         self.poller.stop()
@@ -151,18 +171,25 @@ class Shell(QObject):
         self.split.set_devices(devices)
         self.side_panels.set_devices(devices, self._rig)
 
-    def _find_more_devices(self) -> None:
-        """Look on a thread for GPUs that only torch may know, where no driver told any at once."""
-        if not any(device.kind == "cuda" for device in self._devices):
-            self._devices_job.run(list_devices)
-
     @Slot(object)
     def _on_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Show devices that were found since the start."""
-        if [device.id for device in devices] != [device.id for device in self._devices]:
+        """Show the first devices, or others that were found since."""
+        if not self.is_ready:
+            self._show_devices(devices)
+            self.is_ready = True
+            self.models.release()
+            if self._rig is None:
+                self.poller.start()
+                self._find_more_devices()
+        elif [device.id for device in devices] != [device.id for device in self._devices]:
             self.poller.stop()
             self._show_devices(devices)
             self.poller.start()
+
+    def _find_more_devices(self) -> None:
+        """Look on a thread for GPUs that only torch may know, where no driver told any at once."""
+        if not any(device.kind == "cuda" for device in self._devices):
+            self._devices_job.run(engine.list_devices)
 
     def keep(self, settings: Settings) -> None:
         """Use other settings; a timer writes them a moment later."""
@@ -186,8 +213,8 @@ class Shell(QObject):
     def _make_timers(self) -> None:
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
         self._save_timer.timeout.connect(self._save_settings)
-        self._engine_timer = QTimer(self, singleShot=True, interval=ENGINE_MS)
-        self._engine_timer.timeout.connect(self.client.start)
+        self._unseen_timer = QTimer(self, singleShot=True, interval=UNSEEN_MS)
+        self._unseen_timer.timeout.connect(self._go_on)
 
     def _make_services(self) -> None:
         panel = self.window.sampling
@@ -201,6 +228,8 @@ class Shell(QObject):
         n_gib = self.settings.current.chat_cache_gib
         self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
         self.poller = DevicePoller(self)
+        self._imports_job = LatestJob("tandem-imports", self)
+        self._imports_job.done.connect(self._on_host_imported)
         self._devices_job = LatestJob("tandem-devices", self)
         self._devices_job.done.connect(self._on_devices)
         self.garbage = GarbageCollector(self._is_idle, self)
@@ -248,6 +277,7 @@ class Shell(QObject):
 
     def _wire_window(self) -> None:
         window = self.window
+        window.painted.connect(self._go_on)
         window.model_dropped.connect(self.models.open)
         window.model_picked.connect(self.models.open)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
@@ -266,7 +296,7 @@ class Shell(QObject):
             EngineError: nothing can be loaded: the machine is simulated, or has no device.
         """
         if self._rig is not None:
-            raise EngineError(SIMULATED)
+            raise EngineError(engine.SIMULATED)
         return self.split.load_params()
 
     @Slot(object)
@@ -306,8 +336,8 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     Raises:
         EngineError: the simulated machine is not a valid rig, or `TANDEM_ENGINE` no place.
     """
-    make_host = chosen_host()
-    rig = parse_rig(simulate) if simulate else None
+    engine_place()
+    rig = engine.parse_rig(simulate) if simulate else None
     QApplication.setHighDpiScaleFactorRoundingPolicy(
         Qt.HighDpiScaleFactorRoundingPolicy.PassThrough
     )
@@ -319,7 +349,7 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     signals = SignalWatch(app)
     signals.came.connect(app.quit)
     signals.install()
-    shell = Shell(app, make_host, rig)
+    shell = Shell(app, start_host, rig)
     shell.crashes.install()
     app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
     app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards

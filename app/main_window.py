@@ -13,6 +13,7 @@ from PySide6.QtGui import (
     QDragLeaveEvent,
     QDropEvent,
     QKeySequence,
+    QPaintEvent,
     QResizeEvent,
     QShortcut,
     QShowEvent,
@@ -78,6 +79,7 @@ class MainWindow(QMainWindow):
     regenerate_requested = Signal()
     stop_requested = Signal()
     closing = Signal()
+    painted = Signal()  # for the first time
 
     def __init__(self, panels: Panels) -> None:
         super().__init__()
@@ -105,6 +107,7 @@ class MainWindow(QMainWindow):
         self._make_rail()
         self._make_shortcuts()
         self._drop_hint = _DropHint(self)
+        self._is_painted = False
 
     @Slot(str)
     def show_name(self, model: str) -> None:
@@ -283,6 +286,12 @@ class MainWindow(QMainWindow):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._name_tabs()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if not self._is_painted:
+            self._is_painted = True
+            QTimer.singleShot(0, self, self.painted.emit)  # when its children are painted, too
 
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
         """Move the focus by the places on screen, as messages and device rows come and go.

@@ -18,13 +18,12 @@ from app.plans.presenter import PlansPresenter
 from app.plans.views.plan_menu import PlanMenu
 from app.split.picture import SplitPicture
 from app.split.session import SplitSession
-from app.tune.presenter import TunePresenter
-from app.tune.views.tune_dialog import TuneDialog
 from app.widgets.buttons import button
 from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
+    from app.tune.presenter import TunePresenter
     from engine import Rig
 
 
@@ -38,7 +37,6 @@ class SidePanels(QObject):
     Attributes:
         placement, links: panels for docks of their own.
         plans: menu for the title of the split panel.
-        dialog: dialog of the search.
         find: button that opens the search, for the foot of the split panel.
     """
 
@@ -55,14 +53,24 @@ class SidePanels(QObject):
         self._plans = PlansPresenter(self.plans, split, command_for, self)
         self.find = button("Find best split…")
         set_tip(self.find, "Measure different splits and find the fastest")
-        self.dialog = TuneDialog(over)
-        self._tune = TunePresenter(self.dialog, split, client, self)
+        self._client, self._over = client, over
         self._applies = self._is_simulated = False
-        self.find.clicked.connect(self._tune.open)
-        self._tune.choosing.connect(self._apply_next)
+        self._search: TunePresenter | None = None
+        self.find.clicked.connect(lambda: self.search.open())
         self._plans.noticed.connect(self.noticed)
         self._links.measured.connect(split.read_speeds)
         split.pictured.connect(self._on_picture)
+
+    @property
+    def search(self) -> TunePresenter:
+        """The search for the best split, made when it is first opened."""
+        if self._search is None:
+            from app.tune.presenter import TunePresenter  # late: its graph takes long to import
+            from app.tune.views.tune_dialog import TuneDialog
+
+            self._search = TunePresenter(TuneDialog(self._over), self._split, self._client, self)
+            self._search.choosing.connect(self._apply_next)
+        return self._search
 
     def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
         """Show these devices; with `rig` they are simulated, so that nothing can be measured."""
@@ -83,8 +91,8 @@ class SidePanels(QObject):
         self._placement.close()
         self._links.close()
         self._plans.close()
-        self._tune.close()
-        self.dialog.close()
+        if self._search is not None:
+            self._search.close()
 
     @Slot()
     def _apply_next(self) -> None:

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-import psutil
-
 Kind = Literal["cache", "config", "data"]
 
 HOME_VARIABLE = "TANDEM_HOME"
@@ -197,6 +195,8 @@ def _suffix() -> str:
 
 @cache
 def _started(pid: int) -> int:
+    import psutil  # late: the folders of the settings are needed before the first picture
+
     return int(psutil.Process(pid).create_time())
 
 
@@ -211,6 +211,8 @@ def _machine() -> str:
 
 def _is_alive(pid: int, started: str) -> bool:
     """Return whether a process that started at `started` still runs under its number."""
+    import psutil
+
     try:
         return abs(psutil.Process(pid).create_time() - int(started)) <= START_S
     except psutil.NoSuchProcess:

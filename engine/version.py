@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 
 def package_version() -> str:
     """Return Tandem's version; "" where it runs from a folder without being installed."""
+    from importlib import metadata  # late: the window does not need it to show
+
     try:
         return metadata.version("tandem-llm")
     except metadata.PackageNotFoundError:

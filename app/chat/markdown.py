@@ -9,10 +9,13 @@ once, when no later line can change it, and parses only the rest again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 OPENED_SCHEMES = ("http", "https")
 
@@ -74,19 +77,20 @@ class Rule:
 Piece = TextLine | CodeBlock | Table | Rule
 
 
-def _parser() -> MarkdownIt:
+@cache
+def _parser(*, is_inline: bool) -> MarkdownIt:
+    """Return the parser of whole texts, or the one that only tells blocks apart."""
+    from markdown_it import MarkdownIt  # late: a window without messages shows sooner
+
     parser = MarkdownIt("commonmark", {"html": False, "linkify": False})
-    return parser.enable(["table", "strikethrough"]).disable(["reference", "html_block"])
-
-
-_INLINE = _parser()
-_BLOCKS = _parser().disable("inline")
+    parser.enable(["table", "strikethrough"]).disable(["reference", "html_block"])
+    return parser if is_inline else parser.disable("inline")
 
 
 def parse(text: str) -> list[Piece]:
     """Return the pieces of a complete text."""
     builder = _Builder()
-    for token in _INLINE.parse(_normal(text)):
+    for token in _parser(is_inline=True).parse(_normal(text)):
         builder.take(token)
     return builder.pieces
 
@@ -113,7 +117,8 @@ class MarkdownStream:
     def _tail_start(self) -> int:
         """Return the offset of the last top-level block, looking at complete lines only."""
         complete = self._tail[: self._tail.rfind("\n") + 1]
-        starts = [t.map[0] for t in _BLOCKS.parse(complete) if t.level == 0 and t.map]
+        blocks = _parser(is_inline=False).parse(complete)
+        starts = [token.map[0] for token in blocks if token.level == 0 and token.map]
         if len(starts) < 2:
             return 0
         lines = complete.split("\n")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
+import engine
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
-from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit, read_model_info
+from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit
 
 if TYPE_CHECKING:
     from engine import Choice
@@ -55,6 +56,7 @@ class ModelSession(QObject):
         self._info: ModelInfo | None = None
         self._number = 0
         self._reader: threading.Thread | None = None
+        self._is_held, self._waiting = False, ""
         self._read.connect(self._on_read)
         client.load_progress.connect(self.progressed)
         client.load_doing.connect(self.doing)
@@ -71,8 +73,21 @@ class ModelSession(QObject):
         """The header of the last selected file, if any."""
         return self._info
 
+    def hold(self) -> None:
+        """Open files only from `release` on: the devices are not known yet."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Open the file that was asked for last, if any, and others at once from now on."""
+        self._is_held, path, self._waiting = False, self._waiting, ""
+        if path:
+            self.open(path)
+
     def open(self, path: str) -> None:
         """Read a file's header on a thread, then load the model."""
+        if self._is_held:
+            self._waiting = path
+            return
         self._number += 1
         number, suggest = self._number, self._suggest()
 
@@ -196,7 +211,7 @@ class ModelSession(QObject):
 
 def _info_or_error(path: str) -> ModelInfo | EngineError:
     try:
-        return read_model_info(Path(path))
+        return engine.read_model_info(Path(path))
     except EngineError as error:
         return error
     except OSError as error:

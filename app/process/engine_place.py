@@ -4,24 +4,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from engine import EngineError, EngineHost, HostEvent, ProcessHost, ThreadHost
+import engine
+from engine import EngineError
+
+if TYPE_CHECKING:
+    from engine import EngineHost, HostEvent
 
 VARIABLE = "TANDEM_ENGINE"
 """Environment variable with the choice: "process", as without it, or "thread"."""
 
-MakeHost = Callable[[Callable[[HostEvent], None]], EngineHost]
+MakeHost = Callable[[Callable[["HostEvent"], None]], "EngineHost"]
 
-_HOSTS: dict[str, MakeHost] = {"process": ProcessHost, "thread": ThreadHost}
+PLACES = ("process", "thread")
 
 
-def chosen_host() -> MakeHost:
-    """Return what starts the engine where the environment variable says.
+def engine_place() -> str:
+    """Return one of `PLACES`, as the environment variable says.
 
     Raises:
         EngineError: the variable has another value.
     """
     choice = os.environ.get(VARIABLE, "") or "process"
-    if choice not in _HOSTS:
-        raise EngineError(f"{VARIABLE} is '{choice[:60]}'.", f"Set it to {' or '.join(_HOSTS)}.")
-    return _HOSTS[choice]
+    if choice not in PLACES:
+        raise EngineError(f"{VARIABLE} is '{choice[:60]}'.", f"Set it to {' or '.join(PLACES)}.")
+    return choice
+
+
+def chosen_host() -> MakeHost:
+    """Return what starts the engine there; imports it, which takes a moment.
+
+    Raises:
+        EngineError: see `engine_place`.
+    """
+    return engine.ProcessHost if engine_place() == "process" else engine.ThreadHost
+
+
+def start_host(on_event: Callable[[HostEvent], None]) -> EngineHost:
+    """Start the chosen engine, which sends its events to `on_event`.
+
+    Raises:
+        EngineError: see `engine_place`.
+    """
+    return chosen_host()(on_event)

@@ -68,6 +68,9 @@ class TunePresenter(QObject):
 
     Args:
         estimate: the slow work before a search; replaced by tests.
+
+    Attributes:
+        dialog: the dialog that it serves.
     """
 
     choosing = Signal()  # the winner is about to become the split, and should be applied
@@ -82,7 +85,7 @@ class TunePresenter(QObject):
         estimate: Callable[[Question], Answer] = estimate,
     ) -> None:
         super().__init__(parent)
-        self._dialog, self._split, self._client = dialog, split, client
+        self.dialog, self._split, self._client = dialog, split, client
         self._estimate = estimate
         self._is_searching = False
         self._job = LatestJob("tandem-tune-plan", self)
@@ -100,18 +103,19 @@ class TunePresenter(QObject):
     @Slot()
     def open(self) -> None:
         """Show the dialog for the present split."""
-        self._dialog.open_for(self._split.tune_devices(), LEFT_OUT if self._has_pins() else "")
+        self.dialog.open_for(self._split.tune_devices(), LEFT_OUT if self._has_pins() else "")
 
     def close(self) -> None:
-        """Wait for an estimate under way."""
+        """Wait for an estimate under way, and close the dialog."""
         self._job.close()
+        self.dialog.close()
 
     @Slot(str, object)
     def _ask(self, goal: str, budget_s: float | None) -> None:
         try:
             params = self._params()
         except EngineError as error:
-            self._dialog.fail(error)
+            self.dialog.fail(error)
             return
         question = Question(params, goal, budget_s, self._split.free_bytes())
         self._job.run(lambda: self._estimate(question))
@@ -121,10 +125,10 @@ class TunePresenter(QObject):
         try:
             params = self._params()
         except EngineError as error:
-            self._dialog.fail(error)
+            self.dialog.fail(error)
             return
         self._is_searching = True
-        self._dialog.wait()
+        self.dialog.wait()
         self._client.tune(params, goal, budget_s)
 
     def _params(self) -> LoadParams:
@@ -159,20 +163,20 @@ class TunePresenter(QObject):
 
     @Slot(object)
     def _on_estimate(self, answer: Answer) -> None:
-        if self._dialog.state != "running":
-            self._dialog.show_estimate(*answer)
+        if self.dialog.state != "running":
+            self.dialog.show_estimate(*answer)
 
     @Slot(object)
     def _on_progress(self, progress: TuneProgress) -> None:
-        dialog = self._dialog
+        dialog = self.dialog
         dialog.add_trial(progress.trial, progress.n_done, progress.n_trials, progress.best)
 
     @Slot(object)
     def _on_tuned(self, result: TuneResult) -> None:
         self._is_searching = False
-        self._dialog.finish(result)
+        self.dialog.finish(result)
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
         self._is_searching = False
-        self._dialog.fail(error)
+        self.dialog.fail(error)

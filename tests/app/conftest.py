@@ -71,13 +71,14 @@ def make_shell(
     qtbot: QtBot, qapp: QApplication, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakeShell]:
     """Return a function that starts the application with a scripted engine, or restarts it."""
-    monkeypatch.setattr("app.model.session.read_model_info", lambda path: model_info(str(path)))
+    monkeypatch.setattr("engine.read_model_info", lambda path: model_info(str(path)))
     shells: list[Shell] = []
 
     def make(*, model: str | None = None) -> Shell:
         shell = Shell(qapp, lambda on_event: FakeHost(on_event, script))
         shells.append(shell)
         shell.start()
+        qtbot.waitUntil(lambda: shell.is_ready)
         if model is not None:
             shell.models.open(model)
             qtbot.waitUntil(lambda: shell.client.model is not None)

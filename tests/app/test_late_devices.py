@@ -23,7 +23,7 @@ def test_the_window_does_not_wait_for_torch(
             assert answered.wait(20)
         return [LATE, CPU] if answered.is_set() else [CPU]
 
-    monkeypatch.setattr("app.main.list_devices", list_devices)
+    monkeypatch.setattr("engine.list_devices", list_devices)
     shell = make_shell()
     qtbot.waitUntil(lambda: bool(shell.split_panel.rows))
     assert [row.title.text() for row in shell.split_panel.rows] == ["CPU 0"]
@@ -43,6 +43,6 @@ def test_nobody_looks_for_more_where_a_gpu_is_known(
         asked.append(wait)
         return [LATE, CPU]
 
-    monkeypatch.setattr("app.main.list_devices", list_devices)
+    monkeypatch.setattr("engine.list_devices", list_devices)
     make_shell()
     assert asked == [False]

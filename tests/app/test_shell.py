@@ -83,7 +83,7 @@ def test_a_file_that_is_no_model_is_a_sentence_and_nothing_changes(
     def refuse(path: Path) -> None:
         raise InvalidGGUF(path, "it begins with 'Dear' and not with 'GGUF'")
 
-    monkeypatch.setattr("app.model.session.read_model_info", refuse)
+    monkeypatch.setattr("engine.read_model_info", refuse)
     shell.models.open("/home/me/letter.gguf")
     qtbot.waitUntil(lambda: "letter.gguf is not a usable GGUF file" in banner(shell))
     assert shell.client.state is EngineState.READY

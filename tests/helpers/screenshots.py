@@ -117,7 +117,7 @@ def search(app: QApplication) -> QPixmap:
     with new_shell(app, "light") as shell:
         load_demo(shell)
         shell.side_panels.find.click()
-        dialog = shell.side_panels.dialog
+        dialog = shell.side_panels.search.dialog
         dialog.resize(718, 662)
         wait(lambda: dialog.start.isEnabled())
         dialog.start.click()

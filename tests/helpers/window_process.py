@@ -15,6 +15,7 @@ from typing import Any
 from PySide6.QtCore import QTimer, Slot
 from PySide6.QtWidgets import QApplication
 
+import engine
 from app import main as program
 from engine import Rig
 from tests.helpers.fake_host import FakeHost, Script, model_info
@@ -87,8 +88,6 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    import app.model.session
-
-    app.model.session.read_model_info = lambda path: model_info(str(path))
+    engine.read_model_info = lambda path: model_info(str(path))
     program.Shell = DrivenShell  # type: ignore[assignment,misc]
     sys.exit(program.run_window())

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def read(command: str, subcommand: str) -> LoadParams:
     program, name, *arguments = shlex.split(command)
     assert (program, name) == ("tandem", subcommand)
     parser = argparse.ArgumentParser()
-    COMMANDS[name][1](parser)
+    getattr(import_module(f"app.cli.{COMMANDS[name][1]}"), f"add_{name}")(parser)
     extra = ["-p", "x"] if name == "generate" else []
     return load_params(parser.parse_args(arguments + extra))
 

@@ -72,7 +72,7 @@ class Person:
     def find_the_best(self) -> None:
         """Run a short search to its end, and keep the split as it is."""
         side_panels = self.shell.side_panels
-        dialog = side_panels.dialog
+        dialog = side_panels.search.dialog
         self._qtbot.mouseClick(side_panels.find, Qt.MouseButton.LeftButton)
         self.wait(dialog.start.isEnabled)
         dialog.budget.setValue(dialog.budget.minimum())

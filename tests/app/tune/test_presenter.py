@@ -27,11 +27,11 @@ def path(tmp_path: Path) -> str:
 def opened(qtbot: QtBot, make_shell: MakeShell, path: str, n_ranks: int = 2) -> Shell:
     """Open a window with a loaded model on some CPU ranks, and the dialog, ready to start."""
     shell = make_shell(model=path)
-    shell.side_panels._tune._estimate = lambda question: (ESTIMATE, ())
+    shell.side_panels.search._estimate = lambda question: (ESTIMATE, ())
     shell.split_panel.cpu_ranks.setValue(n_ranks)
     qtbot.waitUntil(shell.side_panels.find.isEnabled)
     qtbot.mouseClick(shell.side_panels.find, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(shell.side_panels.dialog.start.isEnabled)
+    qtbot.waitUntil(shell.side_panels.search.dialog.start.isEnabled)
     return shell
 
 
@@ -45,7 +45,7 @@ def loaded_devices(shell: Shell) -> tuple[str, ...]:
 
 
 def dialog_of(shell: Shell) -> TuneDialog:
-    return shell.side_panels.dialog
+    return shell.side_panels.search.dialog
 
 
 def test_the_button_stands_under_the_split(make_shell: MakeShell) -> None:
@@ -65,7 +65,7 @@ def test_an_estimate_is_worked_out_on_a_thread(
         asked.append((question, threading.current_thread().name))
         return ESTIMATE, ()
 
-    shell.side_panels._tune._estimate = answer  # type: ignore[assignment]
+    shell.side_panels.search._estimate = answer  # type: ignore[assignment]
     shell.split_panel.cpu_ranks.setValue(3)
     qtbot.waitUntil(shell.side_panels.find.isEnabled)
     shell.side_panels.find.click()
@@ -157,7 +157,7 @@ def test_pins_to_ranks_are_left_out_and_that_is_said(
 ) -> None:
     """A rank number means another rank in each tried split."""
     shell = make_shell(model=path)
-    shell.side_panels._tune._estimate = lambda question: (ESTIMATE, ())
+    shell.side_panels.search._estimate = lambda question: (ESTIMATE, ())
     shell.split_panel.cpu_ranks.setValue(2)
     shell.split.set_overrides(((r"^blk\.0\.attn_", "#1"), (r"^blk\.1\.attn_", "cpu")))
     qtbot.waitUntil(shell.side_panels.find.isEnabled)
