@@ -19,7 +19,6 @@ from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
-from app.late_imports import import_host, import_planner
 from app.main_window import MainWindow, Panels
 from app.model.presenter import ModelPresenter, ModelViews
 from app.model.session import ModelSession
@@ -29,6 +28,7 @@ from app.notice import Notice
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.gc_timer import GarbageCollector
+from app.process.late_imports import import_host, import_planner
 from app.process.signals import SignalWatch
 from app.process.sweeper import Sweeper
 from app.recovery import Recovery
@@ -121,6 +121,7 @@ class Shell(QObject):
     @Slot()
     def _on_host_imported(self) -> None:
         self.client.start()
+        self.session.tidy()
         self._devices_job.run(self._first_devices)
 
     def _first_devices(self) -> Sequence[DeviceInfo]:

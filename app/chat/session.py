@@ -107,10 +107,13 @@ class ChatSession(QObject):
         if n := len(self.damaged):
             chats, files = ("1 chat", "Its file") if n == 1 else (f"{n} chats", "Their files")
             self._notice(f"{chats} could not be read. {files} will stay unchanged.")
-        self._saver.tidy()
         last = next((chat for chat in self.chats if chat.id == last_id), None)
         self._open(last or Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
+
+    def tidy(self) -> None:
+        """Merge the journals of windows that were killed, on a thread."""
+        self._saver.tidy()
 
     def new_chat(self, system_prompt: str) -> None:
         """Open an empty chat, unless the open one is empty."""

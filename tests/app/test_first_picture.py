@@ -18,7 +18,7 @@ from tests.helpers.shell_driver import MODEL, MakeShell
 
 LATE = {
     "torch": "seconds", "numpy": "90 ms", "gguf": "40 ms", "pyqtgraph": "120 ms",
-    "tokenizers": "20 ms", "markdown_it": "40 ms", "pygments": "10 ms", "psutil": "20 ms",
+    "tokenizers": "20 ms", "markdown_it": "40 ms", "pygments": "10 ms",
     "importlib.metadata": "25 ms", "multiprocessing": "10 ms",
     "engine.planning.plan": "60 ms", "engine.devices.catalog": "15 ms", "app.cli.talk": "40 ms",
 }  # fmt: skip

@@ -5,8 +5,9 @@ Together they take longer than everything before it. Whoever needs one sooner wa
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import engine
-from app.chat import markdown
 from app.process.engine_place import chosen_host
 
 
@@ -21,4 +22,4 @@ def import_planner() -> None:
         getattr(engine, name)
     for name in ("read_model_info", "Planner", "choose", "Fit", "PlanStore", "chosen_way"):
         getattr(engine, name)
-    markdown.parse("")
+    import_module("markdown_it")
