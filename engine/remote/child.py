@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
@@ -78,8 +79,15 @@ class EngineProcess:
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._read_log, "tandem-log"), (self._write, "tandem-commands"))
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self.kill()
+            self._process.wait()
+            self._messages.put(None)
+            self._channel.close()
+            raise OSError(errno.ENOMEM, "there is no memory for its threads") from error
 
     @property
     def pid(self) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,6 +94,18 @@ def crash_of(death: Death, doing: str) -> EngineCrashed:
     if lines := _telling(death.log):
         hints.append(f"Its log ends with: {' | '.join(lines)}")
     return EngineCrashed(f"The engine {death.manner} {doing}.", " ".join(hints))
+
+
+def start_failure(error: OSError | MemoryError) -> EngineCrashed:
+    """Return the error that says why the engine's process cannot be started."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+    why = os.strerror(number) if number else str(error)
+    hint = "Load the model again."
+    if number in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+        hint = "Close other programs, then load the model again."
+    elif number in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC):
+        hint = f"Install Tandem again: its Python, {sys.executable}, cannot be run."
+    return EngineCrashed(f"The engine cannot be started: {why[:1].lower()}{why[1:]}.", hint)
 
 
 def stopped_hint(device: str, model: ModelLoaded | None) -> str:

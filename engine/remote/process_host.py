@@ -27,7 +27,7 @@ from engine.host import EventSink
 from engine.programs import program_command
 from engine.remote.child import EngineProcess
 from engine.remote.codec import MessageError
-from engine.remote.death import crash_of, doing_of, stopped_hint
+from engine.remote.death import crash_of, doing_of, start_failure, stopped_hint
 from engine.remote.messages import (
     CancelMessage,
     CloseMessage,
@@ -144,9 +144,10 @@ class ProcessHost:
             try:
                 # Linux ends it with the thread that starts it, which therefore stays
                 process = EngineProcess(self._command, self._refuse)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
+                log.exception("the engine's process cannot be started")
                 self._deaths.append(time.monotonic())
-                self._fail(EngineCrashed(f"The engine cannot be started ({error}).", "Try again."))
+                self._fail(start_failure(error))
                 continue
             self._enter(process)
             self._follow(process)

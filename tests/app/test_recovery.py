@@ -150,6 +150,26 @@ def test_the_third_death_stops_it_and_the_window_stays_usable(shell: Shell, qtbo
     assert "No model is loaded" in banner(shell)
 
 
+def test_an_engine_that_cannot_be_started_leaves_the_window_usable(
+    qapp: QApplication, qtbot: QtBot
+) -> None:
+    shell = Shell(qapp, lambda on_event: ProcessHost(on_event, ("/nonexistent/python",)))
+    shell.start()
+    qtbot.waitUntil(lambda: "cannot be started" in banner(shell), timeout=5000)
+    assert action(shell) == ""
+    shell.window.banner.dismiss()
+    shell.models.open(str(demo_model()))
+    qtbot.waitUntil(lambda: "cannot be started" in banner(shell), timeout=5000)
+    assert action(shell) == "Load again"
+    shell.chat_presenter.send("Hello")
+    assert "No model is loaded" in banner(shell)
+    shell.window.close()
+    assert shell.client.state is EngineState.CLOSED
+    shell.window.deleteLater()
+    shell.deleteLater()
+    apply_theme(qapp, "dark")
+
+
 # --- with a scripted engine
 
 

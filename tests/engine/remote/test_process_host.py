@@ -1,5 +1,6 @@
 """The engine's process dies in every way: what is said, what goes on, and that nothing is left."""
 
+import errno
 import os
 import queue
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -213,8 +215,62 @@ def test_three_deaths_in_a_short_time_are_enough(monkeypatch: pytest.MonkeyPatch
 
 def test_a_program_that_is_not_there_is_a_sentence() -> None:
     office = Office(("/nonexistent/python",))
-    assert "cannot be started" in office.crash()[2].message
+    error = office.crash()[2]
+    assert error.message == "The engine cannot be started: no such file or directory."
+    assert error.hint.startswith("Install Tandem again")
     assert office.host.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOMEM, "no memory"), "cannot allocate memory"),
+        (OSError(errno.EAGAIN, "too many processes"), "resource temporarily unavailable"),
+        (MemoryError(), "cannot allocate memory"),
+        (OSError("strange"), "strange"),
+    ],
+    ids=["memory", "processes", "python's memory", "other"],
+)
+def test_a_process_that_cannot_be_started_is_a_sentence_and_the_next_command_tries_again(
+    monkeypatch: pytest.MonkeyPatch, path: str, error: Exception, said: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as context:
+        context.setattr("engine.remote.child.subprocess.Popen", fails)
+        office = Office()
+        _, failed, crash = office.crash()
+        assert not failed.is_model_lost
+        assert crash.message == f"The engine cannot be started: {said}."
+        assert "load the model again" in crash.hint.lower()
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+    assert office.host.close(20)
+
+
+def test_a_process_without_memory_for_its_threads_is_ended(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real_start, real_process = threading.Thread.start, subprocess.Popen
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "tandem-commands":
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    def note(*args: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(real_process(*args, **options))
+        return started[-1]
+
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", start)
+        context.setattr("engine.remote.child.subprocess.Popen", note)
+        office = Office()
+        assert "cannot be started: cannot allocate memory" in office.crash()[2].message
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+    assert office.host.close(20)
 
 
 POISONED = """
