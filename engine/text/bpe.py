@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
+from engine.gguf.tensors import quote
 from engine.text.pretokenizers import PreTokenizer
 from engine.text.spm import SPACE
 
@@ -33,6 +34,17 @@ def byte_alphabet() -> dict[str, int]:
     }
 
 
+def _missing(pairs: list[tuple[str, str]], ids: dict[str, int], other: str = "") -> ValueError:
+    """Return an error that names the first text in merges that is not a token.
+
+    Args:
+        other: what is wrong if all of them are tokens.
+    """
+    texts = (text for left, right in pairs for text in (left, right, left + right))
+    missing = next((text for text in texts if text not in ids), None)
+    return ValueError(quote(other) if missing is None else f"{quote(missing)} is not a token")
+
+
 class BpeEncoder:
     """Encoder of text without special tokens into ids.
 
@@ -49,12 +61,14 @@ class BpeEncoder:
         self._ids = ids
         self._pre = pre
         pairs = [split_merge(merge) for merge in dict.fromkeys(merges)]
+        if not all(map(ids.__contains__, map("".join, pairs))):
+            raise _missing(pairs, ids)  # the library panics where one is longer than all tokens
         try:
             model = BPE(
                 ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level
             )
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(str(error)) from error
+            raise _missing(pairs, ids, str(error)) from error
         self._tokenizer = Tokenizer(model)
         cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         spelling = [ByteLevel(add_prefix_space=False, use_regex=False)] if pre.byte_level else []

@@ -256,6 +256,9 @@ def test_empty_tokens_get_a_name() -> None:
         ({"model": "gpt2", "merges": ["qq ww"]}, "its merges do not fit its tokens"),
         ({"model": "gpt2", "merges": ["q"]}, "its merges do not fit its tokens"),
         ({"model": "gpt2", "merges": [""]}, "its merges do not fit its tokens"),
+        # longer than any token, with which the library panics
+        ({"model": "gpt2", "merges": ["<|user|> a"]}, r"'<\|user\|>a' is not a token"),
+        ({"model": "gpt2", "merges": ["a \x1b[2J"]}, r"'\\x1b\[2J' is not a token"),
     ],
 )
 def test_metadata_that_cannot_serve_is_named(changes: dict[str, Any], sentence: str) -> None:
