@@ -202,7 +202,7 @@ class Metadata:
             InvalidGGUF: the entry is missing or is not a name.
         """
         name = self.str("general.architecture")
-        if not (name.isprintable() and 0 < len(name) <= MAX_NAME):
+        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
             problem = "'general.architecture' in its metadata is not a name"
             raise InvalidGGUF(self._store.path, problem)
         return name
@@ -232,10 +232,14 @@ class Metadata:
             raise InvalidGGUF(self._store.path, problem)
         return items[:n]
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value of any type, an array as a list."""
+    def get(self, key: str, default: Any = None, limit: int | None = None) -> Any:
+        """Return a value of any type, an array as a list.
+
+        Args:
+            limit: largest number of elements of an array, or bytes of a text, to decode.
+        """
         value = self._store.values.get(key)
-        return default if value is None else self._store.decode(value)
+        return default if value is None else self._store.decode(value, limit)
 
     def array_length(self, key: str) -> int | None:
         """Return the number of elements of an array; None where the key is missing or no array."""

@@ -5,7 +5,7 @@ A file is untrusted; every number that is read here has its bounds in one table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.errors import InvalidGGUF
 
@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 1 << 24
 MAX_CONTEXT = 1 << 32
+MAX_LIST = 4096  # elements of a list; there is one for each layer at most
 SIZE = (1, MAX_SIZE)
 COUNT = (0, MAX_SIZE)
 CONTEXT = (0, MAX_CONTEXT)
@@ -24,7 +25,7 @@ EPS = (0, 1)
 SIGNED = (-(10**6), 10**6)
 
 BOUNDS: dict[str, tuple[float, float]] = {
-    "block_count": (1, 4096),
+    "block_count": (1, 1024),
     "nextn_predict_layers": (0, 4096),
     "context_length": CONTEXT,
     "embedding_length": SIZE,
@@ -125,13 +126,14 @@ class Keys:
         """Check each number of the file against `BOUNDS`; types are checked where it is read.
 
         Raises:
-            InvalidGGUF: a value is out of bounds; it names the key and the value.
+            InvalidGGUF: a value is out of bounds, or a list is longer than any model; it names the
+                key and the value or length.
         """
         for name, (low, high) in BOUNDS.items():
-            found = self.meta.get(self.full_key(name))
+            key = self.full_key(name)
+            found = self._limited(key)
             for value in found if isinstance(found, list) else [found]:
                 if isinstance(value, int | float) and not low <= value <= high:
-                    key = self.full_key(name)
                     raise self.invalid(f"'{key}' is {value}, not from {low} to {high}")
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -173,7 +175,7 @@ class Keys:
         key = self.full_key(name)
         if self.meta.array_length(key) is None:
             return default
-        found = self.meta.get(key)
+        found = self._limited(key)
         if not all(isinstance(item, int) for item in found):
             raise self.invalid(f"'{key}' in its metadata is no list of flags")
         return tuple(bool(item) for item in self._complete(key, found, n_layer))
@@ -186,6 +188,16 @@ class Keys:
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         first, second = (rms, layer) if kind == "rms" else (layer, rms)
         return self.number(second if second in self and first not in self else first)
+
+    def _limited(self, key: str) -> Any:
+        """Return a value of any type, None where there is none; a list that is too long is refused.
+
+        Millions of elements, of one byte each in the file, would take seconds for each key.
+        """
+        n = self.meta.array_length(key)
+        if n is not None and n > MAX_LIST:
+            raise self.invalid(f"'{key}' in its metadata has {n} entries, more than any model")
+        return self.meta.get(key)
 
     def _bounded(self, name: str) -> str:
         """Return the full key of a number, which must have bounds."""

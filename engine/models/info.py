@@ -21,6 +21,7 @@ FILE_TYPES = {
 
 UNKNOWN = "unknown"
 MAX_NAME = 200  # characters of a model's name to show
+MAX_LIST = 4096  # elements of a list of counts to look at
 
 
 def inspect_model(path: str | Path) -> Inspection:
@@ -110,7 +111,7 @@ def _architecture(file: GGUFFile) -> str:
 
 def _name(file: GGUFFile) -> str:
     """Return the model's name in one printable line, or the file's name if it has none."""
-    name = file.meta.get("general.name")
+    name = file.meta.get("general.name", limit=4 * MAX_NAME)
     if not isinstance(name, str):
         return file.path.stem
     shown = "".join(c if c.isprintable() else " " for c in name[:MAX_NAME])
@@ -119,7 +120,7 @@ def _name(file: GGUFFile) -> str:
 
 def _number(file: GGUFFile, key: str, default: int = 0) -> int:
     """Return a count; the largest where there is one per layer, as for heads."""
-    value = file.meta.get(key, default)
+    value = file.meta.get(key, default, limit=MAX_LIST)
     items = value if isinstance(value, list) else [value]
     return max((item for item in items if isinstance(item, int)), default=0)
 
@@ -132,7 +133,7 @@ def _n_vocab(file: GGUFFile) -> int:
 
 
 def _quant(file: GGUFFile, types: Counter[str]) -> str:
-    file_type = file.meta.get("general.file_type")
+    file_type = file.meta.get("general.file_type", limit=1)
     if isinstance(file_type, int) and file_type in FILE_TYPES:
         return FILE_TYPES[file_type]
     matrices = Counter(t.type.name for t in file.tensors.values() if len(t.shape) > 1)

@@ -83,6 +83,12 @@ ATTACKS = {
     "five dimensions": (gguf([], [tensor("t", [1] * 5)], F32_32), "'t' has 5 dimensions"),
     "2**60 entries": (gguf(n_entries=2**60), "claims to have 1152921504606846976 metadata"),
     "2**60 tensors": (gguf(n_tensors=2**60), "claims to have 1152921504606846976 tensors"),
+    "more entries than any model": (gguf(n_entries=2**14 + 1), "claims to have 16385 metadata"),
+    "more tensors than any model": (gguf(n_tensors=2**16 + 1), "claims to have 65537 tensors"),
+    "more texts than any model": (
+        gguf([strings("a", ["x"]), array("k", STRING, 2**22, b"")]),
+        "its metadata claims 4194305 texts",
+    ),
     "more entries than bytes": (gguf(n_entries=1000), "truncated"),
     "more tensors than bytes": (gguf(n_tensors=1000), "truncated"),
     "unknown value type": (gguf([entry("k", 13, u64(0))]), "'k' has the unknown type 13"),

@@ -54,6 +54,17 @@ def test_a_count_per_layer_is_told_by_its_largest(sound: ModelDraft, tmp_path: P
     assert (info.n_head, info.n_head_kv) == (8, 8)
 
 
+def test_of_a_list_longer_than_any_model_only_the_start_is_read(
+    sound: ModelDraft, tmp_path: Path
+) -> None:
+    """A file can have 16 million elements of one byte each, as a header of 16 MB."""
+    heads = {"llama.attention.head_count": [4] * 4096 + [8], "general.name": "x" * 10**6}
+    found = inspect_model(sound.changed(heads).write(tmp_path / "m.gguf"))
+    assert found.info.n_head == 4
+    assert len(found.info.name) == 200
+    assert "has 4097 entries, more than any model" in found.problem
+
+
 def test_a_model_without_a_name_has_its_file_s(sound: ModelDraft, tmp_path: Path) -> None:
     for name in (None, "", " \n", 7):
         path = sound.changed({"general.name": name}).write(tmp_path / "my model.gguf")
