@@ -1,1 +1,1 @@
-"""Attacks with generated input: more than a minute each, run on demand."""
+"""Attacks with generated input: hours on demand, and a part of them in each run of the tests."""
