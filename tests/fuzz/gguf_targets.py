@@ -14,8 +14,9 @@ from app.split.state import SplitState
 from engine import Planner, PromptError, SamplingParams, load_model, read_model_info
 from engine.events import Generate
 from engine.gguf import GGUFFile
-from engine.text import Tokenizer, chat_template_from_metadata
+from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
+from engine.text.tokenizer import Tokenizer
 from tests.helpers.fake_planner import CPU, GPUS, fake_machine
 
 MOST_CHARACTERS = 500
