@@ -37,13 +37,13 @@ from app.chat.views.composer import Composer
 from app.chat.views.sampling_panel import SamplingPanel
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
-from app.printable import one_line
 from app.theme import theme
 from app.widgets.banner import Banner
 from app.widgets.dock import Dock
 from app.widgets.rail import Rail, is_in_front
 from app.widgets.tab_order import neighbour, tab_stops
 from app.widgets.text import PlainLabel
+from engine import one_line
 
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from engine.hardware.fallbacks import Fallback, FallbackKind
     from engine.hardware.garbage import collect_garbage
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
+    from engine.harmless import error_line, json_escaped, one_line, printable
     from engine.host import EngineHost, ThreadHost
     from engine.json_file import replace_json
     from engine.links.proof import prove_links
@@ -297,6 +298,7 @@ __all__ = [
     "chosen_way",
     "collect_garbage",
     "cuda_status",
+    "error_line",
     "export_plan",
     "fastest_plan",
     "find_gpu_path",
@@ -304,6 +306,7 @@ __all__ = [
     "hidden_gpus",
     "import_plan",
     "inspect_model",
+    "json_escaped",
     "known_facts",
     "known_links",
     "last_result",
@@ -315,11 +318,13 @@ __all__ = [
     "measure_facts",
     "measure_link",
     "model_key",
+    "one_line",
     "package_version",
     "parse_devices",
     "parse_rig",
     "parse_target",
     "perplexity",
+    "printable",
     "process_mark",
     "prove_cards",
     "prove_links",
@@ -377,6 +382,7 @@ _HOME = {
         "atomic_write", "has_ended", "process_mark", "sweep_temporaries", "tandem_folder",
         "temporary_folder",
     ),
+    "harmless": ("error_line", "json_escaped", "one_line", "printable"),
     "host": ("EngineHost", "ThreadHost"),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Final, NoReturn, TextIO
 
-from app.printable import error_line, json_escaped, one_line, printable
 from app.units import GIB, MIB
-from engine import EngineError, Fallback
+from engine import EngineError, Fallback, error_line, json_escaped, one_line, printable
 
 CLEAR_LINE: Final = "\r\x1b[K"
 """Sequence with which a terminal goes to the start of its line and clears it."""

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QtMsgType, Signal, Slot, qInstallMessageHand
 from PySide6.QtGui import QGuiApplication
 
 from app.notice import Notice
-from app.printable import error_line
+from engine import error_line
 
 log = logging.getLogger(__name__)
 qt_log = logging.getLogger("qt")

@@ -6,9 +6,9 @@ from PySide6.QtCore import QSize, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon
 from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
-from app.printable import one_line
 from app.theme import icon, theme, theme_signals
 from app.widgets.text import caption_text, set_tip
+from engine import one_line
 
 
 class IconButton(QToolButton):

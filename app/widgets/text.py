@@ -14,7 +14,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent, QStandardItem
 from PySide6.QtWidgets import QLabel, QListWidgetItem, QSizePolicy, QWidget
 
-from app.printable import one_line, printable
+from engine import one_line, printable
 
 MOST_TIP: Final = 2000
 """Largest number of characters of a tool tip."""

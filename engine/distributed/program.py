@@ -34,6 +34,7 @@ from engine.generation.session import Session
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
 from engine.hardware.torch_devices import kind_of, torch_device
+from engine.harmless import error_line, json_escaped, one_line, printable
 from engine.models.info import describe
 from engine.progress import never
 
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = RankModel(_params(options, len(wire.peers)), wire)
         warnings = model.warnings
         for warning in warnings:
-            print(f"rank {wire.rank}: {warning}", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"rank {wire.rank}: {one_line(warning)}", file=sys.stderr, flush=True)  # noqa: T201
         sampling = SamplingParams(
             temperature=options.temperature, max_tokens=options.n, seed=options.seed,
             ignore_eos=options.ignore_eos,
@@ -161,7 +162,7 @@ def _leave(error: EngineError, wire: GlooWire | None) -> None:
     if wire is not None:
         wire.tell(error)
     sys.stdout.flush()
-    print(f"{rank}{error} {error.hint}".strip(), file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{rank}{error_line(error.message, error.hint)}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(1)
 
 
@@ -176,13 +177,13 @@ def _write(
             ids += event.ids
             text += event.text
             if rank == 0 and not as_json:
-                sys.stdout.write(event.text)
+                sys.stdout.write(printable(event.text) if sys.stdout.isatty() else event.text)
                 sys.stdout.flush()
         elif isinstance(event, Finished) and rank == 0:
             speed = round(event.timings.decode_per_s, 2)
             found = {"ids": ids, "text": text, "reason": event.reason, "tokens_per_s": speed}
             found["warnings"] = warnings
-            sys.stdout.write(f"{json.dumps(found)}\n" if as_json else "\n")
+            sys.stdout.write(f"{json_escaped(json.dumps(found))}\n" if as_json else "\n")
             sys.stdout.flush()
 
 

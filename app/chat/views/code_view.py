@@ -19,10 +19,10 @@ from PySide6.QtWidgets import (
 from app.chat.markdown import CodeBlock
 from app.chat.views.highlight import Ranges, highlight
 from app.chat.views.prose_view import MONOSPACE
-from app.printable import one_line, printable
 from app.theme import theme
 from app.widgets.buttons import button
 from app.widgets.text import label
+from engine import one_line, printable
 
 CODE_PIXELS = 13
 COPIED_MS = 1500

@@ -19,10 +19,10 @@ from app.chat.markdown import TextLine, TextSpan
 from app.chat.views.growing_edit import GrowingEdit
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
-from app.printable import error_line, printable
 from app.theme import theme
 from app.widgets.buttons import HoverButton, button
 from app.widgets.text import ElidedLabel, label
+from engine import error_line, printable
 
 REASONS = {
     "stop": "end of turn",

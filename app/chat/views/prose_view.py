@@ -30,9 +30,9 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import Rule, Table, TextLine, TextSpan
-from app.printable import printable
 from app.theme import theme
 from app.widgets.text import set_tip
+from engine import printable
 
 TEXT_PIXELS = 14
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)

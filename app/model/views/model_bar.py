@@ -10,11 +10,10 @@ from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.model.views.slower_chip import SlowerChip
-from app.printable import one_line
 from app.theme import icon, set_role, theme, theme_signals
 from app.widgets.buttons import button
 from app.widgets.text import caption_text, label, set_tip
-from engine import Fallback, LoadParams, ModelInfo, ModelLoaded
+from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
 NAME_WIDTH, MIN_NAME_WIDTH = 420, 96

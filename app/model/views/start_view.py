@@ -7,9 +7,9 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.printable import one_line
 from app.widgets.buttons import button
 from app.widgets.text import PlainLabel, caption_text, label, set_tip
+from engine import one_line
 
 N_RECENT = 4
 WIDTH = 320

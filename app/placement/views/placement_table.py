@@ -29,9 +29,9 @@ from PySide6.QtWidgets import (
 
 from app.placement.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
 from app.placement.pins import Part
-from app.printable import one_line
 from app.theme import mix, theme
 from app.widgets.text import plain_tip
+from engine import one_line
 
 PARTS_MIME: Final = "application/x-tandem-parts"
 SHARED_FADE: Final = 0.6

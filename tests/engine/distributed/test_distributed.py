@@ -1,5 +1,6 @@
 """Ranks that are processes: same logits and tokens as with threads, and how they end."""
 
+import io
 import json
 import os
 import socket
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import EngineError, LoadParams, Model, SamplingParams
-from engine.distributed.program import _params, _parser
+from engine import EngineError, LoadParams, Model, SamplingParams, TokenText, printable
+from engine.distributed.program import _params, _parser, _write
 from engine.distributed.wire import GlooWire
+from tests.helpers.acting_texts import ESCAPES, acting
 from tests.helpers.golden import golden_logits, golden_models, golden_path
 from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
@@ -140,6 +142,37 @@ def test_the_command_answers_on_rank_0(tmp_path: Path) -> None:
         assert found["warnings"] == list(model.warnings) != []
     for rank, (_, _, said) in enumerate(ends):
         assert said.splitlines() == [f"rank {rank}: {warning}" for warning in found["warnings"]]
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("output", [Screen, io.StringIO])
+def test_what_a_model_says_is_not_obeyed_by_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, output: type[io.StringIO]
+) -> None:
+    """A file gets every character."""
+    stdout = output()
+    monkeypatch.setattr("sys.stdout", stdout)
+    events = [TokenText(text, (3,)) for text in ESCAPES]
+    _write(iter(events), 0, (), as_json=False)
+    said = "".join(ESCAPES)
+    assert stdout.getvalue() == (printable(said) if output is Screen else said)
+    assert acting(said)
+    assert not acting(stdout.getvalue()) or output is not Screen
+
+
+def test_an_error_is_one_line_that_does_not_act() -> None:
+    ends = Processes(1, ["engine.distributed", "no\x1b[31m\nfile.gguf", "-p", "a"]).ends()
+    status, out, errors = ends[0]
+    assert (status, out) == (1, "")
+    assert "file.gguf" in errors
+    assert errors.count("\n") == 1
+    assert not acting(errors)
 
 
 def test_a_gpu_of_a_process_says_that_it_starts_kernels_one_by_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.printable import (
+from engine.harmless import (
     MOST_ERROR,
     MOST_HINT,
     REPLACEMENT,
