@@ -1,8 +1,9 @@
-"""Programs that Tandem starts end with it: Linux's and Windows' means, the latter with a fake."""
+"""Programs that Tandem starts end with it, and are its own ones, whatever lies around."""
 
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.programs import (
     ExtendedLimits,
     JobObject,
     child_environment,
+    program_command,
     tie_child,
 )
 
@@ -158,3 +160,14 @@ def test_linux_ends_a_child_that_listens_to_nothing_with_its_parent() -> None:
         parent.kill()
         psutil.wait_procs([child], 20)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_nothing_in_the_working_directory_is_imported(tmp_path: Path) -> None:
+    """A folder of downloads may hold a file with a module's name."""
+    for name in ("json.py", "jinja2.py", "logging.py", "engine.py"):
+        (tmp_path / name).write_text("raise SystemExit(3)")
+    ended = subprocess.run(
+        program_command("engine.templates.program"),
+        cwd=tmp_path, env=child_environment(), input=b"", check=False, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 0

@@ -114,9 +114,9 @@ def test_a_growing_answer_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_other_users_cannot_read_a_journal(tmp_path: Path) -> None:
+def test_other_users_cannot_read_a_chat(tmp_path: Path) -> None:
     list(growing(ChatStore(tmp_path)))
-    assert stat.S_IMODE(journal_of(tmp_path).stat().st_mode) == 0o600
+    assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [0o600, 0o600]
 
 
 def test_a_journal_cut_at_any_byte_loses_only_its_last_line(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.cleanup import call_all
 
 from engine import (
     ChatMessage,
@@ -31,7 +32,6 @@ from engine import (
     measure_device,
     measure_link,
 )
-from engine.cleanup import call_all
 from engine.cpu.backend import CpuBackend
 from engine.devices.routes import Routes
 from engine.devices.stopped import mark_stopped, stopped_gpus

@@ -1,0 +1,97 @@
+"""SECURITY.md names tests that exist; what it says of the whole program holds for each module."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_structure import ROOT, modules, parsed
+
+SECURITY = ROOT / "SECURITY.md"
+TEXT = SECURITY.read_text(encoding="utf-8")
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT)
+
+CODE_FROM_DATA = {
+    "eval", "exec", "__import__", "pickle", "marshal", "shelve", "dill", "yaml", "torch.load",
+    "os.system", "os.popen", "jit.load",
+}  # fmt: skip
+"""Functions and modules that run what they read."""
+
+NETWORK = {
+    "socket", "ssl", "http", "urllib.request", "ftplib", "smtplib", "asyncio", "socketserver",
+    "xmlrpc", "requests", "httpx", "aiohttp", "PySide6.QtNetwork", "PySide6.QtWebEngineCore",
+}  # fmt: skip
+"""Modules that can speak to other machines."""
+
+SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"}}
+"""What the modules that import `socket` take from it: none of it reaches another machine."""
+
+
+@pytest.mark.parametrize(("path", "test"), NAMED)
+def test_a_test_that_holds_a_promise_exists(path: str, test: str) -> None:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert not test or test in functions
+
+
+def test_each_promise_names_a_test() -> None:
+    promises = TEXT.partition("## What is promised")[2].partition("\n## ")[0]
+    paragraphs = re.findall(r"^\*\*.*?(?=\n\n|\Z)", promises, re.MULTILINE | re.DOTALL)
+    assert len(paragraphs) > 5
+    for paragraph in paragraphs:
+        assert "::test_" in paragraph, paragraph
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_page_is_found(page: str) -> None:
+    assert "](SECURITY.md)" in (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", TEXT))
+def test_a_link_leads_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules and names that a file imports."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def called(path: Path) -> set[str]:
+    """Return the functions that a file calls, as they stand there, and how it asks for shells."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call):
+            found.add(ast.unparse(node.func))
+            found |= {f"{k.arg}={ast.unparse(k.value)}" for k in node.keywords if k.arg == "shell"}
+    return found
+
+
+def starts(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def test_no_code_is_run_that_came_as_data() -> None:
+    for module, path in modules().items():
+        names = imported(path) | called(path)
+        assert not [n for n in names if any(starts(n, c) for c in CODE_FROM_DATA)], module
+        assert not [n for n in names if n.startswith("shell=") and n != "shell=False"], module
+
+
+def test_nothing_opens_a_connection() -> None:
+    """`engine.distributed` speaks through torch, as it was started by torch's launcher."""
+    for module, path in modules().items():
+        found = {n for n in imported(path) if any(starts(n, known) for known in NETWORK)}
+        if module in SOCKETS:
+            assert found == {"socket"}
+            calls = {n.partition(".")[2] for n in called(path) if n.startswith("socket.")}
+            assert calls == SOCKETS[module]
+        else:
+            assert not found, module
