@@ -12,13 +12,12 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 import torch
 
-from engine.cleanup import call_all
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import kernels_for
-from engine.hardware.faults import explain_faults
+from engine.hardware.faults import call_all, explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory, torch_device
 from engine.models.declare import declare
 from engine.planning.plan import make_plan

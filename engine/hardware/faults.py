@@ -1,4 +1,4 @@
-"""Tells faults after which a GPU is lost to this process from errors after which it can go on.
+"""Tells faults after which a GPU is lost from errors after which it can go on; frees what is left.
 
 A kernel that ends abnormally takes its GPU's context with it: "any further CUDA work will return
 the same error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -134,3 +134,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield found
         seen.append(found)
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def call_all(*steps: Callable[[], object]) -> None:
+    """Call functions in order; log those that fail, and go on with the next.
+
+    For closing: once a GPU has stopped working any call may fail; the rest must still be freed.
+    """
+    for step in steps:
+        try:
+            step()
+        except Exception:
+            log.warning("something could not be closed", exc_info=True)

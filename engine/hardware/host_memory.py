@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cleanup import call_all
 from engine.devices.stopped import stopped_gpus
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.fallbacks import OF_THIS_PROCESS
+from engine.hardware.faults import call_all
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.cleanup import call_all
 from engine.cpu.backend import CpuBackend
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.hardware.backend_choice import kernels_for, use_interpreter
+from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.links.proof import find_routes
 from engine.models.declare import Declaration, declare

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from engine.cleanup import call_all
 from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
-from engine.hardware.faults import stopped_error
+from engine.hardware.faults import call_all, stopped_error
 from engine.runtime import micro_batches
 from engine.runtime.prompt_batches import PromptBatches
 from engine.runtime.rank import FEW_ROWS, Rank, Replay, rehearsed_rows, token_steps

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.cleanup import call_all
 from engine.devices.catalog import list_devices
 from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels
-from engine.hardware.faults import explain_faults, has_stopped, stopped_error
+from engine.hardware.faults import call_all, explain_faults, has_stopped, stopped_error
 from engine.hardware.process_memory import ResidentPeak, resident_bytes
 from engine.hardware.torch_devices import (
     free_bytes,

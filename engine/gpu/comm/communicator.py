@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from engine.cleanup import call_all
 from engine.errors import EngineError, LeftAlone
 from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.gpu.comm.copies import CopyCollectives, Seat, is_rounded
@@ -25,6 +24,7 @@ from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
 from engine.gpu.launch.graph import host_step_value
+from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import kind_of
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.thread_comm import ThreadGroup

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.cleanup import call_all
 from engine.errors import EngineError
 from engine.gpu.launch.target import target_of
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.environment import launches_block, loads_kernels_lazily
+from engine.hardware.faults import call_all
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine.cleanup import call_all
 
 from engine import (
     ChatMessage,
@@ -44,6 +43,7 @@ from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardVerdict
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
+from engine.hardware.faults import call_all
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
