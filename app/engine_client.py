@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.token_rate import TokenRate
+from app.token_rate import AnswerMeter, TokenRate
 from engine import (
     Cancelled,
     ChatMessage,
@@ -84,6 +84,9 @@ class EngineClient(QObject):
     Args:
         make_host: starts an engine that sends its events to the given callable; called by `start`
             or by the first command, so that the window shows before torch takes the processor.
+
+    Attributes:
+        answer_meter: figures of the last answer as far as it has come.
     """
 
     ready = Signal(object)  # EngineReady
@@ -129,6 +132,7 @@ class EngineClient(QObject):
         self._model: ModelLoaded | None = None
         self._state = EngineState.EMPTY
         self._rate = TokenRate()
+        self.answer_meter = AnswerMeter()
         self._timer = QTimer(self, interval=DRAIN_MS)
         self._timer.timeout.connect(self._drain)
         self._woken.connect(self._wake)
@@ -209,7 +213,7 @@ class EngineClient(QObject):
             tuple(messages), sampling=sampling, continue_last=continue_last, begun=tuple(begun)
         )
         self._answer_number = host.submit(command)
-        self._rate = TokenRate()
+        self._rate, self.answer_meter = TokenRate(), AnswerMeter()
         self._settle()
 
     def cancel(self) -> None:
@@ -272,6 +276,7 @@ class EngineClient(QObject):
             if isinstance(event.event, TokenText) and event.generation == self._answer_number:
                 texts.append(event.event.text)
                 self._rate.count(len(event.event.ids))
+                self.answer_meter.count(len(event.event.ids))
                 self._answer_ids += event.event.ids
             else:
                 self._send_text(texts)

@@ -257,7 +257,7 @@ class Shell(QObject):
         for source in (*presenters, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
-            success.connect(self.window.banner.dismiss_error)
+            success.connect(self.window.banner.dismiss_failure)
         self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
         self.session.deleted.connect(self.chat_cache.delete)

@@ -16,6 +16,7 @@ class Notice:
     Attributes:
         hint: what to do about it; may be empty.
         action: text of a button that calls `on_action`; no button if empty.
+        is_of_engine: whether the engine has failed at something, which it may do later after all.
     """
 
     text: str
@@ -23,7 +24,16 @@ class Notice:
     kind: Literal["info", "warning", "error"] = "info"
     action: str = ""
     on_action: Callable[[], None] | None = None
+    is_of_engine: bool = False
 
     @classmethod
-    def of(cls, error: EngineError) -> Notice:
-        return cls(error.message, error.hint, "error")
+    def of(
+        cls,
+        error: EngineError,
+        more: str = "",
+        action: str = "",
+        on_action: Callable[[], None] | None = None,
+    ) -> Notice:
+        """Return the notice of an error of the engine, with a sentence behind its hint."""
+        hint = f"{error.hint} {more}".strip()
+        return cls(error.message, hint, "error", action, on_action, is_of_engine=True)

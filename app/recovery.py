@@ -64,7 +64,7 @@ class Recovery(QObject):
         action = "Load the former model" if is_former else "Load again"
         if lost is not None and self._chats.cut_answer is not None:
             action += " and go on"
-        self.noticed.emit(Notice(error.message, error.hint, "error", action, self._load))
+        self.noticed.emit(Notice.of(error, action=action, on_action=self._load))
 
     def _load(self) -> None:
         if self._client.state is EngineState.LOADING:

@@ -1,4 +1,4 @@
-"""The generation rate shown while an answer is written."""
+"""The figures of an answer while it is written."""
 
 from __future__ import annotations
 
@@ -30,3 +30,32 @@ class TokenRate:
         rate = self._n_tokens / seconds
         self._since, self._n_tokens = time.perf_counter(), 0
         return rate
+
+
+class AnswerMeter:
+    """Meter of one answer, for the figures of one that is cut off.
+
+    Attributes:
+        n_tokens: number of tokens so far.
+        first_token_s: seconds from the question to the first token; 0 while there is none.
+    """
+
+    def __init__(self) -> None:
+        self._asked = self._first = self._last = time.perf_counter()
+        self.n_tokens = self._n_later = 0
+        self.first_token_s = 0.0
+
+    def count(self, n_tokens: int) -> None:
+        """Count tokens that have arrived together."""
+        self._last = time.perf_counter()
+        if self.n_tokens:
+            self._n_later += n_tokens
+        elif n_tokens:
+            self._first, self.first_token_s = self._last, self._last - self._asked
+        self.n_tokens += n_tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second since the first ones arrived; 0 while that is unknown."""
+        seconds = self._last - self._first
+        return self._n_later / seconds if seconds > 0 else 0.0

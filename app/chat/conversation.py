@@ -26,7 +26,8 @@ class AnswerStats:
         n_tokens: number of generated tokens.
         tokens_per_s: generation rate.
         first_token_s: time until the first token, in seconds.
-        context_tokens: number of context tokens that the conversation filled afterwards.
+        context_tokens: number of context tokens that the conversation filled afterwards; 0 where
+            that is unknown, since the answer was cut off.
     """
 
     reason: str
@@ -84,6 +85,11 @@ class Message:
             thought_s=float(seconds) if seconds is not None else None,
             problem=_text(data.get("problem", "")),
         )
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a closed answer was ended by a failure, or with the program."""
+        return self.stats is None or self.stats.reason == "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +192,7 @@ class Conversation:
     def context_tokens(self) -> int:
         """Number of context tokens after the last answer; 0 if unknown."""
         known = (m.stats.context_tokens for m in reversed(self.messages) if m.stats)
-        return next(known, 0)
+        return next(filter(None, known), 0)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA} | asdict(self)

@@ -140,6 +140,7 @@ class ChatPresenter(QObject):
         session, view, client = self._session, self._view, self._client
         view.resend_requested.connect(self.edit)
         view.regenerate_requested.connect(session.regenerate)
+        view.continue_requested.connect(session.go_on)
         session.message_added.connect(self._on_message_added)
         session.messages_cut.connect(view.cut)
         session.answer_text.connect(view.grow)

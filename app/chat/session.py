@@ -19,8 +19,6 @@ from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
 
-CANCELLED = AnswerStats("cancelled", 0, 0.0, 0.0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class CutAnswer:
@@ -140,7 +138,7 @@ class ChatSession(QObject):
             return
         if chat is self._answering:
             self._client.cancel()
-            self._close_answer(CANCELLED)
+            self._close_answer(self._so_far("cancelled"))
         self._saver.delete(chat)
         self.chats.remove(chat)
         self.deleted.emit(chat.id)
@@ -227,7 +225,7 @@ class ChatSession(QObject):
     def close(self) -> None:
         """Save everything, before or after the engine ends."""
         if self._answering is not None:
-            self._close_answer(CANCELLED)
+            self._close_answer(self._so_far("cancelled"))
         self.save_all()
         self._saver.close()
 
@@ -285,7 +283,7 @@ class ChatSession(QObject):
     def _cut(self, n_messages: int) -> None:
         if self._answering is not None:
             self._client.cancel()
-            self._close_answer(CANCELLED)
+            self._close_answer(self._so_far("cancelled"))
         self.current.truncate(n_messages)
         self.messages_cut.emit(n_messages)
 
@@ -335,11 +333,11 @@ class ChatSession(QObject):
         if (chat := self._answering) is None:
             return
         if is_cancelled(error):
-            self._close_answer(CANCELLED)
+            self._close_answer(self._so_far("cancelled"))
             return
         chat.messages[-1].problem = error.message
         self._cut_answer = CutAnswer(chat, chat.messages[-1], self._client.answer_ids)
-        self._close_answer(None)
+        self._close_answer(self._so_far("failed"))
         if isinstance(error, ContextOverflow) and not chat.drops_oldest:
             self._offer_shift(chat, error.message)
         else:
@@ -363,7 +361,12 @@ class ChatSession(QObject):
             )
         )
 
-    def _close_answer(self, stats: AnswerStats | None) -> None:
+    def _so_far(self, reason: str) -> AnswerStats:
+        """Return the figures of the answer that is cut off for a reason."""
+        meter = self._client.answer_meter
+        return AnswerStats(reason, meter.n_tokens, meter.tokens_per_s, meter.first_token_s, 0)
+
+    def _close_answer(self, stats: AnswerStats) -> None:
         """Save the answer, complete or not, and end it."""
         chat, self._answering = self._answering, None
         if chat is None:

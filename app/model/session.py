@@ -185,7 +185,7 @@ class ModelSession(QObject):
         model = self._client.model
         if not is_cancelled(error):
             kept = "The old split is kept." if model else ""
-            self.noticed.emit(Notice(error.message, f"{error.hint} {kept}".strip(), "error"))
+            self.noticed.emit(Notice.of(error, kept))
         if model is not None:
             self.kept.emit(model)
         else:
@@ -196,8 +196,7 @@ class ModelSession(QObject):
         model = self._client.model
         if model is None:
             return Notice.of(error)
-        kept = f"{model.info.name} is still loaded."
-        return Notice(error.message, f"{error.hint} {kept}".strip(), "error")
+        return Notice.of(error, f"{model.info.name} is still loaded.")
 
     @Slot(object, object)
     def _on_lost(self, _: EngineError, __: ModelLoaded) -> None:

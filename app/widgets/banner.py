@@ -69,9 +69,9 @@ class Banner(QFrame):
         self.hide()
 
     @Slot()
-    def dismiss_error(self) -> None:
-        """Hide an error, once what had failed has succeeded."""
-        if self._notice is not None and self._notice.kind == "error":
+    def dismiss_failure(self) -> None:
+        """Hide an error of the engine, which has succeeded meanwhile."""
+        if self._notice is not None and self._notice.is_of_engine:
             self.dismiss()
 
     @Slot()

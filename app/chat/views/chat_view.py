@@ -26,6 +26,7 @@ class ChatView(QScrollArea):
 
     resend_requested = Signal(int, str)
     regenerate_requested = Signal()
+    continue_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -155,6 +156,7 @@ class ChatView(QScrollArea):
             return user
         answer = AnswerView(message, self._column)
         answer.regenerate_requested.connect(self.regenerate_requested)
+        answer.continue_requested.connect(self.continue_requested)
         return answer
 
     def _remove(self, view: MessageView) -> None:

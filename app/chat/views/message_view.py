@@ -29,7 +29,11 @@ REASONS = {
     "length": "max tokens",
     "context": "context full",
     "cancelled": "stopped",
+    "failed": "interrupted",
 }
+CAN_GO_ON = ("length", "context", "cancelled", "failed")
+"""Reasons of an end after which an answer can be continued."""
+INTERRUPTED = "This answer was interrupted."
 
 
 def footer_text(stats: AnswerStats) -> str:
@@ -189,6 +193,7 @@ class AnswerView(MessageView):
     """View of an answer that may still be growing."""
 
     regenerate_requested = Signal()
+    continue_requested = Signal()
 
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(message, parent)
@@ -204,11 +209,15 @@ class AnswerView(MessageView):
         copy.clicked.connect(self.copy)
         self._again = button("Regenerate", "quiet", "Regenerate answer")
         self._again.clicked.connect(self.regenerate_requested)
+        self._go_on = button("Continue", "quiet", "Continue answer")
+        self._go_on.clicked.connect(self.continue_requested)
+        self._is_last = False
         self._actions = QWidget(self)
         actions = QHBoxLayout(self._actions)
         actions.setContentsMargins(0, 0, 0, 0)
         actions.setSpacing(0)
         actions.addWidget(copy)
+        actions.addWidget(self._go_on)
         actions.addWidget(self._again)
         footer = QHBoxLayout()
         footer.addWidget(self._status, 1)
@@ -241,14 +250,25 @@ class AnswerView(MessageView):
         self.body.flush()
         message = self.message
         self._status.set_full_text(footer_text(message.stats) if message.stats else "")
-        self._problem.setText(error_line(message.problem))
-        self._problem.setVisible(bool(message.problem))
+        problem = message.problem or (INTERRUPTED if message.stats is None else "")
+        self._problem.setText(error_line(problem))
+        self._problem.setVisible(bool(problem))
+        self._again.setText("Retry" if message.is_cut_off else "Regenerate")
+        self._show_actions()
         self._actions.show()
         self._thought.close_thought(message.thought_s)
 
     def set_last(self, is_last: bool) -> None:
-        """Offer "Regenerate" on the last answer only."""
-        self._again.setVisible(is_last)
+        """Offer to continue or replace the last answer only."""
+        self._is_last = is_last
+        self._show_actions()
+
+    def _show_actions(self) -> None:
+        stats = self.message.stats
+        reason = stats.reason if stats else "failed"
+        self._again.setVisible(self._is_last)
+        can_go_on = bool(self.message.content) and reason in CAN_GO_ON
+        self._go_on.setVisible(self._is_last and can_go_on)
 
     def _show(self) -> None:
         parts = split_thought(self.message.content)

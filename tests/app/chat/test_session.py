@@ -1,13 +1,15 @@
 """The session loses nothing between two chats, two windows, and an answer that ends meanwhile."""
 
+import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Message
 from app.chat.store import ChatStore
 from app.engine_client import EngineState
 from app.paths import chats_dir
+from engine import EngineError
 from tests.helpers.fake_host import Script
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, prompts
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, prompts, shown
 
 
 def test_a_chat_that_two_windows_changed_is_kept_twice(qtbot: QtBot, make_shell: MakeShell) -> None:
@@ -96,3 +98,64 @@ def test_nothing_is_asked_while_another_model_is_loading(
     script.hold = False
     ask(qtbot, shell, "Hi")
     assert prompts(shell) == [[("user", "Hi")]]
+
+
+@pytest.mark.parametrize("how", ["stop", "error", "close"])
+def test_figures_of_an_answer_survive_what_cuts_it_off(
+    qtbot: QtBot, make_shell: MakeShell, script: Script, how: str
+) -> None:
+    """They are in the file as well, with the text so far."""
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    filled = shell.session.current.context_tokens
+    assert filled > 0
+    if how == "error":
+        script.answer_error = EngineError("The card has fallen off the bus.")
+    else:
+        script.hold, script.hold_after = True, 5
+    shell.chat_presenter.send("Second")
+    qtbot.waitUntil(lambda: shell.client.answer_meter.n_tokens >= 5)
+    if how == "stop":
+        script.hold = False
+        shell.session.stop()
+    if how != "close":
+        qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.window.close()
+    again = make_shell()
+    message = again.session.current.messages[-1]
+    assert message.content.startswith("Hello fr")
+    assert message.stats is not None
+    assert message.stats.reason == ("failed" if how == "error" else "cancelled")
+    assert message.stats.n_tokens >= 5
+    assert message.stats.first_token_s > 0
+    assert message.stats.tokens_per_s > 0
+    if how == "error":  # else the engine tells
+        assert again.session.current.context_tokens == filled, "as far as it is known"
+
+
+def test_a_killed_answer_keeps_its_text_and_offers_to_go_on(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """As found at the next start: it has neither figures nor a reason."""
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    assert not answer._go_on.isVisible(), "it has ended by itself"
+    chat = shell.session.current
+    chat.messages[-1].stats, chat.messages[-1].content = None, "Hello"
+    shell.session.save_all()
+    shell.window.close()
+    shell = make_shell(model=MODEL)
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    assert answer._problem.text() == "This answer was interrupted."
+    assert (answer._go_on.isVisible(), answer._again.text()) == (True, "Retry")
+    script.answer = ", world."
+    answer._go_on.click()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shown(shell) == ["Hi", "Hello, world."]
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    assert not answer._problem.isVisible()
+    assert answer._again.text() == "Regenerate"
