@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from engine.hardware.fallbacks import Fallback, FallbackKind
     from engine.hardware.garbage import collect_garbage
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
+    from engine.hardware.trial_process import TrialProcess
     from engine.harmless import error_line, json_escaped, one_line, printable
     from engine.host import EngineHost, ThreadHost
     from engine.json_file import replace_json
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
     from engine.planning.speed.speed_model import SpeedModel
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
+    from engine.programs import program_command, tie_to_parent
     from engine.progress import LoadProgress, StateProgress
     from engine.remote.process_host import ProcessHost
     from engine.runtime.kernel_proof import prove_cards
@@ -279,6 +281,7 @@ __all__ = [
     "TokenWork",
     "Topology",
     "Trial",
+    "TrialProcess",
     "Tune",
     "TuneEstimate",
     "TuneFile",
@@ -326,6 +329,7 @@ __all__ = [
     "perplexity",
     "printable",
     "process_mark",
+    "program_command",
     "prove_cards",
     "prove_links",
     "read_model_info",
@@ -337,6 +341,7 @@ __all__ = [
     "sweep_temporaries",
     "tandem_folder",
     "temporary_folder",
+    "tie_to_parent",
     "token_work",
     "tune",
     "tune_kernels",
@@ -370,6 +375,7 @@ _HOME = {
     "generation.results": (
         "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenText", "Usage",
     ),
+    "programs": ("program_command", "tie_to_parent"),
     "progress": (
         "LoadProgress", "StateProgress",
     ),
@@ -378,6 +384,7 @@ _HOME = {
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
+    "hardware.trial_process": ("TrialProcess",),
     "files": (
         "atomic_write", "has_ended", "process_mark", "sweep_temporaries", "tandem_folder",
         "temporary_folder",

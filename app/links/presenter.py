@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.background import LatestJob
-from app.links.links import LinksPicture, measure_links, read_links
+from app.links.links import LinksPicture, read_links
+from app.links.measuring import measure_apart
 from app.links.views.links_panel import LinksPanel
 from app.split.figures import rank_labels
 from engine import DeviceInfo, EngineError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Reader = Callable[[Sequence[DeviceInfo], "Rig | None"], LinksPicture]
 """Reads the links, as `read_links` does."""
 Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
-"""Measures devices and links, as `measure_links` does."""
+"""Measures devices and links, as `measure_apart` does."""
 
 
 class LinksPresenter(QObject):
@@ -40,7 +41,7 @@ class LinksPresenter(QObject):
         parent: QObject | None = None,
         *,
         read: Reader = read_links,
-        measure: Meter = measure_links,
+        measure: Meter = measure_apart,
     ) -> None:
         super().__init__(parent)
         self._panel, self._read, self._measure = panel, read, measure

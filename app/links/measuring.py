@@ -1,0 +1,49 @@
+"""Measurements for the window, in a process of their own.
+
+They take torch, memory of every GPU for as long as a process lasts, and sometimes a GPU's driver
+into a state that only the end of the process ends: nothing of that shall happen to the window.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import engine  # for names that only measuring needs, which are resolved when they are used
+from engine import DeviceInfo, EngineError, program_command
+
+log = logging.getLogger(__name__)
+
+COMMAND = program_command("app.links.measuring_program")
+"""Command line of the process."""
+
+LONGEST_S = 600.0
+"""Longest time for one measurement, in seconds; kernels for several GPUs may be compiled in it."""
+
+
+def measure_apart(
+    devices: Sequence[DeviceInfo], say: Callable[[str], None], is_stopped: Callable[[], bool]
+) -> None:
+    """Measure as `measure_links` does, in another process, which ends where it is stopped.
+
+    Raises:
+        EngineError: the process cannot be started, or ended or hung in a measurement.
+    """
+    request = {"devices": [device.id for device in devices if device.usable]}
+    doing = "its start"
+    try:
+        with engine.TrialProcess(COMMAND, request, {}) as child:
+            for message in child.messages(LONGEST_S, LONGEST_S):
+                if is_stopped():
+                    return
+                if isinstance(message, str):
+                    log.warning("measuring has ended (%s): %s", message, child.said())
+                    raise EngineError(
+                        f"Measuring ended early ({message}); the last step was: {doing}",
+                        "What was measured before is kept. Measure again.",
+                    )
+                doing = str(message.get("said", ""))
+                say(doing)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EngineError(f"Nothing can be measured: {why}.", "Try again.") from error

@@ -1,0 +1,64 @@
+"""The window's measurements in a process of their own: results, the end of the work, failures."""
+
+import sys
+
+import psutil
+import pytest
+
+from app.links import measuring
+from app.links.measuring import measure_apart
+from engine import DeviceInfo, EngineError, MachineFile, list_devices
+
+
+def cpu() -> list[DeviceInfo]:
+    return [device for device in list_devices() if device.kind == "cpu"]
+
+
+def never() -> bool:
+    return False
+
+
+def test_what_another_process_measures_is_saved_and_said() -> None:
+    (device,) = cpu()
+    assert MachineFile.of_user().device(device) is None
+    said: list[str] = []
+    measure_apart([device], said.append, never)
+    assert said == ["Measuring cpu …", "Measuring cpu with cpu …"]
+    facts = MachineFile.of_user().device(device)
+    assert facts is not None
+    assert facts.bytes_per_s > 0
+
+
+def test_a_stop_ends_the_process() -> None:
+    said: list[str] = []
+    measure_apart(cpu(), said.append, lambda: True)
+    assert said == []
+    children = psutil.Process().children()
+    assert not any("app.links.measuring_program" in child.cmdline() for child in children)
+
+
+BEGIN = 'print(\'{"said": "Measuring cuda:0"}\', flush=True);'
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (BEGIN + "import os; os.abort()", "the last step was: Measuring cuda:0"),
+        ("import sys; sys.exit(3)", r"exit status 3\); the last step was: its start"),
+        ("import time; time.sleep(60)", "hung"),
+    ],
+    ids=["crash", "exit", "hang"],
+)
+def test_a_process_that_ends_or_hangs_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setattr(measuring, "COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(measuring, "LONGEST_S", 3.0)
+    with pytest.raises(EngineError, match=said):
+        measure_apart(cpu(), lambda _: None, never)
+
+
+def test_a_process_that_cannot_be_started_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "COMMAND", ("/nonexistent/python",))
+    with pytest.raises(EngineError, match="Nothing can be measured: No such file"):
+        measure_apart(cpu(), lambda _: None, never)
