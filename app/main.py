@@ -48,7 +48,7 @@ from engine import (
 )
 
 if TYPE_CHECKING:
-    from engine import Rig
+    from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class Shell(QObject):
         self.models.replacing.connect(self.chat_cache.leave)
         self.model_presenter.changed.connect(self.chat_presenter.show_context)
         self.models.selected.connect(self.side_panels.set_model)
-        self.models.loaded.connect(lambda loaded: self.monitor.set_ranks(loaded.params.all_devices))
+        self.models.loaded.connect(self._on_loaded)
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)
@@ -304,6 +304,13 @@ class Shell(QObject):
     def _on_state(self, state: EngineState) -> None:
         if state is EngineState.GENERATING:
             self.monitor.mark_message()
+
+    @Slot(object)
+    def _on_loaded(self, loaded: ModelLoaded) -> None:
+        devices = loaded.params.all_devices
+        self.monitor.set_ranks(devices)
+        if set(devices) != {"cpu"}:  # the load has measured what CUDA takes by itself
+            engine.use_measured_overheads(self._devices, engine.MachineFile.of_user())
 
     @Slot(object)
     def _on_finished(self, finished: Finished) -> None:

@@ -21,7 +21,7 @@ import psutil
 from engine.programs import NO_WINDOW, child_environment, tie_child
 from engine.remote.channel import Channel, connected_pair
 from engine.remote.codec import MessageError
-from engine.remote.death import Death, oom_kills
+from engine.remote.death import FATAL, Death, oom_kills
 from engine.remote.messages import FROM_ENGINE, TO_ENGINE, FromEngine, ToEngine
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,13 @@ hold the interpreter's lock for seconds."""
 
 END_S = 5.0
 """Seconds that a process has to end once its connection has."""
+
+LEVELS = {
+    "DEBUG": 0, "INFO": 0, "WARNING": logging.WARNING, "ERROR": logging.ERROR,
+    "CRITICAL": logging.CRITICAL,
+}  # fmt: skip
+"""Levels of logging by the word that a line of a process's log begins with; 0 where it is only
+kept for its end."""
 
 TRACE_S = 1.0
 """Seconds that a hanging process has to write where it hangs."""
@@ -156,9 +163,14 @@ class EngineProcess:
     def _read_log(self) -> None:
         """Keep the last lines that the process writes; a thread's function."""
         assert self._process.stderr is not None
+        level = 0
         with self._process.stderr as stream, suppress(OSError, ValueError):
             while line := stream.readline(LONGEST_KEPT):
                 self._log.append(line)
+                text = line.decode(errors="replace").rstrip()
+                level = level_of(text, level)
+                if level:
+                    log.log(level, "%s", text)
 
     def _write(self) -> None:
         """Send messages in order; a thread's function, as a busy process takes none."""
@@ -169,6 +181,18 @@ class EngineProcess:
                 self._on_refused(message, error)
             except OSError:  # it has ended, which the reader finds, too
                 return
+
+
+def level_of(line: str, before: int) -> int:
+    """Return the level at which a line of a process's log is worth logging here; 0 is none.
+
+    Args:
+        before: level of the line before, which a line without one, as of a traceback, belongs to.
+    """
+    first = line.partition(" ")[0]
+    if first in LEVELS:
+        return LEVELS[first]
+    return 0 if line.startswith(FATAL) else before
 
 
 def _start(command: Sequence[str], connection: Connection) -> subprocess.Popen[bytes]:

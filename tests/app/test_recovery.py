@@ -22,10 +22,11 @@ from engine import (
     Failed,
     Generate,
     Load,
+    LoadParams,
     ProcessHost,
     SamplingParams,
 )
-from tests.helpers.fake_host import Script
+from tests.helpers.fake_host import Script, model_loaded
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown
 from tests.helpers.slow_engine import COMMAND
 
@@ -171,6 +172,18 @@ def test_an_engine_that_cannot_be_started_leaves_the_window_usable(
 
 
 # --- with a scripted engine
+
+
+def test_what_a_load_has_measured_of_a_gpu_is_planned_with(
+    make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's process writes it into a file; the window's plans know nothing of that."""
+    used: list[object] = []
+    shell = make_shell(model=MODEL)
+    assert shell.split.free_bytes(), "what is known from before was read"
+    monkeypatch.setattr("engine.use_measured_overheads", lambda devices, file: used.append(devices))
+    shell.models.loaded.emit(model_loaded(LoadParams(MODEL, ("cuda:0", "cpu"))))
+    assert used == [shell._devices]
 
 
 def crash(shell: Shell, qtbot: QtBot, script: Script, text: str = "Hi") -> None:

@@ -1,6 +1,7 @@
 """The engine's process dies in every way: what is said, what goes on, and that nothing is left."""
 
 import errno
+import logging
 import os
 import queue
 import signal
@@ -423,6 +424,42 @@ def test_a_kill_for_lack_of_memory_is_explained(code: int, is_short: bool, said:
 )
 def test_other_ends_are_told_as_well(code: int, said: str) -> None:
     assert said in str(crash_of(Death(code, "", (), False), "while it was idle"))
+
+
+def test_warnings_of_the_process_are_in_the_log_while_it_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without what is only of interest at its end."""
+    code = """
+import logging, sys, time
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+print("a library says something", file=sys.stderr)
+logging.info("all is well")
+logging.warning("slow")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.exception("a command failed")
+logging.info("on it goes")
+print("Fatal Python error: a trace", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+    caplog.set_level(logging.INFO, "engine.remote.child")
+    office = Office(program(code))
+    deadline = time.monotonic() + WAIT_S
+    while "ZeroDivisionError" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    found = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert found[:3] == [
+        ("WARNING", "WARNING root: slow"),
+        ("ERROR", "ERROR root: a command failed"),
+        ("ERROR", "Traceback (most recent call last):"),
+    ]
+    assert found[-1] == ("ERROR", "ZeroDivisionError: division by zero")
+    office.host.close(0.1)
+    assert "on it goes" not in caplog.text
+    assert "Fatal" not in caplog.text
 
 
 def test_the_log_of_a_death_is_cut() -> None:
