@@ -42,7 +42,7 @@ class SplitPresenter(QObject):
 
     def _wire_header(self) -> None:
         session, header = self._session, self._panel.header
-        self._on(header.mode_chosen, lambda now, mode: now.with_mode(mode))
+        self._on(header.mode_chosen, lambda now, mode: now.with_chosen_mode(mode))
         self._on(header.even_requested, lambda now: now.with_weights([1.0] * len(now.ranks)))
         header.by_memory_requested.connect(session.split_by_memory)
         header.by_speed_requested.connect(session.split_by_speed)

@@ -147,6 +147,21 @@ class SplitSettings:
         """Change how the model is split."""
         return replace(self, mode=mode)
 
+    def with_chosen_mode(self, mode: Mode) -> SplitSettings:
+        """Change how the model is split, so that there is something to split between.
+
+        Where one rank alone would take part, all GPUs do, or else all devices, or two ranks on the
+        CPU.
+        """
+        changed = self.with_mode(mode)
+        gpus = [i for i, rank in enumerate(self.ranks) if rank.device != "cpu"]
+        for wanted in (gpus, range(len(self.ranks))):
+            if mode == "single" or len(changed.active) > 1:
+                return changed
+            for index in wanted:
+                changed = changed.with_rank_on(index, True)
+        return changed if len(changed.active) > 1 else changed.with_cpu_ranks(2)
+
     def with_share(self, index: int, share: float) -> SplitSettings:
         """Give one rank `share`; the other ranks that are not locked keep their proportions."""
         if self.mode == "single" or index not in self.active or self.ranks[index].is_locked:

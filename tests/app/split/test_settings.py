@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.split.loads import is_same_load, resplit_params, settings_for
 from app.split.saving import from_dict, to_dict
-from app.split.settings import MAX_CPU_RANKS, MODES, SplitSettings, default_settings
+from app.split.settings import MAX_CPU_RANKS, MODES, Mode, SplitSettings, default_settings
 from engine import DeviceInfo, EngineError, LoadParams
 
 GIB = 1 << 30
@@ -31,6 +31,7 @@ changes = st.one_of(
     st.tuples(st.just("with_rank_on"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("with_cpu_ranks"), st.integers(0, 10)),
     st.tuples(st.just("with_mode"), st.sampled_from(MODES)),
+    st.tuples(st.just("with_chosen_mode"), st.sampled_from(MODES)),
     st.tuples(st.just("with_locked"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("with_joined"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("with_rank_moved"), st.integers(0, 3), st.integers(-4, 4)),
@@ -157,6 +158,34 @@ def test_one_device_takes_all_and_the_split_comes_back() -> None:
     assert split.load_params("m").devices == ("cuda:1",)
     assert split.with_mode("layer").shares == pytest.approx((0.75, 0.25, 0, 0))
     assert split.with_mode("layer").load_params("m").split_mode == "layer"
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize(
+    ("devices", "on", "used"),
+    [
+        (RIG, (1,), ("cuda:0", "cuda:1", "cuda:2")),
+        (RIG, (0, 2), ("cuda:0", "cuda:2")),
+        ([GPUS[0], CPU], (0,), ("cuda:0", "cpu")),
+        ([CPU], (0,), ("cpu", "cpu")),
+    ],
+    ids=["one of three", "two of three", "one beside the CPU", "CPU alone"],
+)
+def test_a_split_is_between_several_ranks(
+    devices: list[DeviceInfo], on: tuple[int, ...], used: tuple[str, ...], mode: Mode
+) -> None:
+    """Where a person chose several, it is between these."""
+    split = default_settings(devices)
+    for index in on:
+        split = split.with_mode("tensor").with_rank_on(index, True)
+    for index in range(len(devices)):
+        if index not in on:
+            split = split.with_rank_on(index, False)
+    chosen = split.with_mode("single").with_chosen_mode(mode)
+    assert chosen.mode == mode
+    assert chosen.load_params("m").devices == used
+    assert_sound(chosen)
+    assert split.with_chosen_mode("single").mode == "single"
 
 
 def test_no_device_at_all_is_a_sentence() -> None:
