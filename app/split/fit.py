@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import engine
@@ -18,6 +18,10 @@ from engine import EngineError, LoadParams, ModelInfo
 
 if TYPE_CHECKING:
     from engine import Choice, Forecaster, Plan, Remedy
+
+COMFORT = 0.75
+"""Part of a device's free memory that a model may take with a context that nobody has chosen: the
+rest is for other programs, which come and go."""
 
 Rooms = tuple[tuple[str, int, float], ...]
 """Device id, free bytes, and read speed in bytes per second of each device."""
@@ -92,7 +96,8 @@ def suggestion(
 ) -> Choice | None:
     """Choose devices and split for a model that nobody has chosen them for.
 
-    Context and the other settings are those of `settings`.
+    Context and the other settings are those of `settings`; a context that nobody has chosen is the
+    longest that fits comfortably.
 
     Args:
         forecaster: makes a forecaster that no other thread uses.
@@ -114,6 +119,26 @@ def suggestion(
     )
     try:
         with closing(factory(info.path)) as planner:
-            return engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)
+            choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)
+            if params.n_ctx is not None:
+                return choice
+            n_ctx = _comfortable_context(info, choice.params, free_bytes, planner)
+            return replace(choice, params=replace(choice.params, n_ctx=n_ctx))
     except (EngineError, OSError):
         return None
+
+
+def _comfortable_context(
+    info: ModelInfo, params: LoadParams, free_bytes: Mapping[str, int], planner: SplitPlanner
+) -> int | None:
+    """Return the longest context that leaves memory for others; None for the engine's default.
+
+    Raises:
+        EngineError: the split cannot be made.
+    """
+    rooms = [engine.Room(device, int(COMFORT * size), 1.0) for device, size in free_bytes.items()]
+    fit = engine.Fit(
+        lambda load, free: planner.evaluate(load, free).plan, rooms, info.n_ctx_train, info.n_layer
+    )
+    n_ctx = fit.largest_context(params)
+    return n_ctx if n_ctx > params.context_for(info.n_ctx_train) else None

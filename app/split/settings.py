@@ -143,6 +143,12 @@ class SplitSettings:
 
     # changes
 
+    def for_another_model(self, n_ctx: int | None) -> SplitSettings:
+        """Set the context, and leave out what names blocks and tensors of the present model."""
+        return replace(
+            self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=()
+        )
+
     def with_mode(self, mode: Mode) -> SplitSettings:
         """Change how the model is split."""
         return replace(self, mode=mode)

@@ -74,6 +74,7 @@ class SplitState:
         self._model_error = ""
         self._fit: FitAnswer | None = None
         self._suggested = SplitSettings(), ""
+        self._own_context: int | None = None  # the one that was suggested for the present model
 
     @property
     def info(self) -> ModelInfo | None:
@@ -114,9 +115,8 @@ class SplitState:
         if is_other:  # settings that name blocks and tensors were meant for another model
             self._suggested = SplitSettings(), ""
             self.history.clear()
-            self.settings = replace(
-                self.settings, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=()
-            )
+            kept = None if self.settings.n_ctx == self._own_context else self.settings.n_ctx
+            self._own_context, self.settings = None, self.settings.for_another_model(kept)
         n_ctx = self.settings.n_ctx
         if n_ctx and self.n_ctx_train and n_ctx > self.n_ctx_train:
             self.settings = replace(self.settings, n_ctx=self.n_ctx_train)
@@ -208,10 +208,12 @@ class SplitState:
 
     def suggest(self, choice: Choice) -> None:
         """Use the suggested devices and split until the person chooses others; keep the rest."""
+        if self.settings.n_ctx is None:
+            self._own_context = choice.params.n_ctx
         made = settings_for(self.settings, choice.params)
         self.settings = replace(
             made,
-            n_ctx=self.settings.n_ctx,
+            n_ctx=self.settings.n_ctx or choice.params.n_ctx,
             kv_type=self.settings.kv_type,
             cpu_threads=self.settings.cpu_threads,
             reserve=self.settings.reserve,

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.split.fit import FitAnswer, FitQuestion
+from app.split.fit import FitAnswer, FitQuestion, suggestion
 from app.split.fit_finder import FitFinder
+from app.split.settings import default_settings
 from app.split.views.remedies import short_text
 from app.theme import theme
-from engine import Evaluation, LoadParams, Remedy
+from engine import Choice, Evaluation, LoadParams, Remedy
 from tests.app.conftest import MakePanel
-from tests.helpers.fake_planner import GIB, GPUS, INFO, FakePlanner, RefusingPlanner
+from tests.helpers.fake_planner import (
+    CPU,
+    GIB,
+    GPUS,
+    INFO,
+    FakePlanner,
+    RefusingPlanner,
+    fake_machine,
+)
 from tests.helpers.split_panels import WiredPanel, settle, texts, used
 
 QUESTION = FitQuestion(
@@ -169,3 +179,34 @@ def test_a_split_that_cannot_be_made_fits_nowhere(qtbot: QtBot) -> None:
         finder.ask(QUESTION)
     assert found.args == [FitAnswer(QUESTION, None, ())]
     finder.stop()
+
+
+def test_a_context_that_nobody_chose_is_the_longest_that_fits_comfortably() -> None:
+    """The planner's model takes 10 GiB and 1 MiB a token; a quarter of what is free stays free."""
+
+    def context(free: int, chosen: int | None = None) -> int | None:
+        settings = replace(default_settings([CPU]), n_ctx=chosen)
+        choice = suggestion(
+            INFO, settings, {"cpu": free * GIB}, FakePlanner, lambda: fake_machine([CPU]).forecaster
+        )
+        assert choice is not None
+        return choice.params.n_ctx
+
+    assert context(64) == INFO.n_ctx_train
+    assert context(20) == 5 * 1024
+    assert context(16) is None, "2048 is what one takes in any case"
+    assert context(64, chosen=4096) == 4096
+
+
+def test_a_suggested_context_is_not_carried_to_another_model(make_panel: MakePanel) -> None:
+    """One that a person chose is."""
+    session = make_panel().session
+    session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",), n_ctx=8192), "Because."))
+    assert session.settings.n_ctx == 8192
+    session._state._plans.open = lambda info: None  # type: ignore[method-assign]
+    session._state.set_model(replace(INFO, path="/m/other.gguf"))
+    assert session.settings.n_ctx is None
+    session.change(replace(session.settings, n_ctx=4096))
+    session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), "Because."))
+    session._state.set_model(replace(INFO, path="/m/third.gguf"))
+    assert session.settings.n_ctx == 4096
