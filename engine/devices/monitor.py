@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from engine.devices.catalog import cuda_status, find_gpus, nvidia_gpus
 from engine.devices.drivers.adapters import Adapter
@@ -57,12 +56,7 @@ class DeviceMonitor:
     def __enter__(self) -> DeviceMonitor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def snapshot(self) -> list[DeviceSnapshot]:

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from enum import Enum, auto
-from types import TracebackType
 
 import psutil
 
@@ -50,9 +49,7 @@ class AnswerWatch:
         _thread.start_new_thread(self._look, ())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_done.set()
         with self._looking:  # the thread does nothing more
             pass

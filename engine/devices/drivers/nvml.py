@@ -11,7 +11,6 @@ import importlib
 import os
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -59,12 +58,7 @@ class Nvml:
     def __enter__(self) -> Nvml:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
