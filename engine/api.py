@@ -30,7 +30,7 @@ from engine.generation.results import ContextShifted, GenerationEvent
 from engine.generation.session import Session
 from engine.generation.state_file import StateFiles
 from engine.gguf import GGUFFile
-from engine.gguf.identity import file_stamp, model_hash
+from engine.gguf.identity import model_hash
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import explain_faults, has_stopped
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
@@ -138,7 +138,7 @@ class Model:
         self.params = params
         with GGUFFile.open(params.path) as file:
             self.info: ModelInfo = describe(file)
-            self._stamp = file_stamp(file)
+            self._stamps = file.stamps
             self.model_hash = model_hash(file)
             self._prompts = Prompts(file, self.info.name)
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
@@ -367,7 +367,7 @@ class Model:
             self._session.move(runtime.runner)
 
     def _check_unchanged(self, file: GGUFFile) -> None:
-        if file_stamp(file) != self._stamp:
+        if file.stamps != self._stamps:
             raise ModelFileError(
                 file.path,
                 f"{file.path.name} has changed since the model was loaded.",

@@ -1,4 +1,4 @@
-"""Identifies models, and notices changed files, without reading the whole file."""
+"""Identifies models without reading the whole file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ SAMPLES = 32
 
 SAMPLE_BYTES = 4096
 """Bytes to sample of each of these tensors, from its middle."""
-
-Stamp = tuple[tuple[str, int, int], ...]
-"""Path, size in bytes and time of the last change in ns, of each part of a model."""
 
 
 def model_hash(file: GGUFFile) -> str:
@@ -35,9 +32,3 @@ def model_hash(file: GGUFFile) -> str:
         start = max(0, len(raw) - SAMPLE_BYTES) // 2
         digest.update(raw[start : start + SAMPLE_BYTES].read().data)
     return digest.hexdigest()
-
-
-def file_stamp(file: GGUFFile) -> Stamp:
-    """Return the stamp of the parts that are on the disk now."""
-    stats = [(path, path.stat()) for path in file.paths if path.exists()]
-    return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)

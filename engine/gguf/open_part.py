@@ -10,6 +10,9 @@ from pathlib import Path
 
 from engine.errors import InvalidGGUF, ModelFileError
 
+Stamp = tuple[str, int, int]
+"""Path of a file, its size in bytes and the time of its last change in ns."""
+
 
 class OpenPart:
     """A file of a model, open for reading at any place, by several threads.
@@ -51,6 +54,11 @@ class OpenPart:
         if self.n_bytes == 0:
             self.close()
             raise InvalidGGUF(path, "it is empty")
+
+    @property
+    def stamp(self) -> Stamp:
+        """Stamp of the file when it was opened, whatever lies under its path by now."""
+        return str(self.path), self.n_bytes, self._opened.st_mtime_ns
 
     def read_into(self, goal: memoryview, offset: int) -> None:
         """Fill memory with the bytes from `offset` on.

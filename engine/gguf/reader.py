@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from engine.errors import InvalidGGUF
@@ -34,6 +34,7 @@ class GGUFFile:
         meta: metadata of the first part; usable after `close` too.
         tensors: tensors of all parts by name, in file order.
         n_bytes: total size of the files, in bytes.
+        stamps: what tells these files from others that come to lie under their paths.
     """
 
     def __init__(self, parts: list[OpenPart], headers: list[Header]) -> None:
@@ -44,6 +45,7 @@ class GGUFFile:
         self.meta: Metadata = headers[0].meta
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_collect(paths, headers))
         self.n_bytes = sum(part.n_bytes for part in parts)
+        self.stamps = tuple(part.stamp for part in parts)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -99,12 +101,7 @@ class GGUFFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

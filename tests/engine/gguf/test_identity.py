@@ -1,10 +1,10 @@
-"""Telling models apart, and noticing that a file has changed."""
+"""Models are told apart, and a file that has changed is noticed."""
 
 import os
 from pathlib import Path
 
 from engine.gguf import GGUFFile
-from engine.gguf.identity import file_stamp, model_hash
+from engine.gguf.identity import model_hash
 from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
 
 
@@ -36,10 +36,19 @@ def test_a_model_in_parts_has_one_name_whichever_is_opened(tmp_path: Path) -> No
 
 def test_a_change_on_the_disk_shows(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf")
-    with GGUFFile.open(path) as file:
-        before = file_stamp(file)
-        assert file_stamp(file) == before
+    with GGUFFile.open(path) as file, GGUFFile.open(path) as again:
+        assert file.stamps == again.stamps
         os.utime(path, ns=(0, 12345))
-        assert file_stamp(file) != before
-        path.unlink()
-        assert file_stamp(file) == ()
+        with GGUFFile.open(path) as changed:
+            assert changed.stamps != file.stamps
+
+
+def test_another_file_under_the_same_name_is_not_taken_for_the_open_one(tmp_path: Path) -> None:
+    """As where a download replaces a model while it is loaded."""
+    path = tiny_gguf(tmp_path / "m.gguf")
+    with GGUFFile.open(path) as file:
+        before = file.stamps
+        tiny_gguf(tmp_path / "new.gguf", n_layer=1).replace(path)
+        assert file.stamps == before
+    with GGUFFile.open(path) as replaced:
+        assert replaced.stamps != before
