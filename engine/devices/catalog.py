@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -220,49 +220,35 @@ def _describe_nvidia(
     advice = advise_nvidia(build, gpu.compute_capability, nvml.cuda_major(), others)
     if not build.hip and (order := order_problem(len(nvidia))):
         advice = Advice(order)
-    try:
-        memory = nvml.memory(gpu)
-    except DeviceError as error:
-        memory, advice = NO_MEMORY, Advice(str(error))
-    return DeviceInfo(
-        id=device,
-        kind="cuda",
-        name=gpu.name,
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-        uuid=gpu.uuid,
-        pci_bus=gpu.pci_bus,
-        compute_capability=gpu.compute_capability,
-        driver=nvml.driver_version(),
-        usable=not advice.reason,
-        reason=advice.reason,
-        remedy=advice.remedy,
-    )
+    info = _with_driver(device, gpu, nvml.driver_version(), advice, lambda: nvml.memory(gpu))
+    return replace(info, compute_capability=gpu.compute_capability)
 
 
 def _describe_amd(build: TorchBuild, device: str, gpu: AmdGpu) -> DeviceInfo:
     advice = advise_amd(build, gpu.arch)
     if not advice.reason and (problem := access_problem()):
         advice = Advice(problem, ADD_TO_GROUPS if "groups" in problem else "")
+    info = _with_driver(device, gpu, amd_driver(), advice, lambda: amd_memory(gpu))
+    return replace(info, arch=gpu.arch, note=UNPROVEN_AMD if info.usable else "")
+
+
+def _with_driver(
+    device: str, gpu: Gpu | AmdGpu, driver: str, advice: Advice, read_memory: Callable[[], Memory]
+) -> DeviceInfo:
+    """Return what all drivers tell of a GPU; it is not usable if its memory cannot be read.
+
+    Args:
+        advice: why torch cannot use it, if so.
+    """
     try:
-        memory = amd_memory(gpu)
+        memory = read_memory()
     except DeviceError as error:
         memory, advice = NO_MEMORY, Advice(str(error))
     return DeviceInfo(
-        id=device,
-        kind="cuda",
-        name=gpu.name,
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-        uuid=gpu.uuid,
-        pci_bus=gpu.pci_bus,
-        driver=amd_driver(),
-        usable=not advice.reason,
-        reason=advice.reason,
-        arch=gpu.arch,
-        note="" if advice.reason else UNPROVEN_AMD,
-        remedy=advice.remedy,
-    )
+        id=device, kind="cuda", name=gpu.name, total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes, uuid=gpu.uuid, pci_bus=gpu.pci_bus, driver=driver,
+        usable=not advice.reason, reason=advice.reason, remedy=advice.remedy,
+    )  # fmt: skip
 
 
 def _why_no_gpu() -> str:
