@@ -1,4 +1,4 @@
-"""Uncaught exceptions of the window: logged and shown in the banner; the window stays open."""
+"""Logs uncaught exceptions and shows them in the banner, so that the window stays open."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise `KeyboardInterrupt` for each signal meanwhile."""
+        """Raise `KeyboardInterrupt` for each signal that comes inside the `with` block."""
         previous = handle(self._on_signal)
         try:
             yield
@@ -46,7 +46,7 @@ class Interruption:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """End the process for each signal meanwhile, without any exception.
+    """End the process at a signal that comes inside the `with` block, without any exception.
 
     This is for imports: modules that are half imported, compiled ones above all, swallow exceptions
     or turn them into others.
@@ -59,7 +59,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> dict[int, Handler]:
-    """End the process for each signal from now on; return the handlers for `restore`."""
+    """End the process at any such signal from now on; return the handlers for `restore`."""
     return handle(_end)
 
 

@@ -1,4 +1,4 @@
-"""Who uses a model: several threads may call it, and one of them at a time computes.
+"""Takes turns between threads that call one model, of which one at a time computes.
 
 A *use* is a call while it computes: all of most methods, but one step of an answer, up to its next
 event. Uses follow each other in the order in which they came. Between its steps an answer is

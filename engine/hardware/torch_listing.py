@@ -1,6 +1,6 @@
-"""Says what PyTorch tells of its GPUs; run as a program, lists them as one line of JSON.
+"""Describes the GPUs that PyTorch finds; run as a program, lists them as one line of JSON.
 
-The same calls serve CUDA and HIP, whose GPUs torch names "cuda:N" as well.
+PyTorch has one interface for CUDA and HIP, and calls GPUs of both "cuda:N".
 """
 
 from __future__ import annotations

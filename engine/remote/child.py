@@ -30,7 +30,7 @@ LOG_KEPT = 200
 """Number of the last lines of a process's log that are kept."""
 
 LONGEST_KEPT = 1000
-"""Most bytes of one line of it."""
+"""Largest number of bytes that are kept of one line."""
 
 STOPPED_S = 2.0
 """Seconds without a heartbeat after which a process that was stopped counts as lost."""
@@ -40,7 +40,7 @@ SILENT_S = 30.0
 hold the interpreter's lock for seconds."""
 
 END_S = 5.0
-"""Seconds that a process has to end once its connection has."""
+"""Seconds that a process may take to end after its connection was closed; then it is killed."""
 
 LEVELS = {
     "DEBUG": 0, "INFO": 0, "WARNING": logging.WARNING, "ERROR": logging.ERROR,
@@ -50,7 +50,7 @@ LEVELS = {
 kept for its end."""
 
 TRACE_S = 1.0
-"""Seconds that a hanging process has to write where it hangs."""
+"""Seconds that a hanging process gets to write where its threads are, before it is killed."""
 
 
 class EngineProcess:
@@ -161,7 +161,7 @@ class EngineProcess:
         return False
 
     def _read_log(self) -> None:
-        """Keep the last lines that the process writes; a thread's function."""
+        """Keep the last lines that the process writes to its error output; runs on a thread."""
         assert self._process.stderr is not None
         level = 0
         with self._process.stderr as stream, suppress(OSError, ValueError):
@@ -173,7 +173,7 @@ class EngineProcess:
                     log.log(level, "%s", text)
 
     def _write(self) -> None:
-        """Send messages in order; a thread's function, as a busy process takes none."""
+        """Send messages in order; runs on a thread, as sending waits while the process is busy."""
         while (message := self._messages.get()) is not None:
             try:
                 self._channel.send(message)

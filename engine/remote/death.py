@@ -24,13 +24,13 @@ from engine.events import (
 )
 
 LOG_LINES = 3
-"""Number of the last lines of its log that a person sees."""
+"""Number of lines from the end of the process's log that are shown to a person."""
 
 LONGEST_LINE = 120
-"""Most characters of such a line."""
+"""Largest number of characters of such a line."""
 
 FATAL = "Fatal Python error"
-"""Begin of the line before the trace that `faulthandler` writes at a crash."""
+"""Start of the line before the trace that `faulthandler` writes at a crash."""
 
 _SIGNALS = {
     "SIGKILL": "was killed",

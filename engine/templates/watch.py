@@ -15,7 +15,7 @@ LOOK_S = 0.01
 
 
 class Excess(Enum):
-    """What a process took too much of."""
+    """Limits that a process can exceed, for which it is killed."""
 
     TIME = auto()
     MEMORY = auto()
@@ -55,7 +55,7 @@ class AnswerWatch:
             pass
 
     def _look(self) -> None:
-        """Look at the process until the block is done; the thread's function."""
+        """Look at the process until the block is done; runs on the thread."""
         deadline = time.monotonic() + self._seconds
         while not self._is_done.wait(LOOK_S):
             with self._looking:

@@ -41,7 +41,7 @@ CUDA_FILES = (
 
 HIP_FILES = (*map(Path, ("/dev/kfd", "/dev/dxg")), SYSTEM32 / "amdhip64.dll",
              SYSTEM32 / "amdhip64_6.dll", SYSTEM32 / "amdhip64_7.dll")  # fmt: skip
-"""The same for HIP."""
+"""Files of which one is there where HIP may work: Linux, WSL, Windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class QuantisedMatrix(Protocol):
 def constants_of(type_number: int) -> Mapping[str, Any]:
     """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`.
 
-    The same dictionary each time, as keywords of a call cost more with any other mapping.
+    A type always gives the same dictionary object; a call takes keywords fastest from a dictionary.
     """
     return layout_constants(LAYOUTS[type_number])
 

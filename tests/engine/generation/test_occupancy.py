@@ -253,7 +253,7 @@ def test_a_callback_can_close_the_model(path: Path) -> None:
 
 
 def test_a_step_is_waited_for_no_longer_than_it_takes(path: Path) -> None:
-    """Who waits comes between two tokens, however fast these follow each other."""
+    """A thread that waits has its turn between two tokens, however fast these follow each other."""
     long = SamplingParams(temperature=0, max_tokens=1_000_000, ignore_eos=True, on_overflow="shift")
     with load_model(path) as model, ThreadPoolExecutor(1) as pool:
         stop = threading.Event()

@@ -156,7 +156,7 @@ def expected(start: KernelLaunch, sizes: Sequence[int]) -> bytes:
 def same_choice() -> object:
     """Start one kernel with many arguments; return where Triton would have started another variant.
 
-    The same arguments come again in another order, when all launches are known.
+    Each set of arguments comes twice: the second time, Tandem has a launch for it already.
     """
     x, y = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
     cases: list[tuple[Any, ...]] = [

@@ -51,7 +51,7 @@ def test_who_has_switched_it_off_keeps_it_off() -> None:
 
 
 def test_a_collection_ends_before_others_go_on() -> None:
-    """Who holds garbage waits for a collection that another thread has begun."""
+    """A thread that wants to hold garbage back waits until a running collection is done."""
     steps: list[str] = []
     is_collecting, may_end = threading.Event(), threading.Event()
 
