@@ -11,6 +11,7 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     from difflib import get_close_matches
     from importlib import import_module
     from pathlib import Path
+    from typing import NoReturn
 
     from app.cli.output import (
         CommandParser,
@@ -65,10 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
 
 
-def run() -> None:
+def run() -> NoReturn:
     """Run `tandem` as a process of its own; a signal during its last steps ends it at once."""
+    status = main()
     end_at_once()
-    run()
+    sys.exit(status)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -158,4 +160,4 @@ def _import_window() -> Callable[..., int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

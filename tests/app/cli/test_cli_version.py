@@ -18,6 +18,21 @@ def test_the_version_is_one_line(run: Run) -> None:
     assert (outcome.status, outcome.out, outcome.err) == (0, f"tandem {version()}\n", "")
 
 
+def test_the_installed_command_runs() -> None:
+    """It is a script that calls what `pyproject.toml` names, as this does."""
+    project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
+    module, function = project["scripts"]["tandem"].split(":")
+    code = f"import sys; from {module} import {function} as run; sys.exit(run())"
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_FILE.parent)}
+    for argument, status in (("--version", 0), ("--simulate", 2)):
+        found = subprocess.run(
+            [sys.executable, "-c", code, argument],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert found.returncode == status, found.stderr
+        assert "Traceback" not in found.stderr
+
+
 def test_it_costs_neither_qt_nor_torch() -> None:
     code = (
         "import sys; sys.modules['PySide6'] = sys.modules['torch'] = None; "
