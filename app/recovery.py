@@ -39,7 +39,8 @@ class Recovery(QObject):
         client.lost.connect(self._on_lost)
         client.loaded.connect(self._on_loaded)
         client.unloaded.connect(self._forget)
-        for failure in (client.load_failed, client.resplit_failed, client.tune_failed):
+        commands = client.load_failed, client.resplit_failed, client.tune_failed
+        for failure in (*commands, client.failed):  # of several, the last notice stays
             failure.connect(self._on_failed)
 
     @Slot(object, object)

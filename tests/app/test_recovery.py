@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -102,6 +103,26 @@ def test_one_click_goes_on_with_the_answer_as_if_nothing_had_been(
     assert not problem(shell)
     assert shell.client.model is not None
     assert shell.client.model.params == params
+
+
+@with_signals
+def test_a_death_while_a_cache_is_saved_goes_on_with_the_answer_that_waits(
+    shell: Shell, qtbot: QtBot, tmp_path: Path
+) -> None:
+    """Both commands fail, one after the other; what is offered last is for both."""
+    ask(qtbot, shell, QUESTION)
+    undisturbed = shown(shell)
+    shell.chat_presenter.new_chat()
+    kill(shell, signal.SIGSTOP)
+    shell.client.save_state(str(tmp_path / "state"))
+    shell.chat_presenter.send(QUESTION)
+    kill(shell)
+    qtbot.waitUntil(lambda: not shell.session.is_busy, timeout=5000)
+    assert "while saving the chat's cache on cpu" in banner(shell)
+    assert action(shell) == "Load again and go on"
+    with qtbot.waitSignal(shell.client.finished, timeout=WAIT_MS):
+        click(qtbot, shell)
+    assert shown(shell) == undisturbed
 
 
 @with_signals
