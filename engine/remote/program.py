@@ -41,8 +41,11 @@ def main() -> int:
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    # the terminal sends Ctrl+C to both processes; a handler, unlike SIG_IGN, is not inherited
-    signal.signal(signal.SIGINT, lambda *_: None)
+    # a terminal sends Ctrl+C, and that it closes, to both processes, and the window ends this one
+    # when its last chat is saved; a handler, unlike SIG_IGN, is not inherited
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), lambda *_: None)
     tie_to_parent()
     if sys.platform == "linux" and os.getppid() != parent:
         return 1  # it has ended before

@@ -167,6 +167,16 @@ def test_a_death_while_idle_is_told_too_and_only_a_command_starts_another(
     assert error.message == "The engine was killed (SIGKILL) while it was idle on cpu."
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such signals")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_what_a_terminal_sends_to_all_processes_leaves_the_engine_to_the_window(
+    office: Office, path: str, name: str
+) -> None:
+    office.run(Load(LoadParams(path)))
+    os.kill(pid_of(office.host), getattr(signal, name))
+    assert isinstance(office.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
 def test_a_command_that_cannot_be_sent_fails_alone(office: Office, path: str) -> None:
     office.run(Load(LoadParams(path)))
     failed = office.run(Generate(prompt="x" * LARGEST_BYTES))
