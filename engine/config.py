@@ -39,6 +39,9 @@ PeerMode = Literal["auto", "off", "on"]
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 """All values of `PeerMode`."""
 
+MOST_TOKENS = 2**31 - 1
+"""Number of tokens that no answer reaches."""
+
 DEFAULT_CONTEXT = 2048
 """Context in tokens where none is asked for."""
 
@@ -55,11 +58,21 @@ def _number(
     step: float,
     soft_max: float | None = None,
     kind: type[int] | type[float] = float,
+    lowest: str = "",
 ) -> T:
+    """Return the field of a number.
+
+    Args:
+        bounds: smallest and largest value.
+        soft_max: largest value that people want, for sliders.
+        lowest: what the smallest value means, where it is no amount.
+    """
     metadata = {"title": title, "help": help, "kind": kind, "step": step}
     metadata |= {"min": bounds[0], "max": bounds[1]}
     if soft_max is not None:
         metadata["soft_max"] = soft_max
+    if lowest:
+        metadata["lowest"] = lowest
     result: T = field(default=default, metadata=metadata)
     return result
 
@@ -128,13 +141,14 @@ class SamplingParams:
     """
 
     max_tokens: int = _number(
-        512,
+        -1,
         "Max tokens",
-        "The answer ends after this many tokens.",
-        bounds=(0, 2**31 - 1),
+        "The answer ends after this many tokens. -1 sets no limit but the context.",
+        bounds=(-1, 2**31 - 1),
         soft_max=8192,
         step=1,
         kind=int,
+        lowest="no limit",
     )
     temperature: float = _number(
         0.8,
@@ -192,6 +206,7 @@ class SamplingParams:
         soft_max=2048,
         step=1,
         kind=int,
+        lowest="all",
     )
     frequency_penalty: float = _number(
         0.0,
@@ -243,6 +258,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         validate_fields(self)
+
+    @property
+    def most_tokens(self) -> int:
+        """Largest number of tokens of an answer, a large one where there is no limit."""
+        return MOST_TOKENS if self.max_tokens < 0 else self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

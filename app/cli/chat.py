@@ -31,7 +31,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "-n", "--n-predict", type=int, default=1024, metavar="N",
-        help="most tokens per answer (default: 1024)",
+        help="most tokens per answer (default: 1024; -1: no limit)",
     )  # fmt: skip
     add_load(parser)
     add_sampling(parser)

@@ -110,7 +110,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument(
         "-n", "--n-predict", type=int, default=512, metavar="N",
-        help="most tokens to generate (default: 512)",
+        help="most tokens to generate (default: 512; -1: no limit)",
     )  # fmt: skip
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(

@@ -111,7 +111,7 @@ class Generation:
         self._is_stopped = False
         for token in begun:  # leave half a character, or half a stop string, where it was
             self._stop.feed(self._decoder.feed(token) if self._decoder else "")
-        self._most = params.max_tokens - len(begun)
+        self._most = params.most_tokens - len(begun)
         self._turn = self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 

@@ -269,6 +269,7 @@ def _number_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
         box = QDoubleSpinBox(minimum=meta["min"], maximum=meta["max"], decimals=2)
         box.setSingleStep(meta["step"])
     box.setKeyboardTracking(False)
+    box.setSpecialValueText(meta.get("lowest", ""))
     ignore_wheel(box, always=True)
     box.valueChanged.connect(on_change)
     return box, box.setValue

@@ -3,7 +3,7 @@
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
-from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QWidget
+from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QSpinBox, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.sampling_panel import SamplingPanel
@@ -37,3 +37,15 @@ def test_the_wheel_changes_no_field_even_with_the_focus(
         field.setFocus()
         assert not wheel(field).isAccepted()
     assert changes == []
+
+
+def test_no_limit_is_said_in_words(qtbot: QtBot) -> None:
+    panel = SamplingPanel()
+    qtbot.addWidget(panel)
+    tokens = panel._rows["max_tokens"].editor
+    assert isinstance(tokens, QSpinBox)
+    assert tokens.text() == "no limit"
+    tokens.setValue(64)
+    assert (tokens.text(), panel.params.max_tokens) == ("64", 64)
+    panel.reset()
+    assert (tokens.text(), panel.params.max_tokens) == ("no limit", -1)

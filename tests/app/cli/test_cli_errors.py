@@ -48,7 +48,7 @@ BAD_OPTIONS = [
     (("--control-vector", "nowhere.gguf=nan"), "a finite number"),
     (("--control-layers", "3"), "'3' are not FIRST-LAST"),
     (("--control-layers", "3-1"), "a first and a last layer"),
-    (("-n", "-1"), "from 0 to"),
+    (("-n", "-2"), "from -1 to"),
     (("--temp", "nan"), "'temperature' must be"),
     (("--top-p", "2"), "'top_p' must be"),
     (("--stop", ""), "'stop' must be"),

@@ -159,6 +159,12 @@ def test_a_full_context_stops(model: Model) -> None:
     assert done.usage.total_tokens == 65, "the last token needs no place in the cache"
 
 
+def test_an_answer_without_a_limit_ends_with_the_context(model: Model) -> None:
+    events = list(model.generate([5, 6], SamplingParams(temperature=0, ignore_eos=True)))
+    assert finish(events).reason == "context"
+    assert finish(events).usage.total_tokens == model.n_ctx + 1, "the last one is not computed"
+
+
 def test_a_full_context_can_shift_and_keeps_the_start(model: Model) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, on_overflow="shift")
     prompt = list(range(5, 45))
