@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.gguf.metadata import Metadata
 
 KEY = "tokenizer.ggml."
+MAX_TOKEN = 4096  # characters of a token: an answer of a few may not fill a chat
 
 # kinds of tokens, as bits: a normal token can turn out to be a control token as well
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
@@ -92,7 +93,8 @@ def read_vocabulary(meta: Metadata, is_spm: bool) -> Vocabulary:
     """Read and check the vocabulary.
 
     Raises:
-        InvalidGGUF: it has no tokens, a token twice, or arrays that are too short.
+        InvalidGGUF: it has no tokens, a token twice or of absurd length, or arrays that are too
+            short.
     """
     tokens, ids = _read_tokens(meta)
     vocab = Vocabulary(tokens, _read_kinds(meta, len(tokens)), _read_scores(meta, len(tokens)), ids)
@@ -109,6 +111,9 @@ def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
     tokens = list(meta.strs(KEY + "tokens")) if KEY + "tokens" in meta else []
     if not tokens:
         raise InvalidGGUF(file_of(meta), "it names a tokenizer but has no tokens")
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN:
+        raise InvalidGGUF(file_of(meta), f"its vocabulary holds a token of {longest} characters")
     if "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     ids = {token: i for i, token in enumerate(tokens)}

@@ -248,6 +248,7 @@ def test_empty_tokens_get_a_name() -> None:
         ({"model": "t5"}, "uses the tokenizer 't5'"),
         ({"tokens": []}, "has no tokens"),
         ({"tokens": ["a", "b", "a"]}, "'a' twice"),
+        ({"tokens": ["a", "b" * 4097]}, "a token of 4097 characters"),
         ({"token_type": [1, 1]}, "only 2 token types"),
         ({"scores": [0.5]}, "only 1 scores"),
         ({"tokens": "abc"}, "tokenizer.ggml.tokens"),
