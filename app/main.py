@@ -36,7 +36,7 @@ from app.settings import Settings, SettingsStore
 from app.side_panels import SidePanels
 from app.split.presenter import SplitPresenter
 from app.split.session import SplitSession
-from app.split.speed import simulated_machine, this_machine
+from app.split.speed import MachineFacts, simulated_machine, this_machine
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
 from app.units import GIB
@@ -55,6 +55,10 @@ log = logging.getLogger(__name__)
 SAVE_MS = 500
 UNSEEN_MS = 300
 """Milliseconds after which a window that is not painted, as a minimised one, goes on starting."""
+
+
+Found = tuple[Sequence[DeviceInfo], MachineFacts]
+"""Devices, and what is known about them."""
 
 
 class Shell(QObject):
@@ -85,8 +89,8 @@ class Shell(QObject):
         self.settings = SettingsStore(paths.settings_file(), imaginary)
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
-        machine = this_machine if rig is None else (lambda _: simulated_machine(rig))
-        self.split = SplitSession(machine_factory=machine, parent=self)
+        self._machine = this_machine if rig is None else (lambda _: simulated_machine(rig))
+        self.split = SplitSession(machine_factory=self._machine, parent=self)
         self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
         self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
         self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
@@ -122,12 +126,19 @@ class Shell(QObject):
     def _on_host_imported(self) -> None:
         self.client.start()
         self.session.tidy()
-        self._devices_job.run(self._first_devices)
+        self.garbage.settle()
+        self._devices_job.run(lambda: self._find_devices(wait=False))
 
-    def _first_devices(self) -> Sequence[DeviceInfo]:
-        """Return the devices that are known at once; work for a thread."""
+    def _find_devices(self, *, wait: bool) -> Found:
+        """Return the devices and the facts about them; work for a thread.
+
+        Args:
+            wait: whether to wait for torch, which may know of more.
+        """
         import_planner()
-        return engine.list_devices(wait=False) if self._rig is None else self._rig.list_devices()
+        rig = self._rig
+        devices = engine.list_devices(wait=wait) if rig is None else rig.list_devices()
+        return devices, self._machine(devices)
 
     @Slot()
     def save(self) -> None:
@@ -167,30 +178,32 @@ class Shell(QObject):
         self.settings.save()
         self.garbage.stop()
 
-    def _show_devices(self, devices: Sequence[DeviceInfo]) -> None:
+    def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
         self._devices = tuple(devices)
-        self.split.set_devices(devices)
+        self.split.set_devices(devices, machine)
         self.side_panels.set_devices(devices, self._rig)
 
     @Slot(object)
-    def _on_devices(self, devices: Sequence[DeviceInfo]) -> None:
+    def _on_devices(self, found: Found) -> None:
         """Show the first devices, or others that were found since."""
+        devices, machine = found
         if not self.is_ready:
-            self._show_devices(devices)
+            self._show_devices(devices, machine)
             self.is_ready = True
+            self.garbage.settle()
             self.models.release()
             if self._rig is None:
                 self.poller.start()
                 self._find_more_devices()
         elif [device.id for device in devices] != [device.id for device in self._devices]:
             self.poller.stop()
-            self._show_devices(devices)
+            self._show_devices(devices, machine)
             self.poller.start()
 
     def _find_more_devices(self) -> None:
         """Look on a thread for GPUs that only torch may know, where no driver told any at once."""
         if not any(device.kind == "cuda" for device in self._devices):
-            self._devices_job.run(engine.list_devices)
+            self._devices_job.run(lambda: self._find_devices(wait=True))
 
     def keep(self, settings: Settings) -> None:
         """Use other settings; a timer writes them a moment later."""

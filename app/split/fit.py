@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -87,11 +87,38 @@ def _answer(question: FitQuestion, planner: SplitPlanner, stopped: threading.Eve
     return FitAnswer(question, n_ctx, tuple(fit.remedies(question.params)))
 
 
-def suggestion(
+def first_plan(
     info: ModelInfo,
     settings: SplitSettings,
     free_bytes: Mapping[str, int],
     factory: PlannerFactory,
+    forecaster: Callable[[], Forecaster] | None,
+) -> tuple[SplitPlanner | None, Choice | None]:
+    """Open a model's file and plan the split that it will start with.
+
+    Args:
+        forecaster: see `suggestion`; None keeps the split of `settings`.
+
+    Returns:
+        The planner, None if the file cannot be planned for; and what was chosen, if anything.
+    """
+    try:
+        planner = factory(info.path)
+    except (EngineError, OSError):
+        return None, None
+    chosen = None
+    if forecaster is not None:
+        chosen = suggestion(info, settings, free_bytes, planner, forecaster)
+    with suppress(EngineError, OSError):  # it is said when the split is shown
+        planner.evaluate(chosen.params if chosen else settings.load_params(info.path), free_bytes)
+    return planner, chosen
+
+
+def suggestion(
+    info: ModelInfo,
+    settings: SplitSettings,
+    free_bytes: Mapping[str, int],
+    planner: SplitPlanner,
     forecaster: Callable[[], Forecaster],
 ) -> Choice | None:
     """Choose devices and split for a model that nobody has chosen them for.
@@ -100,6 +127,7 @@ def suggestion(
     longest that fits comfortably.
 
     Args:
+        planner: plans for the model.
         forecaster: makes a forecaster that no other thread uses.
 
     Returns:
@@ -118,12 +146,11 @@ def suggestion(
         p2p=params.p2p,
     )
     try:
-        with closing(factory(info.path)) as planner:
-            choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)
-            if params.n_ctx is not None:
-                return choice
-            n_ctx = _comfortable_context(info, choice.params, free_bytes, planner)
-            return replace(choice, params=replace(choice.params, n_ctx=n_ctx))
+        choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)
+        if params.n_ctx is not None:
+            return choice
+        n_ctx = _comfortable_context(info, choice.params, free_bytes, planner)
+        return replace(choice, params=replace(choice.params, n_ctx=n_ctx))
     except (EngineError, OSError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
@@ -61,6 +62,8 @@ class PlanSource:
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
         self._planner: SplitPlanner | None = None
+        self._lock = threading.Lock()
+        self._offered: tuple[str, SplitPlanner] | None = None
         self._known: tuple[LoadParams, Evaluation] | None = None
         self._positions: dict[tuple[LoadParams, int], Positions] = {}
         self._free: dict[str, int] = {}
@@ -82,7 +85,22 @@ class PlanSource:
         self.info, self._planner = info, None
         self._forget()
         if info is not None:
-            self._planner = self._factory(info.path)
+            self._planner = self._take(info.path) or self._factory(info.path)
+
+    def offer(self, path: str, planner: SplitPlanner | None) -> None:
+        """Give a planner of a file to the next `open`; for other threads, which read headers."""
+        with self._lock:
+            old, self._offered = self._offered, (path, planner) if planner else None
+        if old is not None:
+            old[1].close()
+
+    def _take(self, path: str) -> SplitPlanner | None:
+        """Return what was offered for a file, if anything."""
+        with self._lock:
+            if self._offered is None or self._offered[0] != path:
+                return None
+            (_, planner), self._offered = self._offered, None
+            return planner
 
     def set_free(self, free: Mapping[str, int]) -> None:
         """Set the free bytes by device id; they decide how weights are stored."""

@@ -17,7 +17,7 @@ from app.split.fit_finder import FitFinder
 from app.split.picture import LoadState, SplitPicture
 from app.split.plan_source import PlannerFactory, open_planner
 from app.split.settings import SplitSettings
-from app.split.speed import MachineFactory, this_machine
+from app.split.speed import MachineFactory, MachineFacts, this_machine
 from app.split.state import SplitState
 from engine import DeviceInfo, DeviceSnapshot, Finished, LoadParams, ModelInfo, ModelLoaded
 
@@ -60,9 +60,15 @@ class SplitSession(QObject):
 
     # what the program tells
 
-    def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Offer these devices; settings made before are kept for those that are still here."""
-        self._state.set_devices(devices)
+    def set_devices(
+        self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
+    ) -> None:
+        """Offer these devices; settings made before are kept for those that are still here.
+
+        Args:
+            machine: facts about them; None to find these when they are needed.
+        """
+        self._state.set_devices(devices, machine)
         self.devices_changed.emit(tuple(devices))
         self._schedule()
 

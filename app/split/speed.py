@@ -110,10 +110,12 @@ class SpeedSource:
         factory, devices = self._factory, self._devices
         return lambda: factory(devices).forecaster
 
-    def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Use these devices, and find their facts anew."""
+    def set_devices(
+        self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
+    ) -> None:
+        """Use these devices, and find their facts anew unless `machine` has them."""
         self._devices = tuple(devices)
-        self._machine = None
+        self._machine = machine
 
     def forecast(self, evaluation: Evaluation, params: LoadParams, quant: str) -> Forecast | None:
         """Predict the speed with the present context, or with a default prompt if it is empty.

@@ -17,14 +17,14 @@ from app.split.figures import (
     row_figures,
     shortages,
 )
-from app.split.fit import FitAnswer, FitQuestion, Rooms, suggestion
+from app.split.fit import FitAnswer, FitQuestion, Rooms, first_plan
 from app.split.history import SettingsHistory
 from app.split.loads import is_same_load, resplit_params, settings_for
 from app.split.picture import FitFigures, LoadState, SpeedFigures, SplitPicture
 from app.split.plan_source import PlannerFactory, PlanSource
 from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings, default_settings
-from app.split.speed import MachineFactory, SpeedSource, this_machine
+from app.split.speed import MachineFactory, MachineFacts, SpeedSource, this_machine
 from engine import (
     DeviceInfo,
     DeviceSnapshot,
@@ -88,14 +88,16 @@ class SplitState:
 
     # what is known
 
-    def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
+    def set_devices(
+        self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
+    ) -> None:
         """Offer these devices; settings made before are kept for those that are still here."""
         is_chosen = bool(self.devices) and self.settings != default_settings(self.devices)
         saved = self._saved or (to_dict(self.settings) if is_chosen else None)
         self.devices = tuple(devices)
         self.settings = from_dict(saved, devices) if saved else default_settings(devices)
         self.history.clear()
-        self.speed.set_devices(devices)
+        self.speed.set_devices(devices, machine)
         self._plans.set_free(self.free())
 
     def read_speeds(self) -> None:
@@ -223,12 +225,20 @@ class SplitState:
         self.history.clear()
 
     def suggester(self) -> Callable[[ModelInfo], Choice | None]:
-        """Return a function that suggests, on another thread, where to put a model."""
-        if self.info is None and self.history.can_undo:  # a person has chosen before any model
-            return lambda _: None
+        """Return a function that suggests, on another thread, where to put a model.
+
+        It also reads the header and makes a first plan, so that `set_model` need not.
+        """
+        is_chosen = self.info is None and self.history.can_undo  # by a person, before any model
+        forecaster = None if is_chosen else self.speed.another()
         free, settings, factory = dict(self._plans.free), self.settings, self._factory
-        forecaster = self.speed.another()
-        return lambda info: suggestion(info, settings, free, factory, forecaster)
+
+        def suggest(info: ModelInfo) -> Choice | None:
+            planner, choice = first_plan(info, settings, free, factory, forecaster)
+            self._plans.offer(info.path, planner)
+            return choice
+
+        return suggest
 
     @property
     def _chosen_because(self) -> str:

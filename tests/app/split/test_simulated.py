@@ -16,6 +16,7 @@ from app.paths import settings_file
 from app.split.fit import suggestion
 from app.split.settings import default_settings
 from app.split.speed import slot_texts
+from app.split.state import SplitState
 from app.split.views.split_summary import UNMEASURED
 from engine import (
     SIMULATED,
@@ -50,7 +51,7 @@ def suggested(planner: type[FakePlanner], devices: list[DeviceInfo], *free: int)
         INFO,
         default_settings(devices),
         FREE | {f"cuda:{i}": size * GIB for i, size in enumerate(free)},
-        planner,
+        planner(INFO.path),
         lambda: fake_machine(devices).forecaster,
     )
 
@@ -210,3 +211,23 @@ def test_splits_over_imaginary_devices_are_not_saved(
     assert (saved["plans"], saved["theme"]) == (real, "light")
     shell.window.deleteLater()
     shell.deleteLater()
+
+
+def test_a_selected_model_is_not_read_and_planned_anew_on_the_windows_thread() -> None:
+    """The thread that reads its header has done so; else a large vocabulary stops the window."""
+    opened: list[str] = []
+
+    class Counting(FakePlanner):
+        def __init__(self, path: str) -> None:
+            super().__init__(path)
+            opened.append(path)
+
+    state = SplitState(Counting, fake_machine)
+    state.set_devices([*GPUS[:2], CPU])
+    choice = state.suggester()(INFO)
+    assert choice is not None
+    assert opened == [INFO.path]
+    state.set_model(INFO)
+    assert opened == [INFO.path]
+    state.set_model(INFO)
+    assert opened == [INFO.path] * 2, "what was prepared is used once"
