@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation, Message
-from app.chat.views.chat_view import N_SHOWN, ChatView
+from app.chat.views.chat_view import N_AT_ONCE, N_SHOWN, ChatView
 from app.model.views.model_bar import ModelBar
 from app.theme import apply_theme
 from tests.helpers.fake_host import Script, model_info
@@ -166,21 +166,68 @@ def test_the_window_never_stalls_while_an_answer_streams(
     assert 0 < watch.worst_s < STALL_S
 
 
-def test_a_long_chat_opens_with_its_end_and_shows_more_on_demand(qtbot: QtBot) -> None:
+def long_chat(n_messages: int = 200) -> Conversation:
     chat = Conversation()
-    for number in range(200):
-        chat.add(Message("user" if number % 2 == 0 else "assistant", f"turn {number}"))
+    for number in range(n_messages):
+        chat.add(Message("user" if number % 2 == 0 else "assistant", f"turn {number}\n\n" * 3))
+    return chat
+
+
+def turns(view: ChatView) -> list[int]:
+    """Return the numbers of the turns that are shown, from the top."""
+    return [int(shown.message.content.split()[1]) for shown in view.shown]
+
+
+def test_a_long_chat_opens_with_its_end_and_shows_more_on_demand(qtbot: QtBot) -> None:
     view = ChatView()
     qtbot.addWidget(view)
     view.resize(600, 400)
     view.show()
-    view.show_chat(chat)
-    assert [v.message.content for v in view.shown] == [f"turn {n}" for n in range(170, 200)]
+    view.show_chat(long_chat())
+    assert turns(view)[-1] == 199
+    qtbot.waitUntil(lambda: turns(view) == list(range(170, 200)))
     view.show_earlier()
-    assert len(view.shown) == 2 * N_SHOWN
+    qtbot.waitUntil(lambda: len(view.shown) == 2 * N_SHOWN)
     view.cut(150)
-    assert view.shown[-1].message.content == "turn 149"
-    qtbot.wait(10)
+    assert turns(view)[-1] == 149
+    qtbot.waitUntil(lambda: not view._more.isActive())
+
+
+def test_what_is_seen_stays_while_earlier_turns_are_made(qtbot: QtBot) -> None:
+    """A chat opens at its end, and more turns at its top do not move what somebody reads."""
+    view = ChatView()
+    qtbot.addWidget(view)
+    view.resize(600, 400)
+    view.show()
+    view.show_chat(long_chat())
+    bar = view.verticalScrollBar()
+    qtbot.waitUntil(lambda: len(view.shown) == N_SHOWN and not view._more.isActive())
+    assert 0 < bar.value() == bar.maximum()
+    bar.setValue(0)
+    first = view.shown[0]
+    QApplication.processEvents()
+    before = first.mapTo(view, first.rect().topLeft()).y()
+    view.show_earlier()
+    seen: list[int] = []
+    while view._more.isActive():
+        QApplication.processEvents()
+        seen.append(first.mapTo(view, first.rect().topLeft()).y())
+    assert len(view.shown) == 2 * N_SHOWN
+    assert max(abs(y - before) for y in seen[1:]) <= 40, "no further than the button was high"
+
+
+def test_opening_a_chat_makes_few_turns_at_once(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty long answers take half a second, in which the window would not answer."""
+    monkeypatch.setattr("app.chat.views.chat_view.AT_ONCE_S", 0.0)
+    view = ChatView()
+    qtbot.addWidget(view)
+    view.show_chat(long_chat())
+    assert turns(view) == list(range(200 - N_AT_ONCE, 200))
+    view.show_chat(long_chat(N_AT_ONCE))
+    assert turns(view) == list(range(N_AT_ONCE)), "what was still to be made is not any more"
+    assert not view._more.isActive()
 
 
 def test_scrolling_up_stops_following_the_answer(

@@ -1,12 +1,15 @@
 """The turns of the open chat, in a scrolling column that follows an answer as it grows.
 
 Long chats open with their last turns; earlier ones are created on request, so that
-opening costs the same for every chat.
+opening costs the same for every chat. Of the last turns those that fill the view are there at once,
+and the others come one by one, as a turn with code and tables takes some 20 ms.
 """
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer, Signal, Slot
+import time
+
+from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
@@ -16,6 +19,12 @@ from app.widgets.buttons import button
 from app.widgets.controls import keep_margin
 
 N_SHOWN = 30
+N_AT_ONCE, AT_ONCE_S = 4, 0.015
+"""Turns that an opened chat has at once: so many, and those that can be made in this time."""
+
+N_LAYOUTS = 4
+"""Rounds until a turn has its place: its texts know their heights once they have their widths."""
+
 COLUMN_WIDTH = 760
 MARGIN = 34
 STICKY_PIXELS = 48
@@ -39,8 +48,12 @@ class ChatView(QScrollArea):
         self._first = 0  # index of the first turn that is shown
         self._views: list[MessageView] = []
         self._is_following = True
+        self._from_end = 0  # pixels from what is seen to the end
         self._earlier = button("Show earlier messages", "quiet")
         self._earlier.clicked.connect(self.show_earlier)
+        self._wanted = 0  # index of the first turn that will be shown
+        self._more = QTimer(self, interval=0)
+        self._more.timeout.connect(self._make_more)
         self._column = QWidget()
         self._column.setMaximumWidth(COLUMN_WIDTH)
         self._layout = QVBoxLayout(self._column)
@@ -70,16 +83,18 @@ class ChatView(QScrollArea):
             self._remove(view)
         self._views = []
         self._chat = chat
-        self._first = max(0, len(chat.messages) - N_SHOWN)
-        for index in range(self._first, len(chat.messages)):
-            self._views.append(self._make(index))
-            self._layout.insertWidget(self._layout.count() - 1, self._views[-1])
-        last = len(chat.messages) - 1
-        for index, view in enumerate(self._views, self._first):
-            if isinstance(view, AnswerView) and not (is_answering and index == last):
-                view.close_answer()
+        self._more.stop()
+        self._first = len(chat.messages)
+        self._wanted = max(0, self._first - N_SHOWN)
+        end = time.perf_counter() + AT_ONCE_S
+        while self._first > self._wanted:
+            self._make_earlier(is_growing=is_answering and not self._views)
+            if len(self._views) >= N_AT_ONCE and time.perf_counter() > end:
+                break
+        if self._first > self._wanted:
+            self._more.start()
         self._mark_last()
-        self._is_following = True
+        self._is_following, self._from_end = True, 0
         QTimer.singleShot(0, self, self.scroll_to_end)
 
     def add_message(self, index: int) -> None:
@@ -97,6 +112,7 @@ class ChatView(QScrollArea):
             self._remove(view)
         del self._views[n_kept:]
         self._first = min(self._first, n_messages)
+        self._wanted = min(self._wanted, self._first)
         self._mark_last()
 
     def grow(self) -> None:
@@ -129,23 +145,37 @@ class ChatView(QScrollArea):
     def show_earlier(self) -> None:
         """Show more turns above, without moving the visible ones."""
         bar = self.verticalScrollBar()
-        from_end = bar.maximum() - bar.value()
-        self._is_following = False
-        first = max(0, self._first - N_SHOWN)
-        for index in reversed(range(first, self._first)):
-            view = self._make(index)
-            if isinstance(view, AnswerView):
-                view.close_answer()
-            self._views.insert(0, view)
-            self._layout.insertWidget(1, view)
-        self._first = first
-        self._mark_last()
-        QTimer.singleShot(0, self, lambda: bar.setValue(bar.maximum() - from_end))
+        self._is_following, self._from_end = False, bar.maximum() - bar.value()
+        self._wanted = max(0, self._first - N_SHOWN)
+        self._more.start()
 
     @Slot()
     def scroll_to_end(self) -> None:
         bar = self.verticalScrollBar()
         bar.setValue(bar.maximum())
+
+    @Slot()
+    def _make_more(self) -> None:
+        """Make one of the turns that are wanted, without moving the visible ones."""
+        if self._first > self._wanted:
+            self._make_earlier()
+        else:
+            self._more.stop()
+        self._mark_last()
+        from_end = self._from_end
+        for _ in range(N_LAYOUTS):  # before the next frame, in which it would be seen elsewhere
+            QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum() - from_end)
+
+    def _make_earlier(self, *, is_growing: bool = False) -> None:
+        """Make the turn before the first one that is shown; its answer may still be growing."""
+        self._first -= 1
+        view = self._make(self._first)
+        if isinstance(view, AnswerView) and not is_growing:
+            view.close_answer()
+        self._views.insert(0, view)
+        self._layout.insertWidget(1, view)
 
     def _make(self, index: int) -> MessageView:
         message: Message = self._chat.messages[index]
@@ -165,7 +195,7 @@ class ChatView(QScrollArea):
         view.deleteLater()
 
     def _mark_last(self) -> None:
-        self._earlier.setVisible(self._first > 0)
+        self._earlier.setVisible(self._first > 0 and not self._more.isActive())
         for view in self._views:
             if isinstance(view, AnswerView):
                 view.set_last(view is self._views[-1])
@@ -181,7 +211,8 @@ class ChatView(QScrollArea):
     @Slot()
     def _on_scrolled(self) -> None:
         bar = self.verticalScrollBar()
-        self._is_following = bar.value() >= bar.maximum() - STICKY_PIXELS
+        self._from_end = bar.maximum() - bar.value()
+        self._is_following = self._from_end <= STICKY_PIXELS
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
