@@ -149,20 +149,24 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_old_chats() -> None:
-    """Fill the folder of the chats."""
+def write_old_chats(n_chats: int = N_OLD_CHATS) -> None:
+    """Fill the folder of the chats; the last one is open at the next start."""
     from app import paths
     from app.chat.conversation import Conversation, Message
     from app.chat.store import ChatStore
+    from app.settings import SettingsStore
 
     paths.chats_dir().mkdir(parents=True)
     store = ChatStore(paths.chats_dir())
-    for n in range(N_OLD_CHATS):
+    for n in range(n_chats):
         chat = Conversation(title=f"Old chat {n}")
         for at in range(N_OLD_MESSAGES):
             role = "assistant" if at % 2 else "user"
             chat.add(Message(role, OLD_ANSWER * 4 if at % 2 else f"Question {at}?"))
         store.save(chat)
+    settings = SettingsStore(paths.settings_file())
+    settings.put(replace(settings.current, last_chat=chat.id))
+    settings.save()
 
 
 def main() -> None:
