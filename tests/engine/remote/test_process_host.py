@@ -286,7 +286,7 @@ def test_a_process_without_memory_for_its_threads_is_ended(
 
 POISONED = """
 import sys
-from engine.errors import DeviceStopped
+from engine.errors import CommError, DeviceStopped
 from engine.host import ThreadHost
 from engine.remote import program
 
@@ -294,6 +294,9 @@ def generate(self, number, command):
     if command.prompt == "poison":
         self._free()  # as a model on a card that has stopped
         raise DeviceStopped("cuda:0", "an illegal address")
+    if command.prompt == "hang":
+        self._free()  # its thread stays for ever, with all that it refers to
+        raise CommError(1, "has shown no sign of life for 30 s", "cuda:1")
     answer(self, number, command)
 
 def load(self, number, command):
@@ -325,6 +328,20 @@ def test_a_device_that_has_stopped_ends_the_process_and_the_next_load_has_a_fres
         assert is_gone(pid)
         assert office.host.pid is None
     assert office.events.empty(), "it is no crash"
+    assert office.host.close(20)
+
+
+def test_a_device_that_hangs_ends_the_process_as_well(path: str) -> None:
+    """Nothing else frees the memory that a thread in it holds."""
+    office = Office(program(POISONED))
+    office.run(Load(LoadParams(path)))
+    pid = pid_of(office.host)
+    failed = office.run(Generate(prompt="hang"))
+    assert isinstance(failed, Failed)
+    assert failed.error.message == "cuda:1 (rank 1) has shown no sign of life for 30 s."
+    assert failed.error.hint.startswith("Load the model again")
+    assert is_gone(pid)
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
     assert office.host.close(20)
 
 
