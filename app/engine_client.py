@@ -319,7 +319,7 @@ class EngineClient(QObject):
             self.ready.emit(event)
         elif isinstance(event, FallbacksChanged):
             self._on_fallbacks(event)
-        elif number == self._load_number or number == 0:
+        elif number == self._load_number or (number == 0 and self._load_number < 0):
             self._on_load_event(event)
         elif number == self._answer_number:
             self._on_answer_event(event)

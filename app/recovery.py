@@ -42,6 +42,7 @@ class Recovery(QObject):
         commands = client.load_failed, client.resplit_failed, client.tune_failed
         for failure in (*commands, client.failed):  # of several, the last notice stays
             failure.connect(self._on_failed)
+        client.failed.connect(self._on_answer_failed)
 
     @Slot(object, object)
     def _on_lost(self, error: EngineError, lost: ModelLoaded) -> None:
@@ -54,6 +55,12 @@ class Recovery(QObject):
         self._is_wanted = False
         if self._client.model is None and (self._lost or isinstance(error, EngineCrashed)):
             self._offer(error)
+
+    @Slot(object)
+    def _on_answer_failed(self, error: EngineError) -> None:
+        """Offer again what was offered before the answer found no model, either."""
+        if self._lost is not None:
+            self._on_failed(error)
 
     def _offer(self, error: EngineError) -> None:
         if is_cancelled(error) or self._client.state is EngineState.LOADING:

@@ -12,6 +12,7 @@ from engine import (
     Cancelled,
     ChatMessage,
     ContextShifted,
+    EngineCrashed,
     EngineError,
     Event,
     Failed,
@@ -167,6 +168,25 @@ def test_what_a_replaced_load_left_behind_is_known(
     with qtbot.waitSignal(client.load_failed):
         client.cancel()
     assert (client.model.info.path if client.model else None) == left
+
+
+def test_a_death_told_behind_the_next_load_does_not_end_that(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    """It was on its way when somebody asked for the load, which another process does."""
+    loaded(qtbot, client)
+    failures: list[object] = []
+    client.load_failed.connect(failures.append)
+    script.pause_s = 0.05
+    client.load(LoadParams("/models/second.gguf"))
+    with qtbot.waitSignal(client.lost):
+        client._host.send(0, Failed(EngineCrashed("It died."), is_model_lost=True))  # type: ignore[union-attr]
+    assert client.state is EngineState.LOADING
+    with qtbot.waitSignal(client.loaded):
+        pass
+    assert client.model is not None
+    assert client.model.info.path == "/models/second.gguf"
+    assert failures == []
 
 
 SPLIT = LoadParams(PARAMS.path, ("cpu", "cpu"), (3, 1))

@@ -352,3 +352,23 @@ def test_a_split_changed_during_an_answer_leaves_the_offer_too(
         host_of(shell).send(shell.client._answer_number, Failed(CRASH, is_model_lost=True))
         host_of(shell).send(shell.client._resplit_number, Failed(CRASH))
     assert action(shell) == "Load again and go on"
+
+
+def test_a_message_sent_while_the_engine_died_can_go_on_as_well(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """Another process has been asked, which knows of no model."""
+    shell = make_shell(model=MODEL)
+    script.hold = True
+    shell.chat_presenter.send("Hi")
+    qtbot.waitUntil(lambda: shell.client.state is EngineState.GENERATING)
+    with qtbot.waitSignal(shell.client.failed):
+        host_of(shell).send(0, Failed(CRASH, is_model_lost=True))
+        none = EngineError("No model is loaded.", "Open a GGUF file first.")
+        host_of(shell).send(shell.client._answer_number, Failed(none))
+    assert action(shell) == "Load again and go on"
+    script.hold = False
+    host_of(shell).cancel()
+    with qtbot.waitSignal(shell.client.finished):
+        click(qtbot, shell)
+    assert shown(shell)[-1].startswith("Hello from")
