@@ -371,4 +371,4 @@ def test_a_message_sent_while_the_engine_died_can_go_on_as_well(
     host_of(shell).cancel()
     with qtbot.waitSignal(shell.client.finished):
         click(qtbot, shell)
-    assert shown(shell)[-1].startswith("Hello from")
+    assert shown(shell)[-1].endswith("Hello from the fake model.")
