@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from engine.errors import PromptError, TemplateError
@@ -107,25 +109,25 @@ class Prompts:
         """
         if not turns:
             raise PromptError("There is no message to answer.", "Write something first.")
-        messages = list(turns)
+        droppable = _droppable(turns, 1 + continue_last)
 
-        def encode() -> list[int]:
+        @cache
+        def encode(n_dropped: int) -> list[int]:
+            messages = _without(turns, droppable[:n_dropped])
             if not begun:
                 return self._encode_chat(messages, continue_last=continue_last)
             question = [*messages[:-1], _with_text(messages[-1], "")]
             return [*self._encode_chat(question, continue_last=True), *begun]
 
-        ids = encode()
         if not is_shortened:
-            return Prompt(ids)
-        n_before, n_last = len(ids), 1 + continue_last
+            return Prompt(encode(0))
         most = n_ctx - max(1, n_ctx // 8) - 1
-        while len(ids) > most and _drop_oldest(messages, n_last):
-            ids = encode()
+        n_dropped = _first(lambda n: len(encode(n)) <= most, len(droppable))
+        messages, ids = _without(turns, droppable[:n_dropped]), encode(n_dropped)
         if continue_last and len(ids) > most:
             ids = self._without_beginning(messages, ids, most)
         n_system = self._n_system(messages, ids, continue_last=continue_last)
-        return Prompt(ids, min(n_system, n_ctx // 2), n_before - len(ids))
+        return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids))
 
     def _without_beginning(
         self, messages: Sequence[ChatMessage], ids: list[int], most: int
@@ -184,19 +186,34 @@ def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _drop_oldest(messages: list[ChatMessage], n_last: int) -> bool:
-    """Remove the oldest question and its answer, but no system prompt and no last message.
+def _first(holds: Callable[[int], bool], last: int) -> int:
+    """Return the first number from 0 that a condition holds for, and `last` if there is none.
 
-    Args:
-        n_last: number of messages at the end that stay.
-
-    Returns:
-        False if there is nothing to remove.
+    The condition holds for all greater numbers as well, so that few numbers need be tried.
     """
-    for index, message in enumerate(messages[:-n_last]):
-        if message.role != "system":
-            del messages[index]
-            if messages[index].role == "assistant" and index < len(messages) - n_last:
-                del messages[index]
-            return True
-    return False
+    if holds(0):
+        return 0
+    return min(last, bisect_left(range(last), True, lo=1, key=holds)) if last else 0
+
+
+def _droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
+    """Return the indices of each question with its answer, oldest first.
+
+    System prompts and the last `n_last` messages are none of them.
+    """
+    found, index, end = list[range](), 0, len(messages) - n_last
+    while index < end:
+        n = 1
+        if messages[index].role != "system":
+            n += index + 1 < end and messages[index + 1].role == "assistant"
+            found.append(range(index, index + n))
+        index += n
+    return found
+
+
+def _without(
+    messages: Sequence[ChatMessage], dropped: Sequence[Collection[int]]
+) -> list[ChatMessage]:
+    """Return the messages that are at none of some indices."""
+    indices = {index for group in dropped for index in group}
+    return [message for index, message in enumerate(messages) if index not in indices]

@@ -1,0 +1,66 @@
+"""A conversation that is too long loses its oldest messages, and no more of them than it must."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import ChatMessage
+from engine.generation.prompts import Prompts
+from engine.gguf import GGUFFile
+from engine.text.chat_template import ChatTemplate
+from tests.helpers.tiny_gguf import tiny_gguf
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+roles = st.sampled_from(["system", "user", "assistant"])
+conversations = st.lists(
+    st.builds(ChatMessage, roles, st.text("ab", max_size=30)), min_size=1, max_size=12
+)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
+    path = tiny_gguf(tmp_path_factory.mktemp("model") / "m.gguf", chat_template=TEMPLATE)
+    with GGUFFile.open(path) as file:
+        return Prompts(file, "tiny")
+
+
+def fitting(prompts: Prompts, turns: list[ChatMessage], n_ctx: int) -> list[int]:
+    """Return the prompt that leaves an eighth free, by dropping one question after another."""
+    left = list(turns)
+    while True:
+        ids = prompts.chat(left, n_ctx, continue_last=False, is_shortened=False).ids
+        first = next((i for i, m in enumerate(left[:-1]) if m.role != "system"), None)
+        if len(ids) < n_ctx - max(1, n_ctx // 8) or first is None:
+            return ids
+        n = 1 + (first + 1 < len(left) - 1 and left[first + 1].role == "assistant")
+        del left[first : first + n]
+
+
+@given(conversations, st.integers(8, 200))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_no_more_is_dropped_than_must_be(
+    prompts: Prompts, turns: list[ChatMessage], n_ctx: int
+) -> None:
+    found = prompts.chat(turns, n_ctx, continue_last=False, is_shortened=True)
+    whole = prompts.chat(turns, n_ctx, continue_last=False, is_shortened=False)
+    assert found.ids == fitting(prompts, turns, n_ctx)
+    assert found.n_dropped == len(whole.ids) - len(found.ids)
+
+
+def test_a_long_conversation_is_rendered_a_few_times(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each of the 300 answers that do not fit."""
+    turns = [ChatMessage(("user", "assistant")[i % 2], "ab" * 9) for i in range(601)]
+    n_renders, render = 0, ChatTemplate.render
+
+    def counted(template: ChatTemplate, *args: object, **options: object) -> str:
+        nonlocal n_renders
+        n_renders += 1
+        return render(template, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    found = prompts.chat(turns, 300, continue_last=False, is_shortened=True)
+    assert 0 < len(found.ids) < 300
+    assert n_renders <= 12
