@@ -88,10 +88,13 @@ class TemplateChild:
         assert isinstance(answer, dict)
         return answer
 
+    def kill(self) -> None:
+        """End the process, whatever it does; any thread may call it."""
+        self._process.kill()
+
     def close(self) -> None:
-        """End the process, whatever it does."""
-        if self.is_running:
-            self._process.kill()
+        """End the process, whatever it does, and close its pipes."""
+        self.kill()
         self._status()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import TemplateError
 from engine.templates.child import TemplateChild, TemplateChildEnded
-from engine.templates.limits import MAX_REQUEST, MAX_SOURCE
+from engine.templates.limits import MAX_REQUEST, MAX_SECONDS, MAX_SOURCE
 
 ANOTHER_TEMPLATE = "Choose another chat template for this model."
 
@@ -28,10 +28,18 @@ class TemplateRenderer:
         self._lock = threading.Lock()
         self._child: TemplateChild | None = None
 
-    def prepare(self) -> None:
-        """Start the child if there is none, without waiting for it; rendering reports failures."""
+    def prepare(self, source: str = "") -> None:
+        """Start the child if there is none, and have it compile a template, without waiting for it.
+
+        Rendering reports failures of either.
+        """
         with self._lock, suppress(OSError):
             self._started()
+        compiling = threading.Thread(
+            target=self._compile, args=(source,), name="tandem-template", daemon=True
+        )
+        with suppress(RuntimeError):  # no thread can be started; the first prompt compiles then
+            compiling.start()
 
     def render(
         self,
@@ -63,9 +71,18 @@ class TemplateRenderer:
         raise _not_working(answer["broken"])
 
     def close(self) -> None:
-        """End the child; the next prompt starts another."""
+        """End the child, also in the middle of a template; the next prompt starts another."""
+        child = self._child
+        if child is not None:
+            child.kill()  # whoever waits for its answer gets none, and gives the lock free
         with self._lock:
             self._drop()
+
+    def _compile(self, source: str) -> None:
+        """Have the child compile a template, if it is there; runs on a thread of its own."""
+        with self._lock, suppress(TemplateError, RuntimeError):
+            if self._child is not None:
+                self._ask(_request(source, None, MAX_SECONDS, None), MAX_SECONDS)
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         try:
@@ -98,8 +115,10 @@ class TemplateRenderer:
             self._child = None
 
 
-def _request(source: str, given: Mapping[str, Any], seconds: float, now: datetime | None) -> bytes:
-    """Return a request as a line of JSON.
+def _request(
+    source: str, given: Mapping[str, Any] | None, seconds: float, now: datetime | None
+) -> bytes:
+    """Return a request as a line of JSON; without variables it is one to compile alone.
 
     Raises:
         TemplateError: the template or the conversation is too long or is not for JSON.

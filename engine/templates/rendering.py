@@ -24,11 +24,16 @@ class Rejected(jinja2.TemplateError):
 
 
 def render(
-    source: str, given: Mapping[str, Any], now: datetime | None, seconds: float, max_chars: int
+    source: str,
+    given: Mapping[str, Any] | None,
+    now: datetime | None,
+    seconds: float,
+    max_chars: int,
 ) -> dict[str, str]:
     """Render a template with the variables `given`.
 
     Args:
+        given: variables; None to compile the template alone, for a later prompt.
         now: current time for the template; None for that of the clock.
         seconds: longest time that compiling and rendering may take.
         max_chars: longest result.
@@ -40,10 +45,13 @@ def render(
     Raises:
         MemoryError: the process got no more memory.
     """
-    variables = {"strftime_now": lambda form: (now or datetime.now()).strftime(form), **given}
     try:
         with limited(seconds) as budget:
-            return {"text": _joined(_compiled(source), variables, max_chars, budget)}
+            template = _compiled(source)
+            if given is None:
+                return {"text": ""}
+            variables = {"strftime_now": lambda form: (now or datetime.now()).strftime(form)}
+            return {"text": _joined(template, variables | dict(given), max_chars, budget)}
     except MemoryError:
         raise
     except Rejected as error:

@@ -96,12 +96,14 @@ def fallback_template(bos_token: str = "", eos_token: str = "") -> ChatTemplate:
 def chat_template_from_metadata(meta: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
     """Return the template of a model file, or the fallback.
 
-    The process that will render it starts meanwhile, so that the first message need not wait.
+    The process that will render it starts and compiles it meanwhile, so that the first message need
+    not wait.
     """
-    shared_renderer.prepare()
     bos, eos = (
         "" if token_id is None else tokenizer.token_text(token_id)
         for token_id in (tokenizer.bos_id, tokenizer.eos_id)
     )
     source = meta.str(KEY, "")
-    return ChatTemplate(source, bos, eos) if source.strip() else fallback_template(bos, eos)
+    template = ChatTemplate(source, bos, eos) if source.strip() else fallback_template(bos, eos)
+    shared_renderer.prepare(template.source)
+    return template

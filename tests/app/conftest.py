@@ -19,6 +19,7 @@ from app.theme import apply_theme
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
+from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.split_panels import WiredPanel, settle
 
 MakeShell = Callable[..., Shell]
@@ -41,6 +42,7 @@ def no_left_overs() -> Iterator[None]:
     app = QApplication.instance()
     if app is not None:
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    wait_for_templates()
     threads = [t.name for t in threading.enumerate() if t not in before and t.is_alive()]
     assert not threads, f"threads left behind: {threads}"
     left = [name for key, name in _running().items() if key not in running_before]

@@ -8,6 +8,7 @@ import torch
 from engine import EngineError, NoDevice
 from engine.measuring.link_speed import SMALL_BYTES, LinkSpeed, measure_link
 from engine.planning.speed.facts import LinkFacts
+from tests.helpers.prepared_templates import wait_for_templates
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_on_the_cpu_are_measured(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks wait for each other in both ways: spinning in kernels, and asleep."""
     monkeypatch.setenv("TANDEM_BACKEND", backend)
+    wait_for_templates()
     before, threads = threading.active_count(), torch.get_num_threads()
     found = measure_link("cpu", "cpu")
     assert (found.a, found.b) == ("cpu", "cpu")
@@ -47,6 +49,7 @@ def test_a_lack_of_memory_is_said_and_ends_all_threads(monkeypatch: pytest.Monke
     def fail(*_: object) -> float:
         raise RuntimeError("CUDA out of memory")
 
+    wait_for_templates()
     before = threading.active_count()
     monkeypatch.setattr("engine.measuring.link_speed._Rank.run", fail)
     with pytest.raises(EngineError, match="no memory left to measure their link"):

@@ -17,6 +17,7 @@ from engine.ops.weights import DenseWeight
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.runtime.loader import ByteProgress
+from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.tiny_gguf import tiny_gguf
 
 RANKS = [1, 3]
@@ -66,9 +67,11 @@ def test_a_failed_load_frees_its_weights_though_the_error_is_kept(
 
 @pytest.mark.parametrize("n", RANKS)
 def test_a_dropped_model_is_freed_with_its_threads(path: Path, n: int) -> None:
+    wait_for_templates()
     threads = threading.active_count()
     model = load_model(path, ["cpu"] * n)
     model.logits([5, 6])
+    wait_for_templates()
     alive = weakref.ref(model.runtime)
     del model
     gc.collect()

@@ -33,6 +33,7 @@ from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.tiny_gguf import tiny_gguf
 
 PROMPT = list(range(5, 15))
@@ -262,6 +263,7 @@ def fails_at(n: int, error: BaseException) -> Callable[..., None]:
 
 def check_unchanged(model: Model, act: Callable[[], None], error: type[EngineError]) -> EngineError:
     """Check that after a failed attempt the model is as before, and can still be re-split."""
+    wait_for_templates()
     n_threads, params = threading.active_count(), model.params
     state = Path(str(model.params.path) + ".state")
     model.save_state(state)

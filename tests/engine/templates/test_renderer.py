@@ -13,8 +13,9 @@ import pytest
 
 from engine.errors import TemplateError
 from engine.templates import child
-from engine.templates.limits import MAX_ADDED, MAX_REQUEST
+from engine.templates.limits import MAX_ADDED, MAX_REQUEST, MAX_SOURCE
 from engine.templates.renderer import TemplateRenderer
+from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.template_attacks import comparisons
 
 HANG = dict(comparisons(60))["equal of lists, 60 deep"]
@@ -231,10 +232,58 @@ def test_without_any_memory_nobody_waits_for_ever() -> None:
     assert done.returncode == 0 or "MemoryError" in done.stderr
 
 
+def test_a_template_is_compiled_before_the_first_prompt(renderer: TemplateRenderer) -> None:
+    """Compiling takes many times as long as rendering."""
+    source, seconds = "{% if a %}{{ a }}{% endif %}" * 600, []
+    for is_prepared in (False, True):
+        renderer.close()
+        renderer.prepare(source if is_prepared else "")
+        wait_for_templates()
+        child = psutil.Process(pid_of(renderer))
+        before = child.cpu_times().user
+        assert renderer.render(source, {"a": "x"}, 30) == "x" * 600
+        seconds.append(child.cpu_times().user - before)
+    assert seconds[1] < seconds[0] / 2
+
+
+def test_a_template_that_hangs_while_it_is_prepared_does_no_harm(
+    renderer: TemplateRenderer,
+) -> None:
+    began = time.monotonic()
+    renderer.prepare(HANG)
+    renderer.prepare("x" * (MAX_SOURCE + 1))
+    renderer.prepare("{% broken")
+    assert time.monotonic() - began < 2
+    assert renderer.render("fine", {}, 2) == "fine"
+    wait_for_templates()
+    assert renderer.render("fine", {}, 2) == "fine"
+
+
+def test_closing_does_not_wait_for_a_template(renderer: TemplateRenderer) -> None:
+    renderer.prepare()
+    wait_for_templates()
+    caught = []
+
+    def render() -> None:
+        try:
+            renderer.render(HANG, {}, 20)
+        except TemplateError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    renderer.close()
+    assert time.monotonic() - began < 5
+    thread.join(10)
+    assert len(caught) == 1
+
+
 def test_opening_a_file_starts_the_process() -> None:
     """So that the first message does not wait for it; `prepare` does not either."""
     code = (
-        "from engine.text import chat_template_from_metadata\n"
+        "from engine.text.chat_template import chat_template_from_metadata\n"
         "from engine.templates.renderer import shared_renderer\n"
         "from tests.helpers.vocabularies import metadata, spm, tokenizer\n"
         "chat_template_from_metadata(metadata({}), tokenizer(spm({'a': -1.0})))\n"
