@@ -33,7 +33,7 @@ if HAS_QT:
             sys.exit(f"{missing} {missing.hint}")
         raise
 else:
-    collect_ignore = ["app"]
+    collect_ignore = ["app", "soak"]
 
 PLUGINS = {"pytest-qt": "qt_api", "timeout": "timeout"}
 """A setting of pyproject.toml by the plugin that knows it."""
