@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
+import engine
 from app.cli.command import command_for
 from app.engine_client import EngineClient
 from app.links.presenter import LinksPresenter
@@ -50,7 +51,10 @@ class SidePanels(QObject):
         self.placement, self.links, self.plans = PlacementPanel(), LinksPanel(), PlanMenu()
         self._placement = PlacementPresenter(self.placement, split, self)
         self._links = LinksPresenter(self.links, self)
-        self._plans = PlansPresenter(self.plans, split, command_for, self)
+        self._devices: list[DeviceInfo] | None = None  # of this machine, once they are known
+        self._plans = PlansPresenter(
+            self.plans, split, command_for, self, devices=self._real_devices
+        )
         self.find = button("Find best split…")
         set_tip(self.find, "Measure different splits and find the fastest")
         self._client, self._over = client, over
@@ -75,7 +79,12 @@ class SidePanels(QObject):
     def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
         """Show these devices; with `rig` they are simulated, so that nothing can be measured."""
         self._links.set_devices(devices, rig)
+        self._devices = list(devices) if rig is None else None
         self._is_simulated = rig is not None
+
+    def _real_devices(self) -> list[DeviceInfo]:
+        """Return this machine's devices, without asking the drivers again where they are shown."""
+        return engine.list_devices(wait=False) if self._devices is None else self._devices
 
     @Slot(object)
     def set_model(self, info: ModelInfo) -> None:

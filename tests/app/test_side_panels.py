@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import pytest
 from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.paths import settings_file
 from app.placement.pins import pins_of
 from app.widgets.buttons import IconButton
-from engine import RankTimes, TokenTimes, parse_rig
+from engine import DeviceInfo, RankTimes, TokenTimes, parse_rig
 from tests.helpers.shell_driver import MakeShell
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -111,3 +113,25 @@ def test_simulated_devices_have_links_but_no_search(qtbot: QtBot, make_shell: Ma
     qtbot.waitUntil(lambda: side_panels.links.table.model().rowCount() == 2 + 4)
     assert not side_panels.links.measure.isEnabled()
     assert not side_panels.find.isEnabled()
+
+
+def test_the_drivers_are_not_asked_again_for_the_plans(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening them takes some cards a while, in which the window would stand still."""
+    shell = make_shell()
+    asked: list[str] = []
+
+    def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
+        asked.append(threading.current_thread().name)
+        return []
+
+    qtbot.waitUntil(lambda: not shell._devices_job.is_busy)
+    monkeypatch.setattr("engine.list_devices", list_devices)
+    shell.models.open(str(tiny_gguf(tmp_path / "m.gguf", n_layer=2)))
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    shell.chat_presenter.send("Hi")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.side_panels._plans.refresh()
+    assert shell.side_panels._plans._devices == list(shell._devices)
+    assert asked == []

@@ -4,7 +4,8 @@
 
 Alternates between answers on the command line and a chat in a real window (on whatever platform Qt
 is told to use), each in its own process, and prints decode tokens/s of both, their ratio, and the
-longest time for which the GUI thread did not return to its event loop. `TANDEM_ENGINE=thread`
+longest time for which the GUI thread did not return to its event loop. The window's part of a core,
+without the engine, says more where other programs run. `TANDEM_ENGINE=thread`
 puts the window's engine on a thread of its process.
 """
 
@@ -46,7 +47,8 @@ def main() -> None:
         report(
             f"round {index + 1}: command line {alone:.1f} t/s, window "
             f"{median(window['tokens_per_s']):.1f} t/s, ratio {ratios[-1]:.3f}, "
-            f"{len(window['tokens_per_s'])} answers, longest stall {stalls[-1]:.0f} ms"
+            f"{len(window['tokens_per_s'])} answers, longest stall {stalls[-1]:.0f} ms, "
+            f"the window's process took {window['cpu_share']:.1%} of a core"
         )
     report(f"median ratio {median(ratios):.3f}, longest stall {max(stalls):.0f} ms")
 
@@ -98,7 +100,7 @@ def chat_in_window(model: str, seconds: float) -> dict[str, Any]:
     shell.window.sampling.set_params(sampling)
     rates: list[float] = []
     stalls: list[float] = []
-    end = [float("inf")]
+    end, cpu_s = [float("inf")], [0.0]
     last = [time.perf_counter()]
 
     def tick() -> None:
@@ -113,7 +115,7 @@ def chat_in_window(model: str, seconds: float) -> dict[str, Any]:
         shell.session.send(PROMPT)
 
     def on_loaded(*_: object) -> None:
-        end[0] = time.perf_counter() + seconds
+        end[0], cpu_s[0] = time.perf_counter() + seconds, time.process_time()
         stalls.clear()
         ask()
 
@@ -128,8 +130,9 @@ def chat_in_window(model: str, seconds: float) -> dict[str, Any]:
     timer.start()
     shell.models.open(str(demo_model()) if model == "demo" else model)
     app.exec()
+    share = (time.process_time() - cpu_s[0]) / seconds
     shell.close()
-    return {"tokens_per_s": rates, "longest_stall_ms": 1000 * max(stalls)}
+    return {"tokens_per_s": rates, "longest_stall_ms": 1000 * max(stalls), "cpu_share": share}
 
 
 if __name__ == "__main__":
