@@ -2,13 +2,15 @@
 
     python -m tests.soak.poisoned_engine --rounds 50 --seed 1
 
-The poisons are SIGSEGV, SIGKILL, SIGSTOP, `abort` and a wrong address in native code, and a limit
-of memory that is met while it reads a prompt. They come while the engine is idle, loads, reads a
+The poisons are SIGSEGV, SIGKILL, SIGSTOP, `abort` and a wrong address in native code; a limit of
+memory that is met while it reads a prompt; and a model's file that is cut short while it is read,
+which would be SIGBUS if it were mapped. Signals come while the engine is idle, loads, reads a
 prompt, answers, or splits the model anew.
 """
 
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -18,13 +20,14 @@ import psutil
 
 from tests.soak.campaign import Report, run_campaign
 from tests.soak.engine_kills import TOLD_S, EngineKills, engine_of, see_recovery, settled
-from tests.soak.phases import LONG_PROMPT, Phase
+from tests.soak.phases import LONG_PROMPT, Phase, middling_model
 from tests.soak.remains import descendants, still_alive
 from tests.soak.window import POISONABLE, Window, WindowProblem
 
 MOST_ADDED = 8 << 20
 """Bytes that an engine whose memory is limited may take besides what it has, at most."""
 
+CUT_FILE = "cut file"
 MEMORY = "memory limit"
 SHORT_OF_MEMORY = ("cpu has ", "The engine gave up after an internal error (SIGABRT) while ")
 """Beginnings of what the window may say then."""
@@ -48,7 +51,7 @@ class PoisonedEngine(EngineKills):
 
     def __init__(self, home: Path, seed: int, only: str = "") -> None:
         super().__init__(home, seed)
-        self._poisons = [only] if only else [*POISONS, MEMORY]
+        self._poisons = [only] if only else [*POISONS, MEMORY, CUT_FILE]
         self._phases["idle"] = Phase(lambda window: window.n_notes, lambda _: False, 0.5)
         self._variables = {POISONABLE: "1"}
         self.report = Report()
@@ -62,6 +65,9 @@ class PoisonedEngine(EngineKills):
         name = self._poisons[number % len(self._poisons)]
         if name == MEMORY:
             self.report.add(MEMORY, self._limit_memory(self._running()))
+            return
+        if name == CUT_FILE:
+            self.report.add(CUT_FILE, self._cut_file(self._running()))
             return
         in_phase = PHASES[number // len(self._poisons) % len(PHASES)]
         window, phase = self._running(), self._phases[in_phase]
@@ -81,6 +87,23 @@ class PoisonedEngine(EngineKills):
         if left := still_alive(family):
             raise WindowProblem(f"of the engine and what it started, these run on: {left}")
         return figures
+
+    def _cut_file(self, window: Window) -> dict[str, float]:
+        """Cut a file while it is loaded: the window says so, and the engine lives on."""
+        path, engine = self._home / "cut.gguf", engine_of(window)
+        shutil.copy(middling_model(self._home), path)
+        start = window.do("open_model", path=str(path))
+        window.wait(lambda note: note.get("state") == "loading", start)
+        at = time.time()
+        os.truncate(path, self._chance.randrange(path.stat().st_size))
+        ended = window.wait(lambda note: "notice" in note or "loaded" in note, start, TOLD_S + 5)
+        told_s = ended["at"] - at
+        if engine_of(window) != engine or told_s > TOLD_S:
+            raise WindowProblem(f"a file that was cut: {ended} after {told_s:.1f} s")
+        if "notice" in ended and path.name not in ended["notice"]:
+            raise WindowProblem(f"a file that was cut: {ended}")
+        self._go_on(window)
+        return {"told (cut file)": told_s}
 
     def _limit_memory(self, window: Window) -> dict[str, float]:
         """Have a new engine read a long prompt with next to no more memory than it has.

@@ -50,7 +50,7 @@ def test_a_poisoned_engine_is_told_and_brought_back(tmp_path: Path) -> None:
     [
         (WindowKills, 12),
         (EngineKills, 10),
-        (PoisonedEngine, len(PHASES) * (len(POISONS) + 1)),
+        (PoisonedEngine, len(PHASES) * (len(POISONS) + 2)),
         (SignalMatrix, 30),
     ],
 )
