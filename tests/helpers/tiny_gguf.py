@@ -59,41 +59,57 @@ def tiny_gguf(
     n_vocab = len(tokens.get("tokenizer.ggml.tokens", range(n_vocab)))
     d = n_embd // n_head if head_dim is None else head_dim
     meta: dict[str, Any] = {
-        "general.name": f"tiny {arch}",
-        f"{arch}.block_count": n_layer,
-        f"{arch}.context_length": n_ctx,
-        f"{arch}.embedding_length": n_embd,
-        f"{arch}.feed_forward_length": n_ff,
-        f"{arch}.attention.head_count": n_head,
-        f"{arch}.attention.head_count_kv": n_head_kv,
-        f"{arch}.attention.key_length": d,
-        f"{arch}.attention.value_length": d,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
-        f"{arch}.rope.dimension_count": d,
+        **_sizes(arch, n_layer, n_ctx, n_embd, n_ff, n_head, n_head_kv, d),
         f"{arch}.rope.freq_base": rope_freq_base,
         f"{arch}.vocab_size": n_vocab,
         **tokens,
         "tokenizer.chat_template": chat_template,
         **(extra or {}),
     }
-    shapes = {"token_embd.weight": (n_vocab, n_embd), "output_norm.weight": (n_embd,)}
-    if not tied:
-        shapes["output.weight"] = (n_vocab, n_embd)
+    head = {} if tied else {"output.weight": (n_vocab, n_embd)}
+    shapes = {"token_embd.weight": (n_vocab, n_embd), "output_norm.weight": (n_embd,)} | head
     block = _block_shapes(arch, n_embd, n_head * d, n_head_kv * d, n_ff)
-    if qkv_bias:
-        block |= {f"attn_{p}.bias": block[f"attn_{p}.weight"][:1] for p in "qkv"}
-    if qk_norm:
-        block |= {"attn_q_norm.weight": (d,), "attn_k_norm.weight": (d,)}
+    block |= _extras(block, d, qkv_bias=qkv_bias, qk_norm=qk_norm)
     if n_expert:
-        counts = {"expert_count": n_expert, "expert_used_count": 2}
-        meta |= {f"{arch}.{key}": n for key, n in counts.items()}
-        matrices = {f"ffn_{part}": block.pop(f"ffn_{part}.weight") for part in FFN_PARTS}
-        block["ffn_gate_inp.weight"] = n_expert, n_embd
-        block |= {f"{name}_exps.weight": (n_expert, *shape) for name, shape in matrices.items()}
+        meta |= {f"{arch}.expert_count": n_expert, f"{arch}.expert_used_count": 2}
+        block = _with_experts(block, n_expert, n_embd)
     for n in range(n_layer):
         shapes |= {f"blk.{n}.{name}": shape for name, shape in block.items()}
     _write(path, arch, meta, shapes, quant, np.random.default_rng(seed))
     return path
+
+
+def _sizes(
+    arch: str, n_layer: int, n_ctx: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, d: int
+) -> dict[str, Any]:
+    """Return the metadata with the sizes of a model; `d` is the size of a head."""
+    sizes = {
+        "block_count": n_layer, "context_length": n_ctx, "embedding_length": n_embd,
+        "feed_forward_length": n_ff, "attention.head_count": n_head,
+        "attention.head_count_kv": n_head_kv, "attention.key_length": d,
+        "attention.value_length": d, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": d,
+    }  # fmt: skip
+    return {"general.name": f"tiny {arch}"} | {f"{arch}.{key}": n for key, n in sizes.items()}
+
+
+def _extras(
+    block: Mapping[str, tuple[int, ...]], d: int, *, qkv_bias: bool, qk_norm: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what only some models have beside the matrices of attention."""
+    biases = {f"attn_{p}.bias": block[f"attn_{p}.weight"][:1] for p in "qkv"}
+    norms: dict[str, tuple[int, ...]] = {"attn_q_norm.weight": (d,), "attn_k_norm.weight": (d,)}
+    return (biases if qkv_bias else {}) | (norms if qk_norm else {})
+
+
+def _with_experts(
+    block: Mapping[str, tuple[int, ...]], n_expert: int, n_embd: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a block with experts, and a router, in place of its FFN."""
+    shapes = dict(block)
+    matrices = {f"ffn_{part}": shapes.pop(f"ffn_{part}.weight") for part in FFN_PARTS}
+    shapes["ffn_gate_inp.weight"] = n_expert, n_embd
+    return shapes | {f"{name}_exps.weight": (n_expert, *shape) for name, shape in matrices.items()}
 
 
 def least_gguf(path: Path, *, quant: str = "Q8_0", n_layer: int = 1) -> Path:
