@@ -155,72 +155,73 @@ def desk() -> Iterator[Desk]:
     assert made.host.close()
 
 
+def load_on_dead_gpu(desk: Desk, path: Path) -> Model:
+    """Load a model whose GPU dies afterwards."""
+    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
+    model = desk.model
+    assert model is not None
+    on_dead_gpu(model)
+    return model
+
+
+def assert_stopped(event: object, *, is_model_lost: bool) -> None:
+    """Check that a command failed because the GPU has stopped working, and said what helps."""
+    assert isinstance(event, Failed)
+    assert (str(event.error), event.is_model_lost) == (SENTENCE, is_model_lost)
+    assert event.error.hint.startswith("Restart Tandem")
+
+
+def assert_goes_on(desk: Desk, path: Path) -> None:
+    """Check that the CPU takes a model, and answers."""
+    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
+    assert isinstance(desk.ask(), Finished)
+
+
 def test_a_model_on_the_cpu_stays_where_the_new_one_meets_a_dead_gpu(
     desk: Desk, path: Path, called: list[str]
 ) -> None:
     assert isinstance(desk.load(path, "cpu"), ModelLoaded)
     for _ in range(2):
-        failed = desk.load(path, "cuda:0")
-        assert isinstance(failed, Failed)
-        assert (str(failed.error), failed.is_model_lost) == (SENTENCE, False)
+        assert_stopped(desk.load(path, "cuda:0"), is_model_lost=False)
         assert isinstance(desk.ask(), Finished)
 
 
 def test_a_model_whose_gpu_died_while_idle_gives_way_to_one_on_the_cpu(
     desk: Desk, path: Path, called: list[str]
 ) -> None:
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
-    old = desk.model
-    assert old is not None
-    on_dead_gpu(old)
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
+    old = load_on_dead_gpu(desk, path)
+    assert_goes_on(desk, path)
     assert not old.is_loaded
-    assert isinstance(desk.ask(), Finished)
 
 
 def test_a_model_whose_gpu_died_is_not_kept_where_the_new_one_fails_too(
     desk: Desk, path: Path, called: list[str]
 ) -> None:
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
-    old = desk.model
-    assert old is not None
-    on_dead_gpu(old)
-    failed = desk.load(path, "cuda:0")
-    assert isinstance(failed, Failed)
-    assert (str(failed.error), failed.is_model_lost) == (SENTENCE, True)
+    old = load_on_dead_gpu(desk, path)
+    assert_stopped(desk.load(path, "cuda:0"), is_model_lost=True)
     assert not old.is_loaded
     assert desk.model is None
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
-    assert isinstance(desk.ask(), Finished)
+    assert_goes_on(desk, path)
 
 
 def test_a_gpu_that_dies_in_the_middle_of_an_answer_is_named(
     desk: Desk, path: Path, called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
-    assert desk.model is not None
-    on_dead_gpu(desk.model)
+    load_on_dead_gpu(desk, path)
     with monkeypatch.context() as patch:
         patch.setattr(Rank, "compute", failing(fault()))
-        failed = desk.ask()
-    assert isinstance(failed, Failed)
-    assert (str(failed.error), failed.is_model_lost) == (SENTENCE, True)
-    assert failed.error.hint.startswith("Restart Tandem")
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
-    assert isinstance(desk.ask(), Finished)
+        assert_stopped(desk.ask(), is_model_lost=True)
+    assert_goes_on(desk, path)
 
 
 def test_a_gpu_that_dies_while_a_state_is_saved_is_named(
     desk: Desk, path: Path, called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(desk.load(path, "cpu"), ModelLoaded)
-    assert isinstance(desk.ask(), Finished)
-    assert desk.model is not None
-    on_dead_gpu(desk.model)
+    model = load_on_dead_gpu(desk, path)
+    list(model.generate(IDS, GREEDY))
     monkeypatch.setattr(StateFiles, "save", failing(fault()))
     failed = desk.run(SaveState(str(path.with_suffix(".state"))))
-    assert isinstance(failed, Failed)
-    assert (str(failed.error), failed.is_model_lost) == (SENTENCE, True)
+    assert_stopped(failed, is_model_lost=True)
     assert isinstance(desk.load(path, "cpu"), ModelLoaded)
 
 
