@@ -102,6 +102,7 @@ class Driver(QObject):
     def _listen(self) -> None:
         for line in sys.stdin:
             self._came.emit(line)
+        self._came.emit('{"do": "leave"}')  # the campaign is gone
 
     @Slot(str)
     def _do(self, line: str) -> None:
@@ -109,6 +110,10 @@ class Driver(QObject):
         getattr(self, command.pop("do"))(**command)
 
     # what can be done
+
+    def leave(self) -> None:
+        """Close the window in order."""
+        QApplication.quit()
 
     def open_model(self, path: str) -> None:
         self._shell.models.open(path)

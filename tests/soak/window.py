@@ -45,6 +45,7 @@ class Window:
         self._notes: list[Note] = []
         self._changed = threading.Condition()
         self._errors = home / "stderr"
+        _heed_signals()
         environment = {**_environment(home, self.mark), **(variables or {})}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -174,6 +175,17 @@ class Window:
                     self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
+
+
+def _heed_signals() -> None:
+    """Have programs that this one starts heed signals that it ignores itself.
+
+    `nohup` and a shell's jobs in the background ignore some, and what they start would, too; unlike
+    that, a handler is not inherited.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def _telling(notes: list[Note]) -> list[Note]:
