@@ -1,0 +1,33 @@
+"""The settings that a person can choose: one frozen dataclass per subject.
+
+Each field of `SamplingParams` carries its title, help, bounds and step in `field(metadata=...)`:
+validation reads them, and a settings panel is built from them. Imports neither torch nor Qt.
+"""
+
+from engine.config.fields import validate_fields
+from engine.config.load import (
+    DEFAULT_CONTEXT,
+    KV_TYPES,
+    PEER_MODES,
+    SPLIT_MODES,
+    ControlVector,
+    LoadParams,
+    PeerMode,
+    default_groups,
+)
+from engine.config.sampling import MOST_TOKENS, Overflow, SamplingParams
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "KV_TYPES",
+    "MOST_TOKENS",
+    "PEER_MODES",
+    "SPLIT_MODES",
+    "ControlVector",
+    "LoadParams",
+    "Overflow",
+    "PeerMode",
+    "SamplingParams",
+    "default_groups",
+    "validate_fields",
+]

@@ -1,0 +1,102 @@
+"""Fields of settings: their metadata, and the validation that reads it.
+
+Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str or tuple), `min` and `max`
+(accepted range, both ends included), `soft_max` (end of a slider, if smaller), `step`, `lowest`
+(meaning of the smallest value, where it is no amount), and `choices` for a field with a few named
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from engine.errors import EngineError
+
+T = TypeVar("T")
+NUMBER_NOUNS = {int: "a whole number", float: "a number"}
+
+
+def number(
+    default: T,
+    title: str,
+    help: str,  # noqa: A002 - the metadata key of the same name
+    *,
+    bounds: tuple[float, float],
+    step: float,
+    soft_max: float | None = None,
+    kind: type[int] | type[float] = float,
+    lowest: str = "",
+) -> T:
+    """Return the field of a number.
+
+    Args:
+        bounds: smallest and largest value.
+        soft_max: largest value that people want, for sliders.
+        lowest: what the smallest value means, where it is no amount.
+    """
+    metadata = {"title": title, "help": help, "kind": kind, "step": step}
+    metadata |= {"min": bounds[0], "max": bounds[1]}
+    if soft_max is not None:
+        metadata["soft_max"] = soft_max
+    if lowest:
+        metadata["lowest"] = lowest
+    result: T = field(default=default, metadata=metadata)
+    return result
+
+
+def validate_fields(settings: Any) -> None:
+    """Check every field of a dataclass against its metadata; convert numbers to their kind.
+
+    A numpy number, or an int for a float, is accepted and converted, so that equal settings compare
+    equal and serialise alike.
+
+    Raises:
+        EngineError: a value is wrong; the error names the field, what it accepts and the value.
+    """
+    for spec in fields(settings):
+        value = getattr(settings, spec.name)
+        if value is None and spec.default is None:
+            continue
+        object.__setattr__(settings, spec.name, _checked(spec.name, value, spec.metadata))
+
+
+def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
+    kind = metadata["kind"]
+    if kind in NUMBER_NOUNS:
+        return _checked_number(name, value, metadata)
+    if kind is tuple:
+        return _checked_strings(name, value)
+    if not isinstance(value, kind):
+        expected = "true or false" if kind is bool else "a text"
+        raise rejected(name, expected, value)
+    choices = metadata.get("choices")
+    if choices and value not in choices:
+        raise rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+    return value
+
+
+def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int | float:
+    kind, low, high = metadata["kind"], metadata["min"], metadata["max"]
+    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # false for NaN, too
+        raise rejected(name, f"{NUMBER_NOUNS[kind]} from {low} to {high}", value)
+    number: int | float = kind(value)
+    return number
+
+
+def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
+    """Check a tuple or list of texts (JSON has no tuple); a lone text is refused."""
+    is_list = isinstance(value, tuple | list)
+    if not is_list or not all(isinstance(text, str) and text for text in value):
+        raise rejected(name, "a list of texts that are not empty", value)
+    return tuple(value)
+
+
+def rejected(name: str, expected: str, value: Any) -> EngineError:
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    return EngineError(f"The setting '{name}' must be {expected}, not {shown}.")

@@ -1,0 +1,163 @@
+"""Settings of loading a model: which one, on which devices, and how it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+from typing import Literal
+
+from engine.config.fields import rejected
+from engine.errors import EngineError
+
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+"""Types in which keys and values can be stored."""
+
+SPLIT_MODES = ("tensor", "layer", "groups")
+"""Ways to split a model over ranks, see `LoadParams.split_mode`."""
+
+PeerMode = Literal["auto", "off", "on"]
+"""Setting of direct access between GPUs' memories, see `LoadParams.p2p`."""
+
+PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
+"""All values of `PeerMode`."""
+
+DEFAULT_CONTEXT = 2048
+"""Context in tokens where none is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlVector:
+    """A direction that steers a model, with its strength.
+
+    Attributes:
+        path: path of a GGUF file of the architecture "controlvector".
+        scale: factor on the direction; a negative one reverses it.
+
+    Raises:
+        EngineError: the scale is not a finite number.
+    """
+
+    path: str
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.scale):
+            raise rejected("scale", "a finite number", self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParams:
+    """Settings of loading a model: which one, on which devices, and how it is split.
+
+    Attributes:
+        path: path of a GGUF file, or of any part of a split one.
+        devices: device of each rank; a repeated device becomes several virtual ones.
+        split: relative share of each rank, such as (3, 1); None is even.
+        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
+            whole blocks to groups of ranks and cuts them inside.
+        groups: sizes of the groups of consecutive ranks, such as (2, 2); None groups consecutive
+            ranks on the same kind of device, or makes pairs where all are of one kind. Only for
+            the mode "groups".
+        n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
+        n_cpu_blocks: number of blocks, from the first on, that go whole to the CPU; the others are
+            split.
+        n_cpu_moe: number of blocks, from the first on, whose experts go to the CPU.
+        kv_on_host: whether GPUs keep keys and values in the host's memory and fetch them when
+            needed.
+        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
+            "#0": matching parts go there whole, whatever else is set; later ones win.
+        reserve: pairs of a device and the bytes to keep free there.
+        kv_type: type of the stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
+        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 if GPUs compute
+            all and have the memory, else 512.
+        control_vectors: directions that steer the model; several add up.
+        control_layers: first and last layer to steer; None is all but layer 0.
+        p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
+            works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
+
+    Raises:
+        EngineError: a value makes no sense.
+    """
+
+    path: str
+    devices: tuple[str, ...] = ("cpu",)
+    split: tuple[float, ...] | None = None
+    split_mode: str = "tensor"
+    n_ctx: int | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    kv_type: str = "f16"
+    cpu_threads: int | None = None
+    n_batch: int | None = None
+    control_vectors: tuple[ControlVector, ...] = ()
+    control_layers: tuple[int, int] | None = None
+    groups: tuple[int, ...] | None = None
+    n_cpu_blocks: int = 0
+    n_cpu_moe: int = 0
+    kv_on_host: bool = False
+    reserve: tuple[tuple[str, int], ...] = ()
+    p2p: PeerMode = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise EngineError("No device was chosen.", "Switch at least one device on.")
+        _one_of("kv_type", self.kv_type, KV_TYPES)
+        _one_of("split_mode", self.split_mode, SPLIT_MODES)
+        _one_of("p2p", self.p2p, PEER_MODES)
+        _count("n_ctx", self.n_ctx)
+        _count("cpu_threads", self.cpu_threads)
+        _count("n_batch", self.n_batch)
+        for size in self.groups or ():
+            _count("groups", size or 0)
+        _count("n_cpu_blocks", self.n_cpu_blocks, least=0)
+        _count("n_cpu_moe", self.n_cpu_moe, least=0)
+        for _, n_bytes in self.reserve:
+            _count("reserve", n_bytes, least=0)
+        if self.control_layers is not None:
+            first, last = self.control_layers
+            if not 0 <= first <= last:
+                raise rejected("control_layers", "a first and a last layer", self.control_layers)
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """Device of each rank: the chosen devices, then others that blocks or overrides go to."""
+        takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
+        takers += [target for _, target in self.overrides if not target.startswith("#")]
+        return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes of the groups, as set or by default; empty in other modes."""
+        if self.split_mode != "groups":
+            return ()
+        return default_groups(self.devices) if self.groups is None else self.groups
+
+    def context_for(self, n_ctx_train: int) -> int:
+        """Return the context length for a model that was trained with `n_ctx_train`."""
+        if self.n_ctx is not None:
+            return self.n_ctx
+        return min(DEFAULT_CONTEXT, n_ctx_train or DEFAULT_CONTEXT)
+
+
+def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
+    """Return the default group sizes for these devices.
+
+    Consecutive devices of the same kind are a group; where all are of one kind, pairs are.
+    """
+    runs = [len(list(run)) for _, run in groupby(devices, lambda device: device.split(":")[0])]
+    if len(runs) > 1:
+        return tuple(runs)
+    return (2,) * (len(devices) // 2) + (1,) * (len(devices) % 2)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+
+
+def _count(name: str, value: object, least: int = 1) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if value is not None and not is_count:
+        raise rejected(name, f"a whole number of at least {least}", value)
