@@ -13,6 +13,7 @@ from app.units import MIB
 from engine import (
     KV_TYPES,
     PEER_MODES,
+    SAMPLERS,
     SPLIT_MODES,
     ControlVector,
     EngineError,
@@ -32,6 +33,17 @@ SAMPLING_OPTIONS = {
     "repeat_last_n": ("--repeat-last-n",),
     "frequency_penalty": ("--frequency-penalty",),
     "presence_penalty": ("--presence-penalty",),
+    "dry_multiplier": ("--dry-multiplier",),
+    "dry_base": ("--dry-base",),
+    "dry_allowed_length": ("--dry-allowed-length",),
+    "dry_last_n": ("--dry-penalty-last-n",),
+    "top_n_sigma": ("--top-nsigma",),
+    "xtc_probability": ("--xtc-probability",),
+    "xtc_threshold": ("--xtc-threshold",),
+    "dynatemp_range": ("--dynatemp-range",),
+    "dynatemp_exponent": ("--dynatemp-exp",),
+    "mirostat_tau": ("--mirostat-ent",),
+    "mirostat_eta": ("--mirostat-lr",),
     "seed": ("--seed", "-s"),
 }
 
@@ -154,6 +166,19 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
     )
     group.add_argument(
+        "--dry-sequence-breaker", action="append", metavar="TEXT",
+        help="end repetitions before this text, in place of the default ones",
+    )  # fmt: skip
+    group.add_argument("--mirostat", action="store_true", help="use Mirostat 2 for all filters")
+    group.add_argument(
+        "--logit-bias", action="append", default=[], type=token_bias, metavar="ID=X",
+        help="add X to the score of a token; -inf forbids it",
+    )  # fmt: skip
+    group.add_argument(
+        "--samplers", type=sampler_names, metavar="LIST",
+        help=f"order of the steps; those not named are left out (default: {','.join(SAMPLERS)})",
+    )  # fmt: skip
+    group.add_argument(
         "--ignore-eos", action="store_true", help="go on after the end-of-text token"
     )
     group.add_argument(
@@ -214,13 +239,24 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
-    """Return the sampling parameters of the sampling options."""
+    """Return the sampling parameters of the sampling options.
+
+    Raises:
+        EngineError: the value of an option is invalid.
+    """
+    lists: dict[str, Any] = {
+        "dry_breakers": args.dry_sequence_breaker and tuple(args.dry_sequence_breaker),
+        "samplers": args.samplers,
+    }
     return SamplingParams(
         max_tokens=max_tokens,
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
         on_overflow=args.on_overflow,
+        mirostat=args.mirostat,
+        logit_bias=tuple(args.logit_bias),
         **{name: getattr(args, name) for name in SAMPLING_OPTIONS},
+        **{name: given for name, given in lists.items() if given is not None},
     )
 
 
@@ -264,6 +300,26 @@ def group_sizes(text: str) -> tuple[int, ...]:
         raise EngineError(
             f"The groups '{text}' are not a list of whole numbers.", "For example --groups 2,2."
         ) from None
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    """Return the token id and the number in "42=-inf".
+
+    Raises:
+        EngineError: it has another form.
+    """
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise EngineError(
+            f"The bias '{text}' is not ID=NUMBER.", "For example --logit-bias 42=-inf."
+        ) from None
+
+
+def sampler_names(text: str) -> tuple[str, ...]:
+    """Return the names in "top_k,temperature"."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def reserve(text: str) -> tuple[str, int]:

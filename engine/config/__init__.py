@@ -15,13 +15,14 @@ from engine.config.load import (
     PeerMode,
     default_groups,
 )
-from engine.config.sampling import MOST_TOKENS, Overflow, SamplingParams
+from engine.config.sampling import MOST_TOKENS, SAMPLERS, Overflow, SamplingParams
 
 __all__ = [
     "DEFAULT_CONTEXT",
     "KV_TYPES",
     "MOST_TOKENS",
     "PEER_MODES",
+    "SAMPLERS",
     "SPLIT_MODES",
     "ControlVector",
     "LoadParams",

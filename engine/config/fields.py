@@ -1,6 +1,7 @@
 """Fields of settings: their metadata, and the validation that reads it.
 
-Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str or tuple), `min` and `max`
+Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts
+or dict for numbers by token id), `min` and `max`
 (accepted range, both ends included), `soft_max` (end of a slider, if smaller), `step`, `lowest`
 (meaning of the smallest value, where it is no amount), and `choices` for a field with a few named
 values.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -47,6 +49,13 @@ def number(
     return result
 
 
+def texts(default: tuple[str, ...], title: str, help: str) -> tuple[str, ...]:  # noqa: A002
+    """Return the field of a list of texts."""
+    metadata = {"title": title, "help": help, "kind": tuple}
+    result: tuple[str, ...] = field(default=default, metadata=metadata)
+    return result
+
+
 def validate_fields(settings: Any) -> None:
     """Check every field of a dataclass against its metadata; convert numbers to their kind.
 
@@ -69,6 +78,8 @@ def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
         return _checked_number(name, value, metadata)
     if kind is tuple:
         return _checked_strings(name, value)
+    if kind is dict:
+        return _checked_biases(name, value)
     if not isinstance(value, kind):
         expected = "true or false" if kind is bool else "a text"
         raise rejected(name, expected, value)
@@ -93,6 +104,18 @@ def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
     if not is_list or not all(isinstance(text, str) and text for text in value):
         raise rejected(name, "a list of texts that are not empty", value)
     return tuple(value)
+
+
+def _checked_biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Check a mapping of token ids to numbers, or pairs of them (JSON's keys are texts)."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    try:
+        found = tuple((int(token), float(bias)) for token, bias in pairs)
+    except (TypeError, ValueError):
+        found = ((-1, 0.0),)
+    if any(token < 0 or isnan(bias) or bias == inf for token, bias in found):
+        raise rejected(name, "numbers by token id", value)
+    return found
 
 
 def rejected(name: str, expected: str, value: Any) -> EngineError:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.config.fields import number, validate_fields
+from engine.config.fields import number, rejected, texts, validate_fields
 
 Overflow = Literal["stop", "shift"]
 """Action when the context is full: end the answer, or drop the oldest messages."""
+
+SAMPLERS = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature",
+)  # fmt: skip
+"""Names of the steps of sampling, in llama.cpp's order; a bias of tokens comes before all."""
 
 MOST_TOKENS = 2**31 - 1
 """Number of tokens that no answer reaches."""
@@ -104,6 +109,125 @@ class SamplingParams:
         bounds=(-2.0, 2.0),
         step=0.05,
     )
+    dry_multiplier: float = number(
+        0.0,
+        "DRY strength",
+        "Above 0, tokens that would go on repeating earlier text become less likely, the more the "
+        "longer the repetition. 0 is off, 0.8 is usual.",
+        bounds=(0.0, 100.0),
+        soft_max=5.0,
+        step=0.05,
+    )
+    dry_base: float = number(
+        1.75,
+        "DRY growth",
+        "Factor by which the DRY penalty grows with each token of a repetition.",
+        bounds=(1.0, 10.0),
+        soft_max=4.0,
+        step=0.05,
+    )
+    dry_allowed_length: int = number(
+        2,
+        "DRY allowed length",
+        "Repetitions up to this many tokens are not penalised.",
+        bounds=(0, 2**31 - 1),
+        soft_max=20,
+        step=1,
+        kind=int,
+    )
+    dry_last_n: int = number(
+        -1,
+        "DRY window",
+        "In how many recent tokens DRY looks for repetitions. -1 is all of them, 0 none.",
+        bounds=(-1, 2**31 - 1),
+        soft_max=8192,
+        step=1,
+        kind=int,
+        lowest="all",
+    )
+    dry_breakers: tuple[str, ...] = texts(
+        ("\n", ":", '"', "*"),
+        "DRY breakers",
+        "A repetition ends before any of these strings, so that names and formats may repeat.",
+    )
+    top_n_sigma: float = number(
+        0.0,
+        "Top-n-sigma",
+        "Only tokens whose score is within this many standard deviations of the best are "
+        "considered. 0 considers all.",
+        bounds=(0.0, 100.0),
+        soft_max=5.0,
+        step=0.05,
+    )
+    xtc_probability: float = number(
+        0.0,
+        "XTC probability",
+        "How often the most likely tokens are left out, which makes texts less predictable. 0 is "
+        "never.",
+        bounds=(0.0, 1.0),
+        step=0.05,
+    )
+    xtc_threshold: float = number(
+        0.1,
+        "XTC threshold",
+        "Of all tokens at least this likely, XTC keeps only the least likely one. Above 0.5 it "
+        "has no effect.",
+        bounds=(0.0, 1.0),
+        step=0.01,
+    )
+    dynatemp_range: float = number(
+        0.0,
+        "Temperature range",
+        "The temperature moves by up to this much: down where the model is sure, up where it is "
+        "not. 0 keeps it.",
+        bounds=(0.0, 5.0),
+        soft_max=2.0,
+        step=0.05,
+    )
+    dynatemp_exponent: float = number(
+        1.0,
+        "Temperature curve",
+        "Above 1, the temperature within its range rises only where the model is very unsure.",
+        bounds=(0.01, 10.0),
+        soft_max=4.0,
+        step=0.05,
+    )
+    mirostat: bool = field(
+        default=False,
+        metadata={
+            "title": "Mirostat 2",
+            "help": "Keeps the surprise of the text constant, in place of all other filters.",
+            "kind": bool,
+        },
+    )
+    mirostat_tau: float = number(
+        5.0,
+        "Mirostat target",
+        "Surprise that Mirostat aims at, in bits per token; lower is more focused.",
+        bounds=(0.0, 100.0),
+        soft_max=10.0,
+        step=0.1,
+    )
+    mirostat_eta: float = number(
+        0.1,
+        "Mirostat rate",
+        "How quickly Mirostat corrects itself.",
+        bounds=(0.0, 1.0),
+        step=0.01,
+    )
+    logit_bias: tuple[tuple[int, float], ...] = field(
+        default=(),
+        metadata={
+            "title": "Token bias",
+            "help": "Numbers added to the scores of tokens, by token id; -inf forbids a token.",
+            "kind": dict,
+        },
+    )
+    samplers: tuple[str, ...] = texts(
+        SAMPLERS,
+        "Order",
+        "Order in which the steps are applied; a step that is not named is left out.",
+    )
     seed: int | None = number(
         None,
         "Seed",
@@ -112,13 +236,8 @@ class SamplingParams:
         step=1,
         kind=int,
     )
-    stop: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "title": "Stop strings",
-            "help": "The answer ends before any of these strings.",
-            "kind": tuple,
-        },
+    stop: tuple[str, ...] = texts(
+        (), "Stop strings", "The answer ends before any of these strings."
     )
     ignore_eos: bool = field(
         default=False,
@@ -140,6 +259,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         validate_fields(self)
+        for name in self.samplers:
+            if name not in SAMPLERS:
+                raise rejected("samplers", f"names among {', '.join(SAMPLERS)}", name)
+        if len(set(self.samplers)) < len(self.samplers):
+            raise rejected("samplers", "a list without repetitions", self.samplers)
 
     @property
     def most_tokens(self) -> int:

@@ -102,7 +102,7 @@ class Generation:
         self._n_keep = n_keep
         self._is_cancelled = is_cancelled
         self._timed_every = timed_every
-        self._sampler = Sampler(params)
+        self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
         self._stop = StopMatcher(params.stop)
         self._decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
         self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()

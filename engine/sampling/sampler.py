@@ -1,12 +1,13 @@
-"""Samples the next token from logits: a list of pure filter steps, then one random draw.
+"""Samples the next token from logits: a list of filter steps, then one random draw.
 
-The steps and their order are llama.cpp's defaults: penalties, top-k, typical-p, top-p, min-p,
-temperature. Every filter looks at the probabilities before temperature. A step that would change
-nothing is not in the list.
+The steps and their order are llama.cpp's defaults, see `engine.config.sampling.SAMPLERS`. Every
+filter looks at the probabilities before temperature. A step that would change nothing is not in the
+list.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from itertools import islice
@@ -14,6 +15,8 @@ from itertools import islice
 import numpy as np
 
 from engine.config import SamplingParams
+from engine.sampling.rare_steps import DynamicTemperature, LogitBias, Mirostat, TopNSigma, Xtc
+from engine.sampling.repetition import Dry, DryHistory, TokenBytes
 from engine.sampling.steps import (
     Candidates,
     FloatArray,
@@ -60,20 +63,31 @@ class Sampler:
         uniforms: random numbers; each token takes one, unless the sampler is greedy.
         history: tokens that the penalties look at.
         steps: steps to apply in order before the draw.
+
+    Args:
+        token_bytes: returns the bytes that a token adds to a text; None for models without text.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, token_bytes: TokenBytes | None = None) -> None:
         # 32 bits are enough, and a person can note them down
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self.params = params
         self.is_greedy = params.temperature <= 0
         self.uniforms = Uniforms(self.seed)
         self.history = TokenHistory(params.repeat_last_n)
-        self.steps = _steps(params, self.history)
+        p = params
+        self._dry = DryHistory(
+            p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_last_n, p.dry_breakers,
+            token_bytes,
+        )  # fmt: skip
+        self._mirostat = Mirostat(p.mirostat_tau, p.mirostat_eta) if p.mirostat else None
+        self.steps = self._steps()
 
     def accept(self, token_id: int) -> None:
         """Add a token of the prompt or the answer to the history."""
         self.history.append(token_id)
+        if self.params.dry_multiplier:
+            self._dry.append(token_id)
 
     def sample(self, logits: FloatArray) -> int:
         """Return the next token; it counts for the penalties only once it is accepted.
@@ -93,7 +107,10 @@ class Sampler:
         cumulative = np.cumsum(candidates.weights())
         # below the total also after rounding, as random() is at most 1 - 2^-53
         point = self.uniforms.draw() * cumulative[-1]
-        return int(candidates.ids[np.searchsorted(cumulative, point, side="right")])
+        at = int(np.searchsorted(cumulative, point, side="right"))
+        if self._mirostat is not None:
+            self._mirostat.observe(-math.log2(candidates.probabilities()[at]))
+        return int(candidates.ids[at])
 
     def candidates(self, logits: FloatArray) -> Candidates:
         """Return the candidates that `sample` chooses from: the tokens that pass every step.
@@ -106,23 +123,47 @@ class Sampler:
             candidates = step(candidates)
         return candidates
 
+    def _steps(self) -> list[Step]:
+        """Return the steps that change something, in the order of the settings."""
+        p, is_random = self.params, self.params.temperature > 0
+        if is_random and self._mirostat is not None:
+            return [*self._bias(), *self._heat(0.0), self._mirostat]
+        wanted: dict[str, list[Step]] = {
+            "penalties": [self._penalties()] if penalises(p) else [],
+            "dry": [Dry(self._dry)] if p.dry_multiplier and p.dry_last_n else [],
+        }
+        if is_random:
+            wanted |= {
+                "top_n_sigma": [TopNSigma(p.top_n_sigma)] if p.top_n_sigma else [],
+                "top_k": [TopK(p.top_k)] if p.top_k else [],
+                "typical_p": [TypicalP(p.typical_p)] if p.typical_p < 1 else [],
+                "top_p": [TopP(p.top_p)] if p.top_p < 1 else [],
+                "min_p": [MinP(p.min_p)] if p.min_p else [],
+                "xtc": [self._xtc()] if p.xtc_probability else [],
+                "temperature": self._heat(p.dynatemp_range),
+            }
+        return self._bias() + [step for name in p.samplers for step in wanted.get(name, [])]
+
+    def _bias(self) -> list[Step]:
+        return [LogitBias(self.params.logit_bias)] if self.params.logit_bias else []
+
+    def _penalties(self) -> Step:
+        p = self.params
+        return Penalties(self.history, p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
+
+    def _xtc(self) -> Step:
+        return Xtc(self.params.xtc_probability, self.params.xtc_threshold, self.uniforms.draw)
+
+    def _heat(self, spread: float) -> list[Step]:
+        """Return the step of the temperature, which may move by `spread` either way."""
+        p = self.params
+        if spread:
+            lowest, highest = max(0.0, p.temperature - spread), p.temperature + spread
+            return [DynamicTemperature(lowest, highest, p.dynatemp_exponent)]
+        return [SamplingTemperature(p.temperature)] if p.temperature != 1 else []
+
 
 def penalises(p: SamplingParams) -> bool:
     """Return whether any penalty makes tokens of the history less likely."""
     is_neutral = p.repeat_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0
     return p.repeat_last_n != 0 and not is_neutral
-
-
-def _steps(params: SamplingParams, history: TokenHistory) -> list[Step]:
-    p = params
-    penalties = Penalties(history, p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-    is_random = p.temperature > 0
-    wanted: list[tuple[bool, Step]] = [
-        (penalises(p), penalties),
-        (is_random and p.top_k > 0, TopK(p.top_k)),
-        (is_random and p.typical_p < 1, TypicalP(p.typical_p)),
-        (is_random and p.top_p < 1, TopP(p.top_p)),
-        (is_random and p.min_p > 0, MinP(p.min_p)),
-        (is_random and p.temperature != 1, SamplingTemperature(p.temperature)),
-    ]
-    return [step for is_wanted, step in wanted if is_wanted]

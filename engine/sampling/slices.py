@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import SamplingParams
+from engine.config import SAMPLERS, SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.sampling.steps import (
     Candidates,
@@ -102,7 +102,7 @@ def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
     All ranks get the same answer from samplers of the same settings.
     """
     p = sampler.params
-    if not all_known(sampler.steps, KNOWN_STEPS):
+    if p.samplers != SAMPLERS or not all_known(sampler.steps, KNOWN_STEPS):
         return None
     if p.temperature <= 0:
         return 1

@@ -33,6 +33,7 @@ __all__ = [
     "TopP",
     "TypicalP",
     "all_known",
+    "find_ids",
 ]
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -174,7 +175,7 @@ class Penalties:
         if candidates.is_sorted:
             candidates = candidates.take(np.argsort(candidates.ids), is_sorted=False)
         tokens, counts = self.history.counts()
-        at, which = _find(candidates.ids, tokens)
+        at, which = find_ids(candidates.ids, tokens)
         if not at.size:
             return candidates
         logits = candidates.logits.copy()
@@ -184,7 +185,7 @@ class Penalties:
         return Candidates(candidates.ids, logits)
 
 
-def _find(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
+def find_ids(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
     """Return where tokens found in `ids` (ascending) stand: positions in `ids` and in `tokens`."""
     at = np.searchsorted(ids, tokens)
     is_here = at < ids.size

@@ -6,6 +6,7 @@ by being declared there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, replace
 from typing import Any
@@ -224,6 +225,8 @@ def _editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Sett
         return box, box.setChecked
     if meta["kind"] is tuple:
         return _texts_editor(on_change)
+    if meta["kind"] is dict:
+        return _biases_editor(on_change)
     if meta["max"] > INT_MAX:
         return _large_number_editor(on_change)
     return _number_editor(meta, on_change)
@@ -239,10 +242,38 @@ def _choice_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
 
 
 def _texts_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
+    """Return an editor for texts, in which line breaks and tabs stand as \\n and \\t."""
     line = QLineEdit()
     line.setPlaceholderText("separate with ;")
-    line.textEdited.connect(lambda text: on_change(tuple(t for t in text.split(";") if t)))
-    return line, lambda value: line.setText(";".join(value))
+    line.textEdited.connect(
+        lambda text: on_change(tuple(_unescaped(part) for part in text.split(";") if part))
+    )
+    return line, lambda value: line.setText(";".join(map(_escaped, value)))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _unescaped(text: str) -> str:
+    signs = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+    return re.sub(r"\\[nt\\]", lambda found: signs[found[0]], text)
+
+
+def _biases_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
+    """Return an editor for numbers by token id, such as "42=-inf; 7=2.5"."""
+    line = QLineEdit()
+    line.setPlaceholderText("id=number; …")
+
+    def report(text: str) -> None:
+        pairs = [part.partition("=")[::2] for part in text.split(";") if part.strip()]
+        try:
+            on_change(tuple((int(token), float(bias)) for token, bias in pairs))
+        except ValueError:
+            return  # half typed
+
+    line.textEdited.connect(report)
+    return line, lambda value: line.setText("; ".join(f"{token}={bias:g}" for token, bias in value))
 
 
 def _large_number_editor(on_change: OnChange) -> tuple[QWidget, Setter]:

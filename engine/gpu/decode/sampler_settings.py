@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.config import SAMPLERS
 from engine.gpu.elementwise import power_of_two
 from engine.sampling.sampler import Sampler, penalises
 from engine.sampling.steps import MinP, Penalties, SamplingTemperature, TopK, TopP, all_known
@@ -51,7 +52,7 @@ def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[flo
 def why_on_host(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> str:
     """Return why the host must sample, as the end of a sentence; "" if the device can."""
     p, most = sampler.params, most_sent(n_rank)
-    if not all_known(sampler.steps, KNOWN_STEPS):
+    if p.samplers != SAMPLERS or not all_known(sampler.steps, KNOWN_STEPS):
         return "this answer is sampled with a setting that its kernels do not know"
     if penalises(p) and p.repeat_last_n > N_HISTORY:
         return f"this answer's penalties look back at more than {N_HISTORY} tokens"

@@ -1,9 +1,18 @@
 """The wheel scrolls the settings panel, whatever lies below the mouse."""
 
+import math
+
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
-from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QSpinBox, QWidget
+from PySide6.QtWidgets import (
+    QAbstractSpinBox,
+    QApplication,
+    QComboBox,
+    QLineEdit,
+    QSpinBox,
+    QWidget,
+)
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.sampling_panel import SamplingPanel
@@ -49,3 +58,24 @@ def test_no_limit_is_said_in_words(qtbot: QtBot) -> None:
     assert (tokens.text(), panel.params.max_tokens) == ("64", 64)
     panel.reset()
     assert (tokens.text(), panel.params.max_tokens) == ("no limit", -1)
+
+
+def test_texts_with_line_breaks_and_biases_are_typed_as_words(qtbot: QtBot) -> None:
+    panel = SamplingPanel()
+    qtbot.addWidget(panel)
+    breakers, bias = (panel._rows[name].editor for name in ("dry_breakers", "logit_bias"))
+    assert isinstance(breakers, QLineEdit)
+    assert isinstance(bias, QLineEdit)
+    assert breakers.text() == '\\n;:;";*'
+    for text, value in ((r"\n\n;a\\n;\t", ("\n\n", "a\\n", "\t")), ("", ())):
+        breakers.setText(text)
+        breakers.textEdited.emit(text)
+        assert panel.params.dry_breakers == value
+        panel.set_params(panel.params)
+        assert breakers.text() == text
+    bias.textEdited.emit("42=-inf; 7=2.5")
+    assert panel.params.logit_bias == ((42, -math.inf), (7, 2.5))
+    bias.textEdited.emit("42=-inf; 7=")
+    assert panel.params.logit_bias == ((42, -math.inf), (7, 2.5)), "half typed"
+    panel.set_params(panel.params)
+    assert bias.text() == "42=-inf; 7=2.5"

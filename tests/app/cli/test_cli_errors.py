@@ -52,6 +52,9 @@ BAD_OPTIONS = [
     (("--temp", "nan"), "'temperature' must be"),
     (("--top-p", "2"), "'top_p' must be"),
     (("--stop", ""), "'stop' must be"),
+    (("--samplers", "top_k,magic"), "'samplers' must be names among"),
+    (("--logit-bias", "many"), "'many' is not ID=NUMBER"),
+    (("--xtc-probability", "2"), "'xtc_probability' must be"),
     (("--ctx", "4"), "tokens but the context holds 4"),
 ]
 

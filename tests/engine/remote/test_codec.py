@@ -1,6 +1,7 @@
 """Commands and events as bytes: all come back as they were, and nothing else gets through."""
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
@@ -30,6 +31,7 @@ from engine import (
     Usage,
     errors,
 )
+from engine.config import SAMPLERS
 from engine.events import Unload
 from engine.hardware.cuda_api import CudaCallError
 from engine.hardware.fallbacks import Fallback
@@ -132,6 +134,11 @@ SAMPLING = st.builds(
     stop=st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
     ignore_eos=st.booleans(),
     on_overflow=st.sampled_from(["stop", "shift"]),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, 9), st.floats(-9, 9) | st.just(-math.inf)), max_size=2
+    ).map(tuple),
+    samplers=st.permutations(SAMPLERS).map(tuple),
+    mirostat=st.booleans(),
 )
 
 

@@ -3,16 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from engine.config import SamplingParams
+from engine.config import SAMPLERS, SamplingParams
 from engine.gpu.decode import sampling
-from engine.gpu.decode.sampler_settings import MOST_WANTED, settings_of
+from engine.gpu.decode.sampler_settings import MOST_WANTED, settings_of, why_on_host
 from engine.gpu.decode.sampling import DeviceSampler, sampling_starts
 from engine.sampling.sampler import Sampler
+from engine.sampling.slices import n_candidates
 from engine.sampling.steps import MinP, TopK
 from tests.helpers.device_sampling import (
     GREEDY,
@@ -188,9 +190,31 @@ def test_no_setting_is_overlooked() -> None:
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
         "frequency_penalty", "presence_penalty", "seed",
     }  # fmt: skip
+    by_host = {
+        "dry_multiplier", "dry_base", "dry_allowed_length", "dry_last_n", "dry_breakers",
+        "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent",
+        "mirostat", "mirostat_tau", "mirostat_eta", "logit_bias", "samplers",
+    }  # fmt: skip
     ends_answers = {"max_tokens", "stop", "ignore_eos", "on_overflow"}
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields == drawn_with | ends_answers
+    assert fields == drawn_with | by_host | ends_answers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dry_multiplier": 0.8}, {"top_n_sigma": 1.0}, {"xtc_probability": 0.5},
+        {"dynatemp_range": 0.5}, {"mirostat": True}, {"logit_bias": ((3, -1.0),)},
+        {"samplers": SAMPLERS[:-1]}, {"samplers": SAMPLERS[::-1]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_kernels_do_not_compute_is_left_to_the_host(changes: dict[str, Any]) -> None:
+    """Also with settings that would be served, had they no effect."""
+    sampler = Sampler(SamplingParams(**changes))
+    assert settings_of(sampler, 5000) is None
+    assert n_candidates(sampler, 5000) is None
+    assert "setting that its kernels do not know" in why_on_host(sampler, 5000)
 
 
 def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
