@@ -187,7 +187,11 @@ def test_a_context_that_nobody_chose_is_the_longest_that_fits_comfortably() -> N
     def context(free: int, chosen: int | None = None) -> int | None:
         settings = replace(default_settings([CPU]), n_ctx=chosen)
         choice = suggestion(
-            INFO, settings, {"cpu": free * GIB}, FakePlanner, lambda: fake_machine([CPU]).forecaster
+            INFO,
+            settings,
+            {"cpu": free * GIB},
+            FakePlanner(INFO.path),
+            lambda: fake_machine([CPU]).forecaster,
         )
         assert choice is not None
         return choice.params.n_ctx
