@@ -278,6 +278,8 @@ class EngineClient(QObject):
                 self._rate.count(len(event.event.ids))
                 self.answer_meter.count(len(event.event.ids))
                 self._answer_ids += event.event.ids
+            elif isinstance(event.event, TokenTimes):  # says nothing about the text around it
+                self._dispatch(event.generation, event.event)
             else:
                 self._send_text(texts)
                 self._dispatch(event.generation, event.event)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 
+
+@cache  # reading it takes milliseconds, and predictions of speed ask for it each time
 def package_version() -> str:
     """Return Tandem's version; "" where it runs from a folder without being installed."""
     from importlib import metadata  # late: the window does not need it to show
