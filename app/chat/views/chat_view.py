@@ -19,6 +19,9 @@ from app.widgets.buttons import button
 from app.widgets.controls import keep_margin
 
 N_SHOWN = 30
+MOST_SHOWN = 40
+"""Turns that stay while others are added: each one that an answer grows below costs time."""
+
 N_AT_ONCE, AT_ONCE_S = 4, 0.015
 """Turns that an opened chat has at once: so many, and those that can be made in this time."""
 
@@ -102,6 +105,7 @@ class ChatView(QScrollArea):
         view = self._make(index)
         self._views.append(view)
         self._layout.insertWidget(self._layout.count() - 1, view)
+        self._leave_out_oldest()
         self._mark_last()
         self._is_following = True
 
@@ -188,6 +192,16 @@ class ChatView(QScrollArea):
         answer.regenerate_requested.connect(self.regenerate_requested)
         answer.continue_requested.connect(self.continue_requested)
         return answer
+
+    def _leave_out_oldest(self) -> None:
+        """Take the oldest turns off the view, whose end is seen now."""
+        n_over = max(0, len(self._views) - MOST_SHOWN)
+        for view in self._views[:n_over]:
+            self._remove(view)
+        del self._views[:n_over]
+        if n_over:
+            self._first += n_over
+            self._wanted = self._first
 
     def _remove(self, view: MessageView) -> None:
         self._layout.removeWidget(view)
