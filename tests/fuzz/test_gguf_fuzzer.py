@@ -93,7 +93,7 @@ def busy(path: Path, draw: int) -> None:
         (filling, "memory of header"),
         (busy, "slow header"),
     ],
-    ids=str,
+    ids=["KeyError", "MemoryError", "panic", "two lines", "escape", "long", "memory", "slow"],
 )
 def test_a_wrong_outcome_is_a_finding(
     target: Callable[[Path, int], None], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
