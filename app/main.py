@@ -19,6 +19,7 @@ from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
+from app.library.page import LibraryPage
 from app.main_window import MainWindow, Panels
 from app.model.presenter import ModelPresenter, ModelViews
 from app.model.session import ModelSession
@@ -161,6 +162,7 @@ class Shell(QObject):
         self.poller.stop()
         self.split.stop()
         self.side_panels.close()
+        self.library.close()
         self.models.close()
         self.chat_cache.close()
         self.client.shutdown()
@@ -261,12 +263,15 @@ class Shell(QObject):
             self.session, self.client, views, self.settings, self.keep, self
         )
 
+        self.library = LibraryPage(
+            self.split, self.settings, self.keep, window.show_page, self._show_chat, self
+        )
         # last, as its notice of a lost model has a button where those of others have none
         flush = self.chat_presenter.flush
         self.recovery = Recovery(self.client, self.models, self.session, flush, self)
 
     def _wire(self) -> None:
-        presenters = self.model_presenter, self.chat_presenter, self.side_panels
+        presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         for source in (*presenters, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
@@ -294,6 +299,8 @@ class Shell(QObject):
         window.painted.connect(self._go_on)
         window.model_dropped.connect(self.models.open)
         window.model_picked.connect(self.models.open)
+        window.models_requested.connect(self.library.toggle)
+        self.library.opened.connect(self.models.open)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)
         window.stop_requested.connect(self.session.stop)
@@ -302,6 +309,10 @@ class Shell(QObject):
         self.session.busy_changed.connect(window.set_busy)
         self.chat_presenter.opened.connect(window.show_chat)
         self.model_presenter.changed.connect(window.show_name)
+
+    def _show_chat(self) -> None:
+        self.window.show_chat(not self.session.current.is_empty)
+        self.window.composer.setFocus()
 
     def _load_params(self) -> LoadParams:
         """Return how to load the selected model.

@@ -78,6 +78,7 @@ class MainWindow(QMainWindow):
     new_chat_requested = Signal()
     regenerate_requested = Signal()
     stop_requested = Signal()
+    models_requested = Signal()
     closing = Signal()
     painted = Signal()  # for the first time
 
@@ -118,6 +119,12 @@ class MainWindow(QMainWindow):
     def show_chat(self, has_messages: bool) -> None:
         """Show the conversation, or the start page while there is none."""
         self._middle.setCurrentWidget(self.chat_view if has_messages else self.start_view)
+
+    def show_page(self, page: QWidget) -> None:
+        """Show another page in place of the conversation, until `show_chat`."""
+        if self._middle.indexOf(page) < 0:
+            self._middle.addWidget(page)
+        self._middle.setCurrentWidget(page)
 
     @Slot(bool)
     def set_busy(self, busy: bool) -> None:
@@ -214,7 +221,7 @@ class MainWindow(QMainWindow):
     def _make_rail(self) -> None:
         rail = Rail(self)
         rail.add_panel("chat", "Chats (Ctrl+B)", self.chats_dock)
-        rail.add_button("models", "Models").clicked.connect(self.model_bar.open_menu)
+        rail.add_button("models", "Models").clicked.connect(self.models_requested)
         rail.add_panel("split", "Split", self.split_dock)
         rail.add_panel("map", "Tensor map", self.placement_dock)
         rail.add_panel("links", "Links between devices", self.links_dock)

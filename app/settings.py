@@ -35,6 +35,8 @@ class Settings:
 
     Attributes:
         sampling: fields of `SamplingParams` that differ from the default, by name.
+        model_folders: folders in which the models page looks as well.
+        pinned_models: paths of models that come first there.
         plans: split settings by model path, in the form of `app.split`.
         chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
         geometry, window_state: Qt's window layout, in base64.
@@ -45,6 +47,8 @@ class Settings:
     system_prompt: str = _option("", "System prompt of new chats")
     sampling: Mapping[str, Any] = _option({}, "Sampling")
     recent_models: tuple[str, ...] = _option((), "Recent models")
+    model_folders: tuple[str, ...] = _option((), "Folders with models")
+    pinned_models: tuple[str, ...] = _option((), "Pinned models")
     plans: Mapping[str, Any] = _option({}, "Split of each model")
     chat_cache_gib: int = _option(4, "Disk space for chat caches, GiB")
     last_chat: str = _option("", "Chat that was open")

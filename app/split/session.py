@@ -22,7 +22,7 @@ from app.split.state import SplitState
 from engine import DeviceInfo, DeviceSnapshot, Finished, LoadParams, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
-    from engine import Choice
+    from engine import Choice, Forecaster
 
 
 class SplitSession(QObject):
@@ -155,6 +155,15 @@ class SplitSession(QObject):
     def free_bytes(self) -> dict[str, int]:
         """Return the bytes that the model could have, by device."""
         return self._state.free()
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """All devices, usable or not."""
+        return self._state.devices
+
+    def forecasters(self) -> Callable[[], Forecaster] | None:
+        """Return a function that makes forecasters for another thread; None without devices."""
+        return self._state.speed.another() if self._state.devices else None
 
     def suggest(self, choice: Choice) -> None:
         """Use the suggested devices and split, and show why; context and the rest stay."""

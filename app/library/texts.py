@@ -1,0 +1,89 @@
+"""What is known of a model as the texts of its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.library.entries import Entry
+from app.split.figures import rank_labels
+from app.units import context_text, rate_text
+
+UNKNOWN = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text of a row, and what it is sorted by.
+
+    Attributes:
+        order: a number, or the text in small letters.
+        tip: more on it, or "".
+    """
+
+    text: str
+    order: float | str
+    tip: str = ""
+
+
+def cells(entry: Entry, *, is_pinned: bool) -> list[Cell]:
+    """Return the cells of a model's row, in the order of `HEADERS`."""
+    found, info = entry.found, entry.info
+    unread = "" if entry.problem else UNKNOWN
+    helpers = [path.name for path in (found.projector, found.draft) if path is not None]
+    beside = f"\nwith {', '.join(helpers)}" if helpers else ""
+    star = "★ " if is_pinned else ""
+    return [
+        Cell(star + found.name, found.name.casefold(), f"{found.path}{beside}"),
+        outlook(entry),
+        Cell(decimal_size(found.n_bytes), found.n_bytes),
+        Cell(info.quant if info else unread, info.quant if info else ""),
+        Cell(
+            f"{count_text(info.n_params)} {info.architecture}" if info else unread,
+            info.n_params if info else 0,
+            "Number of parameters, and the architecture",
+        ),
+        Cell(
+            context_text(info.n_ctx_train) if info and info.n_ctx_train else unread,
+            info.n_ctx_train if info else 0,
+        ),
+        Cell(found.program, found.program.casefold(), str(found.path.parent)),
+    ]
+
+
+HEADERS = ("Model", "On these devices", "Size", "Type", "Parameters", "Context", "From")
+
+
+def outlook(entry: Entry) -> Cell:
+    """Return how a model would run here: "~ 61 tok/s · 32k", or why it does not."""
+    if entry.problem:
+        return Cell("cannot be opened", -2.0, entry.problem)
+    prospect = entry.prospect
+    if prospect is None and entry.is_judged:
+        return Cell("–", -1.5, "No plan can be made for this file.")
+    if prospect is None:
+        return Cell(UNKNOWN, -1.0)
+    if not prospect.fits:
+        return Cell("too large", 0.0, "There is too little free memory for this model.")
+    where = ", ".join(dict.fromkeys(rank_labels(prospect.devices)))
+    context = context_text(prospect.n_ctx)
+    tip = f"On {where}, with a context of {prospect.n_ctx} tokens"
+    if not prospect.tokens_per_s:
+        return Cell(f"fits · {context}", 0.5, tip)
+    rate = rate_text(prospect.tokens_per_s)
+    return Cell(f"~ {rate} tok/s · {context}", prospect.tokens_per_s, f"{tip}; speed as predicted")
+
+
+def decimal_size(n_bytes: int) -> str:
+    """Return a file's size in decimal units, as file managers and download pages count."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} B"
+
+
+def count_text(n: int) -> str:
+    """Return a number of parameters as "8.0 B", "135 M"."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}" if n < 100 * size else f"{n / size:.0f} {unit}"
+    return str(n)

@@ -1,0 +1,277 @@
+"""The page of all models on this machine: a table to search, sort and open from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import (
+    QModelIndex,
+    QPersistentModelIndex,
+    QPoint,
+    QSortFilterProxyModel,
+    Qt,
+    Signal,
+    Slot,
+)
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QHeaderView,
+    QLineEdit,
+    QMenu,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.library.entries import Entry
+from app.library.texts import HEADERS, cells
+from app.widgets.buttons import button
+from app.widgets.text import label, row_item, set_tip
+
+ORDER: Final = Qt.ItemDataRole.UserRole
+PIN: Final = Qt.ItemDataRole.UserRole + 1
+PATH: Final = Qt.ItemDataRole.UserRole + 2
+ROW_HEIGHT = 30
+LEAST_NAME = 220
+"""Least width of the column of names, in pixels; below it the table scrolls sideways."""
+
+Index = QModelIndex | QPersistentModelIndex
+
+
+class LibraryView(QWidget):
+    """Table of models; the paths that its signals name are those of files to open."""
+
+    open_requested = Signal(str)
+    reveal_requested = Signal(str)
+    pin_requested = Signal(str)
+    details_requested = Signal(str)
+    remove_requested = Signal(str)
+    refresh_requested = Signal()
+    folder_requested = Signal()
+    left = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._entries: dict[Path, Entry] = {}
+        self._pinned: frozenset[str] = frozenset()
+        self._rows = QStandardItemModel(0, len(HEADERS), self)
+        self._rows.setHorizontalHeaderLabels(list(HEADERS))
+        self._shown = _Sorted(self)
+        self._shown.setSourceModel(self._rows)
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Search models")
+        self.search.setAccessibleName("Search models")
+        self.search.setClearButtonEnabled(True)
+        self.search.textChanged.connect(self._shown.set_words)
+        self.search.returnPressed.connect(self._open_first)
+        self.table = _Table()
+        self._set_up_table()
+        self._status = label(role="muted")
+        self._build()
+        self.set_status(is_busy=False)
+
+    def set_entries(self, entries: Sequence[Entry], pinned: Collection[str]) -> None:
+        """Show these models in place of all others; keep what is selected."""
+        chosen = self.selected
+        self._pinned = frozenset(pinned)
+        self._entries = {entry.found.path: entry for entry in entries}
+        self._rows.setRowCount(0)
+        for entry in entries:
+            self._rows.appendRow(self._items(entry))
+        if chosen is not None:
+            self._select(chosen)
+
+    def set_entry(self, entry: Entry) -> None:
+        """Show what more is known of a model."""
+        if entry.found.path not in self._entries:
+            return
+        self._entries[entry.found.path] = entry
+        for row in range(self._rows.rowCount()):
+            if self._rows.item(row, 0).data(PATH) == str(entry.found.path):
+                for column, item in enumerate(self._items(entry)):
+                    self._rows.setItem(row, column, item)
+
+    def set_status(self, *, is_busy: bool) -> None:
+        """Say how many models there are, and whether more may be known soon."""
+        n = len(self._entries)
+        count = "1 model" if n == 1 else f"{n} models"
+        if is_busy:
+            self._status.setText(f"{count} · reading …" if n else "Looking for models …")
+        elif n:
+            self._status.setText(count)
+        else:
+            self._status.setText(
+                "No models were found. Add the folder that holds your .gguf files."
+            )
+
+    @property
+    def selected(self) -> str | None:
+        """Path of the selected model."""
+        index = self.table.currentIndex()
+        return self._path_at(index) if index.isValid() else None
+
+    def menu_for(self, path: str) -> QMenu:
+        """Return the menu of a model."""
+        menu = QMenu(self)
+        is_pinned = path in self._pinned
+        is_own = self._entries[Path(path)].found.program == "Your folders"
+        for text, signal in (
+            ("Open", self.open_requested),
+            ("Unpin" if is_pinned else "Pin", self.pin_requested),
+            ("Details…", self.details_requested),
+            ("Show in folder", self.reveal_requested),
+        ):
+            menu.addAction(text).triggered.connect(lambda _=False, s=signal: s.emit(path))
+        menu.addSeparator()
+        remove = menu.addAction("Move to trash…")
+        remove.setEnabled(is_own)  # what other programs keep is theirs
+        remove.triggered.connect(lambda: self.remove_requested.emit(path))
+        return menu
+
+    def _items(self, entry: Entry) -> list[QStandardItem]:
+        is_pinned = str(entry.found.path) in self._pinned
+        items = []
+        for cell in cells(entry, is_pinned=is_pinned):
+            item = row_item(cell.text, cell.tip)
+            item.setData(cell.order, ORDER)
+            item.setData(is_pinned, PIN)
+            item.setData(str(entry.found.path), PATH)
+            items.append(item)
+        return items
+
+    def _path_at(self, index: QModelIndex) -> str:
+        return str(index.siblingAtColumn(0).data(PATH))
+
+    def _select(self, path: str) -> None:
+        for row in range(self._shown.rowCount()):
+            index = self._shown.index(row, 0)
+            if index.data(PATH) == path:
+                self.table.setCurrentIndex(index)
+
+    @Slot()
+    def _open_first(self) -> None:
+        """Open the first model that the search has found."""
+        if self._shown.rowCount():
+            self.open_requested.emit(self._path_at(self._shown.index(0, 0)))
+
+    @Slot(QPoint)
+    def _show_menu(self, place: QPoint) -> None:
+        index = self.table.indexAt(place)
+        if index.isValid():
+            self.table.setCurrentIndex(index)
+            menu = self.menu_for(self._path_at(index))
+            menu.exec(self.table.viewport().mapToGlobal(place))
+            menu.deleteLater()
+
+    def _set_up_table(self) -> None:
+        table = self.table
+        table.setModel(self._shown)
+        table.setAccessibleName("Models")
+        table.setShowGrid(False)
+        table.setTabKeyNavigation(False)
+        table.setSortingEnabled(True)
+        table.sortByColumn(0, Qt.SortOrder.AscendingOrder)
+        table.verticalHeader().hide()
+        table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
+        table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
+        table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
+        table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        table.customContextMenuRequested.connect(self._show_menu)
+        table.chosen.connect(lambda index: self.open_requested.emit(self._path_at(index)))
+        header = table.horizontalHeader()
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Interactive)
+        header.setMinimumSectionSize(60)
+        header.sectionResized.connect(table.fit_names)
+
+    def _build(self) -> None:
+        folder = button("Add folder…")
+        folder.clicked.connect(self.folder_requested)
+        again = button("Refresh", "quiet", "Look for models again")
+        again.clicked.connect(self.refresh_requested)
+        back = button("Back to the chat", "quiet")
+        set_tip(back, "Back to the chat (Esc)")
+        back.clicked.connect(self.left)
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(label("Models", "title"))
+        head.addWidget(self.search, 1)
+        head.addWidget(folder)
+        foot = QHBoxLayout()
+        foot.addWidget(self._status, 1)
+        foot.addWidget(again)
+        foot.addWidget(back)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(20, 16, 20, 8)
+        layout.setSpacing(10)
+        layout.addLayout(head)
+        layout.addWidget(self.table, 1)
+        layout.addLayout(foot)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.left.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+class _Table(QTableView):
+    """Table in which Enter and a double click choose a row."""
+
+    chosen = Signal(QModelIndex)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubleClicked.connect(self.chosen)
+
+    @Slot()
+    def fit_names(self) -> None:
+        """Give the names what the other columns leave."""
+        header = self.horizontalHeader()
+        others = header.length() - header.sectionSize(0)
+        width = max(LEAST_NAME, self.viewport().width() - others)
+        if width != header.sectionSize(0):
+            header.resizeSection(0, width)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.fit_names()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
+            self.chosen.emit(self.currentIndex())
+        else:
+            super().keyPressEvent(event)
+
+
+class _Sorted(QSortFilterProxyModel):
+    """Rows that have all words of a search, pinned ones first, whatever the order."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._words: list[str] = []
+        self.setDynamicSortFilter(True)
+
+    @Slot(str)
+    def set_words(self, text: str) -> None:
+        self._words = text.casefold().split()
+        self.invalidate()
+
+    def filterAcceptsRow(self, row: int, parent: Index) -> bool:  # noqa: N802 Qt
+        model = self.sourceModel()
+        columns = range(model.columnCount())
+        texts = [str(model.index(row, column, parent).data() or "") for column in columns]
+        whole = " ".join(texts).casefold()
+        return all(word in whole for word in self._words)
+
+    def lessThan(self, left: Index, right: Index) -> bool:  # noqa: N802 Qt
+        pins = bool(left.data(PIN)), bool(right.data(PIN))
+        if pins[0] != pins[1]:
+            return pins[0] == (self.sortOrder() is Qt.SortOrder.AscendingOrder)
+        a, b = left.data(ORDER), right.data(ORDER)
+        return bool(a < b) if type(a) is type(b) else str(a) < str(b)

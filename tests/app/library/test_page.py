@@ -1,0 +1,214 @@
+"""The models page in the running window: what it finds, says, opens and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog, QMessageBox, QToolButton
+from pytestqt.qtbot import QtBot
+
+from app.library.entries import Entry, Prospect
+from app.library.scan import FoundModel
+from app.library.session import LibrarySession
+from app.library.texts import HEADERS, count_text, decimal_size, outlook
+from app.library.views.details_dialog import DetailsDialog
+from app.library.views.library_view import LibraryView
+from app.main import Shell
+from engine import Load
+from engine.models.info import read_model_info
+from tests.helpers.fake_host import model_info
+from tests.helpers.shell_driver import MakeShell, banner, host_of
+from tests.helpers.tiny_gguf import tiny_gguf
+
+MODEL, OUTLOOK, FROM = 0, HEADERS.index("On these devices"), HEADERS.index("From")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with two models and a file that is none; the home has nothing."""
+    monkeypatch.setattr("app.library.places.Path.home", lambda: tmp_path / "nobody")
+    for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    made = tmp_path / "models"
+    made.mkdir()
+    tiny_gguf(made / "beta.gguf", n_layer=2, n_head_kv=2)
+    tiny_gguf(made / "alpha.gguf", n_layer=4, n_head_kv=2)
+    (made / "letter.gguf").write_text("Dear reader")
+    return made
+
+
+@pytest.fixture
+def shell(
+    qtbot: QtBot, make_shell: MakeShell, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Shell]:
+    made = make_shell()
+    monkeypatch.setattr("engine.read_model_info", read_model_info)  # the files here are real
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(folder))
+    qtbot.waitUntil(lambda: made.is_ready)
+    yield made
+    made.library.close()
+
+
+def view_of(shell: Shell) -> LibraryView:
+    assert shell.library.view is not None
+    return shell.library.view
+
+
+def session_of(shell: Shell) -> LibrarySession:
+    assert shell.library.session is not None
+    return shell.library.session
+
+
+def rows(view: LibraryView) -> list[list[str]]:
+    model = view.table.model()
+    columns = range(model.columnCount())
+    return [[str(model.index(row, c).data()) for c in columns] for row in range(model.rowCount())]
+
+
+def show(qtbot: QtBot, shell: Shell) -> LibraryView:
+    """Press the rail's button, add the folder, and wait until all is known."""
+    buttons = shell.window._rail.findChildren(QToolButton)
+    next(button for button in buttons if button.accessibleName() == "Models").click()
+    view = view_of(shell)
+    assert view.isVisible()
+    view.folder_requested.emit()
+    qtbot.waitUntil(lambda: len(rows(view)) == 3 and not session_of(shell).is_busy, timeout=20_000)
+    return view
+
+
+def test_models_of_a_folder_are_listed_with_what_they_would_do_here(
+    qtbot: QtBot, shell: Shell, folder: Path
+) -> None:
+    view = show(qtbot, shell)
+    found = rows(view)
+    assert [row[MODEL] for row in found] == ["alpha", "beta", "letter"]
+    assert [row[FROM] for row in found] == ["Your folders"] * 3
+    assert found[2][OUTLOOK] == "cannot be opened"
+    assert "tok/s" in found[0][OUTLOOK] or "fits" in found[0][OUTLOOK]
+    assert view._status.text() == "3 models"
+    assert shell.settings.current.model_folders == (str(folder),)
+
+
+def test_enter_opens_a_model_and_the_chat_is_back(qtbot: QtBot, shell: Shell, folder: Path) -> None:
+    view = show(qtbot, shell)
+    view.search.setText("BET")
+    assert [row[MODEL] for row in rows(view)] == ["beta"]
+    qtbot.keyClick(view.search, Qt.Key.Key_Return)
+    assert not view.isVisible()
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    loads = [command for command in host_of(shell).commands if isinstance(command, Load)]
+    assert loads[-1].params.path == str(folder / "beta.gguf")
+
+
+def test_escape_and_a_second_press_lead_back(qtbot: QtBot, shell: Shell) -> None:
+    view = show(qtbot, shell)
+    qtbot.keyClick(view.search, Qt.Key.Key_Escape)
+    assert not view.isVisible()
+    assert shell.window.start_view.isVisible()
+    shell.window.models_requested.emit()
+    assert view.isVisible()
+    shell.window.models_requested.emit()
+    assert not view.isVisible()
+
+
+def test_a_pinned_model_comes_first_in_any_order(qtbot: QtBot, shell: Shell, folder: Path) -> None:
+    view = show(qtbot, shell)
+    beta = str(folder / "beta.gguf")
+    view.pin_requested.emit(beta)
+    assert shell.settings.current.pinned_models == (beta,)
+    for order in (Qt.SortOrder.AscendingOrder, Qt.SortOrder.DescendingOrder):
+        view.table.sortByColumn(HEADERS.index("Size"), order)
+        assert rows(view)[0][MODEL] == "★ beta"
+    assert [action.text() for action in view.menu_for(beta).actions()][1] == "Unpin"
+    view.pin_requested.emit(beta)
+    assert shell.settings.current.pinned_models == ()
+
+
+def test_a_file_that_arrives_appears_and_one_that_goes_vanishes(
+    qtbot: QtBot, shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.library.session.SETTLE_MS", 10)
+    view = show(qtbot, shell)
+    session_of(shell)._settle.setInterval(10)
+    tiny_gguf(folder / "gamma.gguf", n_layer=2)
+    qtbot.waitUntil(lambda: "gamma" in [row[MODEL] for row in rows(view)], timeout=20_000)
+    (folder / "letter.gguf").unlink()
+    qtbot.waitUntil(lambda: "letter" not in [row[MODEL] for row in rows(view)], timeout=20_000)
+
+
+def test_the_whole_header_can_be_read_and_searched(
+    qtbot: QtBot, shell: Shell, folder: Path
+) -> None:
+    view = show(qtbot, shell)
+    view.details_requested.emit(str(folder / "beta.gguf"))
+    qtbot.waitUntil(lambda: bool(view.findChildren(DetailsDialog)))
+    (dialog,) = view.findChildren(DetailsDialog)
+    assert dialog.tensors.model().rowCount() > 10
+    dialog.search.setText("BLOCK_COUNT")
+    model = dialog.metadata.model()
+    assert [model.index(0, column).data() for column in (0, 1)] == ["llama.block_count", "2"]
+    assert dialog.tensors.model().rowCount() == 0
+    dialog.close()
+    view.details_requested.emit(str(folder / "letter.gguf"))
+    qtbot.waitUntil(lambda: "letter.gguf is not a usable GGUF file" in banner(shell))
+
+
+@pytest.mark.parametrize("answer", ["Yes", "No"])
+def test_only_own_files_go_to_the_trash_and_only_after_a_question(
+    qtbot: QtBot, shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    moved: list[Path] = []
+    monkeypatch.setattr("app.library.presenter._move_to_trash", lambda p: not moved.append(p))
+    button = getattr(QMessageBox.StandardButton, answer)
+    monkeypatch.setattr(QMessageBox, "question", lambda *_: button)
+    view = show(qtbot, shell)
+    view.remove_requested.emit(str(folder / "beta.gguf"))
+    assert moved == ([folder / "beta.gguf"] if answer == "Yes" else [])
+
+
+def test_words_of_a_file_are_shown_as_they_are(qtbot: QtBot, shell: Shell, folder: Path) -> None:
+    """Neither a name nor an error of a file is read as HTML."""
+    (folder / "<b>bold.gguf").write_text("x")
+    (folder / "letter.gguf").unlink()
+    view = show(qtbot, shell)
+    row = next(row for row in range(3) if "<b>bold" in rows(view)[row][MODEL])
+    index = view.table.model().index(row, OUTLOOK)
+    tip = str(index.data(Qt.ItemDataRole.ToolTipRole))
+    assert "&lt;b&gt;bold" in tip
+    assert "<b>" not in tip
+
+
+def test_the_outlook_is_told_as_far_as_it_is_known() -> None:
+    found = FoundModel(Path("/m/a.gguf"), "a", "Your folders", 1, 0.0)
+    info = model_info("/m/a.gguf")
+    here = Prospect(True, 32768, ("cuda:0", "cuda:1"), 61.84)
+    for entry, text in (
+        (Entry(found), "…"),
+        (Entry(found, info), "…"),
+        (Entry(found, info, is_judged=True), "–"),
+        (Entry(found, problem="It is a letter."), "cannot be opened"),
+        (Entry(found, info, prospect=here), "~ 61.8 tok/s · 32k"),
+        (Entry(found, info, prospect=replace(here, tokens_per_s=0.0)), "fits · 32k"),
+        (Entry(found, info, prospect=replace(here, fits=False)), "too large"),
+    ):
+        assert outlook(entry).text == text
+    assert outlook(Entry(found, info, prospect=here)).tip.startswith("On GPU 0, GPU 1, with")
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "count"),
+    [
+        (999, "999 B", "999"),
+        (1_500, "1.5 kB", "1.5 K"),
+        (135_000_000, "135.0 MB", "135 M"),
+        (8_030_000_000, "8.0 GB", "8.0 B"),
+        (1_200_000_000_000, "1.2 TB", "1.2 T"),
+    ],
+)
+def test_sizes_and_counts(number: int, size: str, count: str) -> None:
+    assert decimal_size(number) == size
+    assert count_text(number) == count
