@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.library.entries import Situation
-from app.library.places import known_places
-from app.library.presenter import LibraryPresenter
-from app.library.session import LibrarySession
-from app.library.views.library_view import LibraryView
 from app.settings import Settings, SettingsStore
 from app.split.plan_source import open_planner
 from app.split.session import SplitSession
 from app.split.settings import default_settings
+
+if TYPE_CHECKING:
+    from app.library.entries import Situation
+    from app.library.presenter import LibraryPresenter
+    from app.library.session import LibrarySession
+    from app.library.views.library_view import LibraryView
 
 
 class LibraryPage(QObject):
@@ -69,6 +71,12 @@ class LibraryPage(QObject):
             self._presenter.close()
 
     def _make(self) -> None:
+        # imported here, since the window's first picture does not need them
+        from app.library.places import known_places
+        from app.library.presenter import LibraryPresenter
+        from app.library.session import LibrarySession
+        from app.library.views.library_view import LibraryView
+
         self.session = LibrarySession(
             lambda: known_places(self._settings.current.model_folders), self._situation, self
         )
@@ -81,6 +89,8 @@ class LibraryPage(QObject):
         self.view.left.connect(self._leave)
 
     def _situation(self) -> Situation:
+        from app.library.entries import Situation
+
         split = self._split
         make = split.forecasters()
         forecaster = None if make is None else cache(make)  # one for all models
