@@ -22,6 +22,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read where anything imports Tr
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell's job in the background ignores Ctrl+C, and so would programs that tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as `nohup` leaves it
 
 HAS_QT = find_spec("PySide6") is not None and find_spec("pytestqt") is not None
 

@@ -110,6 +110,9 @@ class Letters:
     def flush(self) -> str:
         return ""
 
+    def token_bytes(self, token: int) -> bytes:
+        return self.feed(token).encode()
+
 
 class SplitToy:
     """Runtime of a toy model on several ranks, each with the logits of a slice of the vocabulary.

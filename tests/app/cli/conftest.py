@@ -23,9 +23,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_left_overs() -> Iterator[None]:
-    """Fail a test after which a rank's thread lives on: a command must close its model."""
+    """Fail a test after which a rank's thread lives on: a command must close its model.
+
+    The thread that compiles a template ends by itself, which nobody waits for.
+    """
     before = set(threading.enumerate())
     yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "tandem-template":
+            thread.join(5)
     assert set(threading.enumerate()) <= before
 
 
