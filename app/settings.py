@@ -78,9 +78,11 @@ class Settings:
         return SamplingParams(**accepted)
 
 
-def changed_sampling(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields that differ from the defaults."""
-    default = SamplingParams()
+def changed_sampling(
+    params: SamplingParams, default: SamplingParams | None = None
+) -> dict[str, Any]:
+    """Return the fields that differ from the defaults; None for the engine's own."""
+    default = default or SamplingParams()
     names = (spec.name for spec in fields(SamplingParams))
     return {n: getattr(params, n) for n in names if getattr(params, n) != getattr(default, n)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from PySide6.QtCore import QObject, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices
@@ -16,9 +17,9 @@ from app.chat.views.composer import Composer
 from app.chat.views.sampling_panel import SamplingPanel
 from app.engine_client import EngineClient
 from app.notice import Notice
-from app.settings import Settings, SettingsStore, changed_sampling
+from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
-from engine import SamplingParams
+from engine import ModelLoaded, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class ChatPresenter(QObject):
         self._session, self._client, self._views = session, client, views
         self._settings, self._keep = settings, keep
         self._view = views.conversation
+        self._has_recommended = False
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
@@ -149,6 +151,7 @@ class ChatPresenter(QObject):
         client.prefill.connect(self._on_prefill)
         client.rate.connect(self._on_rate)
         client.shifted.connect(self._on_shifted)
+        client.loaded.connect(self._on_loaded)
 
     def _wire_composer(self) -> None:
         session, composer, panel = self._session, self._views.composer, self._views.sampling
@@ -217,12 +220,22 @@ class ChatPresenter(QObject):
 
     @Slot(object)
     def _on_sampling(self, params: SamplingParams) -> None:
-        self._keep(replace(self._settings.current, sampling=changed_sampling(params)))
+        chosen = self._views.sampling.chosen
+        self._keep(replace(self._settings.current, sampling=chosen))
+        self._show_sampling_summary()
+
+    @Slot(object)
+    def _on_loaded(self, loaded: ModelLoaded) -> None:
+        """Use what the model's file recommends, where the person has set nothing else."""
+        recommended: dict[str, Any] = dict(loaded.info.sampling)
+        self._has_recommended = bool(recommended)
+        self._views.sampling.set_default(SamplingParams(**recommended))
         self._show_sampling_summary()
 
     def _show_sampling_summary(self) -> None:
         n = len(self._settings.current.sampling)
-        summary = f"Sampling · {n} changed" if n else "Default sampling"
+        usual = "Sampling of the model" if self._has_recommended else "Default sampling"
+        summary = f"Sampling · {n} changed" if n else usual
         self._views.composer.set_sampling_summary(summary)
 
     @Slot(str)

@@ -28,6 +28,7 @@ class ModelInfo:
         quant: common name of the file's quantisation, such as "Q4_K_M".
         has_chat_template: whether the file has a chat template.
         tensor_types: pairs of a type name and its number of tensors, most used first.
+        sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
     """
 
     path: str
@@ -45,6 +46,7 @@ class ModelInfo:
     quant: str
     has_chat_template: bool
     tensor_types: tuple[tuple[str, int], ...]
+    sampling: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

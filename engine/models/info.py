@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +19,13 @@ FILE_TYPES = {
     30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
 }  # fmt: skip
 """Quantisation names by `general.file_type`, from llama.cpp's `enum llama_ftype`."""
+
+SAMPLING_KEYS = {
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repeat_last_n": "penalty_last_n", "repeat_penalty": "penalty_repeat",
+    "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
+}  # fmt: skip
+"""Keys behind "general.sampling." by field of `SamplingParams`; GGUF has them since 2025."""
 
 UNKNOWN = "unknown"
 MAX_NAME = 200  # characters of a model's name to show
@@ -99,7 +107,26 @@ def describe(file: GGUFFile) -> ModelInfo:
         quant=_quant(file, types),
         has_chat_template="tokenizer.chat_template" in file.meta,
         tensor_types=tuple(types.most_common()),
+        sampling=_sampling(file),
     )
+
+
+def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:
+    """Return the recommended settings that can be used; others are as if they were not there."""
+    from engine.config import SamplingParams
+
+    found: list[tuple[str, float]] = []
+    for name, key in SAMPLING_KEYS.items():
+        value = file.meta.get(f"general.sampling.{key}", limit=1)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        value = round(value, 6) if math.isfinite(value) else value  # 0.6 is kept in 32 bits
+        try:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        except EngineError:
+            continue
+        found.append((name, value))
+    return tuple(found)
 
 
 def _architecture(file: GGUFFile) -> str:

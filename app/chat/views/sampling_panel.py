@@ -52,7 +52,8 @@ class SamplingPanel(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName("Settings")
-        self._params = SamplingParams()
+        self._params = self._default = SamplingParams()
+        self._chosen: dict[str, Any] = {}
         self._rows: dict[str, _Row] = {}
         content = QWidget()
         content.setProperty("role", "panel")
@@ -78,8 +79,22 @@ class SamplingPanel(QScrollArea):
     def params(self) -> SamplingParams:
         return self._params
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The fields that a person has set, with their values."""
+        return dict(self._chosen)
+
+    def set_default(self, default: SamplingParams) -> None:
+        """Use other defaults, such as those of a model; what a person has set stays."""
+        self._default = default
+        self._show(replace(default, **self._chosen))
+
     def set_params(self, params: SamplingParams) -> None:
-        """Show other values without a signal."""
+        """Show values that a person has chosen, without a signal."""
+        self._chosen = changed_sampling(params, self._default)
+        self._show(params)
+
+    def _show(self, params: SamplingParams) -> None:
         self._params = params
         for name, row in self._rows.items():
             row.show_value(getattr(params, name))
@@ -98,7 +113,7 @@ class SamplingPanel(QScrollArea):
     @Slot()
     def reset(self) -> None:
         """Set all sampling fields to their defaults."""
-        self.set_params(SamplingParams())
+        self.set_params(self._default)
         self.sampling_changed.emit(self._params)
 
     def flush_prompt(self) -> None:
@@ -165,11 +180,14 @@ class SamplingPanel(QScrollArea):
             self._params = replace(self._params, **{name: value})  # type: ignore[arg-type]
         except EngineError:
             return  # not a value yet, such as a half-typed seed
+        self._chosen[name] = getattr(self._params, name)
+        if self._chosen[name] == getattr(self._default, name):
+            del self._chosen[name]
         self._mark_changed()
         self.sampling_changed.emit(self._params)
 
     def _mark_changed(self) -> None:
-        changed = changed_sampling(self._params)
+        changed = changed_sampling(self._params, self._default)
         for name, row in self._rows.items():
             row.mark(is_changed=name in changed)
         self._reset.setEnabled(bool(changed))

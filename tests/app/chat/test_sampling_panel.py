@@ -1,4 +1,4 @@
-"""The wheel scrolls the settings panel, whatever lies below the mouse."""
+"""The settings panel: whose values it shows, how they are typed, and that the wheel scrolls it."""
 
 import math
 
@@ -9,6 +9,7 @@ from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QApplication,
     QComboBox,
+    QDoubleSpinBox,
     QLineEdit,
     QSpinBox,
     QWidget,
@@ -16,6 +17,7 @@ from PySide6.QtWidgets import (
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.sampling_panel import SamplingPanel
+from engine import SamplingParams
 
 
 def wheel(widget: QWidget) -> QWheelEvent:
@@ -79,3 +81,23 @@ def test_texts_with_line_breaks_and_biases_are_typed_as_words(qtbot: QtBot) -> N
     assert panel.params.logit_bias == ((42, -math.inf), (7, 2.5)), "half typed"
     panel.set_params(panel.params)
     assert bias.text() == "42=-inf; 7=2.5"
+
+
+def test_a_model_s_values_are_defaults_and_what_a_person_set_stays(qtbot: QtBot) -> None:
+    panel = SamplingPanel()
+    qtbot.addWidget(panel)
+    panel.set_params(SamplingParams(temperature=0.6, top_k=7))
+    assert panel.chosen == {"temperature": 0.6, "top_k": 7}
+    panel.set_default(SamplingParams(temperature=0.6, top_p=0.8))
+    assert panel.params == SamplingParams(temperature=0.6, top_k=7, top_p=0.8)
+    panel.set_default(SamplingParams())
+    assert panel.params == SamplingParams(temperature=0.6, top_k=7), "set by a person, not a file"
+    panel.set_default(SamplingParams(min_p=0.2))
+    panel.reset()
+    assert (panel.params, panel.chosen) == (SamplingParams(min_p=0.2), {})
+    number = panel._rows["min_p"].editor
+    assert isinstance(number, QDoubleSpinBox)
+    number.setValue(0.3)
+    assert panel.chosen == {"min_p": 0.3}
+    number.setValue(0.2)
+    assert panel.chosen == {}

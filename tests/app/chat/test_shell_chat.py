@@ -12,7 +12,7 @@ from app.chat.store import ChatStore
 from app.chat.views.message_view import UserView
 from app.paths import chats_dir
 from engine import ContextOverflow, Generate, OutOfDeviceMemory, TokenText
-from tests.helpers.fake_host import Script
+from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
 
 
@@ -336,3 +336,21 @@ def test_a_long_answer_is_saved_while_it_is_written(
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     qtbot.waitUntil(lambda: not shell.session._saver._soon.isActive())
+
+
+def test_a_model_s_file_recommends_how_to_sample(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a person has set comes first, and nothing of the file is stored as theirs."""
+    recommended = (("temperature", 0.6), ("top_k", 20))
+    monkeypatch.setattr(
+        "tests.helpers.fake_host.model_info",
+        lambda path: model_info(path, sampling=recommended),
+    )
+    shell = make_shell(model=MODEL)
+    assert shell.window.composer._sampling.text() == "Sampling of the model"
+    ask(qtbot, shell, "Hi")
+    command = host_of(shell).commands[-1]
+    assert isinstance(command, Generate)
+    assert (command.sampling.temperature, command.sampling.top_k) == (0.6, 20)
+    assert shell.settings.current.sampling == {}

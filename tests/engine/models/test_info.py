@@ -69,3 +69,16 @@ def test_a_model_without_a_name_has_its_file_s(sound: ModelDraft, tmp_path: Path
     for name in (None, "", " \n", 7):
         path = sound.changed({"general.name": name}).write(tmp_path / "my model.gguf")
         assert inspect_model(path).info.name == "my model"
+
+
+def test_recommended_sampling_is_told_as_far_as_it_makes_sense(
+    sound: ModelDraft, tmp_path: Path
+) -> None:
+    keys = {
+        "temp": 0.6, "top_k": 20, "top_p": 1.5, "min_p": "much", "penalty_repeat": [1.0],
+        "penalty_last_n": -1, "xtc_probability": NAN, "xtc_threshold": True,
+    }  # fmt: skip
+    metadata = {f"general.sampling.{key}": value for key, value in keys.items()}
+    info = inspect_model(sound.changed(metadata).write(tmp_path / "m.gguf")).info
+    assert dict(info.sampling) == {"temperature": 0.6, "top_k": 20, "repeat_last_n": -1}
+    assert not inspect_model(sound.write(tmp_path / "plain.gguf")).info.sampling
