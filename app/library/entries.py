@@ -36,7 +36,7 @@ class Prospect:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LibraryEntry:
     """A model on the disk and what is known of it.
 
     Attributes:
@@ -70,17 +70,17 @@ class Situation:
     factory: PlannerFactory
 
 
-def read_entry(found: FoundModel) -> Entry:
+def read_entry(found: FoundModel) -> LibraryEntry:
     """Return a model with the facts of its header, or why it cannot be opened."""
     if found.missing:
         more = f" and {len(found.missing) - 1} more" if len(found.missing) > 1 else ""
-        return Entry(found, problem=f"{found.missing[0]}{more} is missing.")
+        return LibraryEntry(found, problem=f"{found.missing[0]}{more} is missing.")
     try:
         info = engine.read_model_info(found.path)
     except (EngineError, OSError) as error:
-        return Entry(found, problem=str(error))
+        return LibraryEntry(found, problem=str(error))
     problem = "" if info.supported else f"The architecture {info.architecture} is not supported."
-    return Entry(found, info, problem)
+    return LibraryEntry(found, info, problem)
 
 
 def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:

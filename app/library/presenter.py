@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFileDialog, QMessageBox
 
 import engine
 from app.background import LatestJob
-from app.library.entries import Entry
+from app.library.entries import LibraryEntry
 from app.library.session import LibrarySession
 from app.library.views.details_dialog import DetailsDialog
 from app.library.views.library_view import LibraryView
@@ -42,7 +42,7 @@ class LibraryPresenter(QObject):
         super().__init__(parent)
         self._session, self._view = session, view
         self._settings, self._keep = settings, keep
-        self._entries: dict[Path, Entry] = {}
+        self._entries: dict[Path, LibraryEntry] = {}
         session.listed.connect(self._on_listed)
         session.described.connect(self._on_described)
         session.finished.connect(lambda: view.set_status(is_busy=False))
@@ -68,13 +68,13 @@ class LibraryPresenter(QObject):
         self._view.set_status(is_busy=True)
 
     @Slot(object)
-    def _on_listed(self, entries: list[Entry]) -> None:
+    def _on_listed(self, entries: list[LibraryEntry]) -> None:
         self._entries = {entry.found.path: entry for entry in entries}
         self._view.set_entries(entries, self._settings.current.pinned_models)
         self._view.set_status(is_busy=True)
 
     @Slot(object)
-    def _on_described(self, entry: Entry) -> None:
+    def _on_described(self, entry: LibraryEntry) -> None:
         self._entries[entry.found.path] = entry
         self._view.set_entry(entry)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QFileSystemWatcher, QObject, QTimer, Signal, Slot
 
-from app.library.entries import Entry, Situation, prospect_of, read_entry
+from app.library.entries import LibraryEntry, Situation, prospect_of, read_entry
 from app.library.places import Place
 from app.library.scan import FoundModel, scan
 from engine import ModelInfo
@@ -24,7 +24,7 @@ JOIN_S = 5.0
 MOST_WATCHED = 200
 """Number of folders that are watched; systems have few watches for all programs together."""
 
-Known = dict[tuple[Path, int, float], Entry]
+Known = dict[tuple[Path, int, float], LibraryEntry]
 
 
 class LibrarySession(QObject):
@@ -35,8 +35,8 @@ class LibrarySession(QObject):
         situation: returns the devices to predict for.
     """
 
-    listed = Signal(object)  # list of Entry: all models, with what was known of them before
-    described = Signal(object)  # Entry of which more is known now
+    listed = Signal(object)  # list of LibraryEntry: all models, with what was known of them before
+    described = Signal(object)  # LibraryEntry of which more is known now
     finished = Signal()  # all that can be known is known
 
     _passed_on = Signal(int, str, object)
@@ -96,11 +96,13 @@ class LibrarySession(QObject):
         def is_over() -> bool:
             return number != self._number
 
-        entries = [self._known.get(_key(found), Entry(found)) for found in scan(places, is_over)]
+        entries = [
+            self._known.get(_key(found), LibraryEntry(found)) for found in scan(places, is_over)
+        ]
         if is_over():
             return
         self._passed_on.emit(number, "listed", entries)
-        infos: list[tuple[Entry, ModelInfo]] = []
+        infos: list[tuple[LibraryEntry, ModelInfo]] = []
         for entry in entries:
             if is_over():
                 return
@@ -127,7 +129,7 @@ class LibrarySession(QObject):
         if what == "finished":
             self._thread = None
             self.finished.emit()
-        elif isinstance(result, Entry):
+        elif isinstance(result, LibraryEntry):
             self._known[_key(result.found)] = result
             self.described.emit(result)
         elif isinstance(result, list):

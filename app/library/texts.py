@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.library.entries import Entry
+from app.library.entries import LibraryEntry
 from app.split.figures import rank_labels
 from app.units import context_text, rate_text
 
@@ -12,7 +12,7 @@ UNKNOWN = "…"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LibraryCell:
     """A text of a row, and what it is sorted by.
 
     Attributes:
@@ -25,7 +25,7 @@ class Cell:
     tip: str = ""
 
 
-def cells(entry: Entry, *, is_pinned: bool) -> list[Cell]:
+def cells(entry: LibraryEntry, *, is_pinned: bool) -> list[LibraryCell]:
     """Return the cells of a model's row, in the order of `HEADERS`."""
     found, info = entry.found, entry.info
     unread = "" if entry.problem else UNKNOWN
@@ -33,44 +33,46 @@ def cells(entry: Entry, *, is_pinned: bool) -> list[Cell]:
     beside = f"\nwith {', '.join(helpers)}" if helpers else ""
     star = "★ " if is_pinned else ""
     return [
-        Cell(star + found.name, found.name.casefold(), f"{found.path}{beside}"),
+        LibraryCell(star + found.name, found.name.casefold(), f"{found.path}{beside}"),
         outlook(entry),
-        Cell(decimal_size(found.n_bytes), found.n_bytes),
-        Cell(info.quant if info else unread, info.quant if info else ""),
-        Cell(
+        LibraryCell(decimal_size(found.n_bytes), found.n_bytes),
+        LibraryCell(info.quant if info else unread, info.quant if info else ""),
+        LibraryCell(
             f"{count_text(info.n_params)} {info.architecture}" if info else unread,
             info.n_params if info else 0,
             "Number of parameters, and the architecture",
         ),
-        Cell(
+        LibraryCell(
             context_text(info.n_ctx_train) if info and info.n_ctx_train else unread,
             info.n_ctx_train if info else 0,
         ),
-        Cell(found.program, found.program.casefold(), str(found.path.parent)),
+        LibraryCell(found.program, found.program.casefold(), str(found.path.parent)),
     ]
 
 
 HEADERS = ("Model", "On these devices", "Size", "Type", "Parameters", "Context", "From")
 
 
-def outlook(entry: Entry) -> Cell:
+def outlook(entry: LibraryEntry) -> LibraryCell:
     """Return how a model would run here: "~ 61 tok/s · 32k", or why it does not."""
     if entry.problem:
-        return Cell("cannot be opened", -2.0, entry.problem)
+        return LibraryCell("cannot be opened", -2.0, entry.problem)
     prospect = entry.prospect
     if prospect is None and entry.is_judged:
-        return Cell("–", -1.5, "No plan can be made for this file.")
+        return LibraryCell("–", -1.5, "No plan can be made for this file.")
     if prospect is None:
-        return Cell(UNKNOWN, -1.0)
+        return LibraryCell(UNKNOWN, -1.0)
     if not prospect.fits:
-        return Cell("too large", 0.0, "There is too little free memory for this model.")
+        return LibraryCell("too large", 0.0, "There is too little free memory for this model.")
     where = ", ".join(dict.fromkeys(rank_labels(prospect.devices)))
     context = context_text(prospect.n_ctx)
     tip = f"On {where}, with a context of {prospect.n_ctx} tokens"
     if not prospect.tokens_per_s:
-        return Cell(f"fits · {context}", 0.5, tip)
+        return LibraryCell(f"fits · {context}", 0.5, tip)
     rate = rate_text(prospect.tokens_per_s)
-    return Cell(f"~ {rate} tok/s · {context}", prospect.tokens_per_s, f"{tip}; speed as predicted")
+    return LibraryCell(
+        f"~ {rate} tok/s · {context}", prospect.tokens_per_s, f"{tip}; speed as predicted"
+    )
 
 
 def decimal_size(n_bytes: int) -> str:

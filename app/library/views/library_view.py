@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.library.entries import Entry
+from app.library.entries import LibraryEntry
 from app.library.texts import HEADERS, cells
 from app.widgets.buttons import button
 from app.widgets.text import label, row_item, set_tip
@@ -55,7 +55,7 @@ class LibraryView(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._entries: dict[Path, Entry] = {}
+        self._entries: dict[Path, LibraryEntry] = {}
         self._pinned: frozenset[str] = frozenset()
         self._rows = QStandardItemModel(0, len(HEADERS), self)
         self._rows.setHorizontalHeaderLabels(list(HEADERS))
@@ -73,7 +73,7 @@ class LibraryView(QWidget):
         self._build()
         self.set_status(is_busy=False)
 
-    def set_entries(self, entries: Sequence[Entry], pinned: Collection[str]) -> None:
+    def set_entries(self, entries: Sequence[LibraryEntry], pinned: Collection[str]) -> None:
         """Show these models in place of all others; keep what is selected."""
         chosen = self.selected
         self._pinned = frozenset(pinned)
@@ -84,7 +84,7 @@ class LibraryView(QWidget):
         if chosen is not None:
             self._select(chosen)
 
-    def set_entry(self, entry: Entry) -> None:
+    def set_entry(self, entry: LibraryEntry) -> None:
         """Show what more is known of a model."""
         if entry.found.path not in self._entries:
             return
@@ -131,7 +131,7 @@ class LibraryView(QWidget):
         remove.triggered.connect(lambda: self.remove_requested.emit(path))
         return menu
 
-    def _items(self, entry: Entry) -> list[QStandardItem]:
+    def _items(self, entry: LibraryEntry) -> list[QStandardItem]:
         is_pinned = str(entry.found.path) in self._pinned
         items = []
         for cell in cells(entry, is_pinned=is_pinned):

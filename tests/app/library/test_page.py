@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QMessageBox, QToolButton
 from pytestqt.qtbot import QtBot
 
-from app.library.entries import Entry, Prospect
+from app.library.entries import LibraryEntry, Prospect
 from app.library.scan import FoundModel
 from app.library.session import LibrarySession
 from app.library.texts import HEADERS, count_text, decimal_size, outlook
@@ -187,16 +187,16 @@ def test_the_outlook_is_told_as_far_as_it_is_known() -> None:
     info = model_info("/m/a.gguf")
     here = Prospect(True, 32768, ("cuda:0", "cuda:1"), 61.84)
     for entry, text in (
-        (Entry(found), "…"),
-        (Entry(found, info), "…"),
-        (Entry(found, info, is_judged=True), "–"),
-        (Entry(found, problem="It is a letter."), "cannot be opened"),
-        (Entry(found, info, prospect=here), "~ 61.8 tok/s · 32k"),
-        (Entry(found, info, prospect=replace(here, tokens_per_s=0.0)), "fits · 32k"),
-        (Entry(found, info, prospect=replace(here, fits=False)), "too large"),
+        (LibraryEntry(found), "…"),
+        (LibraryEntry(found, info), "…"),
+        (LibraryEntry(found, info, is_judged=True), "–"),
+        (LibraryEntry(found, problem="It is a letter."), "cannot be opened"),
+        (LibraryEntry(found, info, prospect=here), "~ 61.8 tok/s · 32k"),
+        (LibraryEntry(found, info, prospect=replace(here, tokens_per_s=0.0)), "fits · 32k"),
+        (LibraryEntry(found, info, prospect=replace(here, fits=False)), "too large"),
     ):
         assert outlook(entry).text == text
-    assert outlook(Entry(found, info, prospect=here)).tip.startswith("On GPU 0, GPU 1, with")
+    assert outlook(LibraryEntry(found, info, prospect=here)).tip.startswith("On GPU 0, GPU 1, with")
 
 
 @pytest.mark.parametrize(
