@@ -167,9 +167,11 @@ class OutOfDeviceMemory(DeviceError):
     """
 
     def __init__(self, device: str, needed_bytes: int, free_bytes: int, doing: str) -> None:
+        hint = "Choose a smaller context or a smaller model, or give this device a smaller share."
+        if device == "cpu" and needed_bytes <= free_bytes + 1:  # nobody knows how much was missing
+            hint += " If that much is free, this program has a limit of memory: raise it."
         super().__init__(
-            f"{device} has {_shortage(needed_bytes, free_bytes)} needed {doing}.",
-            "Choose a smaller context or a smaller model, or give this device a smaller share.",
+            f"{device} has {_shortage(needed_bytes, free_bytes)} needed {doing}.", hint
         )
         self.device = device
         self.needed_bytes = needed_bytes
