@@ -24,7 +24,7 @@ from engine.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataV
 from engine.gguf.tensors import TensorInfo, check_layout, quote
 from engine.gguf.types import TYPES
 
-HEADER_LIMIT: Final = 256 << 20  # bytes; the largest vocabularies known take some 30 MiB
+HEADER_LIMIT: Final = 160 << 20  # bytes; the largest vocabularies known take some 30 MiB
 
 # the most that a header may have of each
 MAX_KEYS: Final = 1 << 14
