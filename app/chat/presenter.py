@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QFileDialog
 
 from app.chat.conversation import Conversation, DamagedChat
+from app.chat.export import FORMATS, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import ChatView
@@ -101,6 +104,41 @@ class ChatPresenter(QObject):
         self._session.delete(chat_id, self._settings.current.system_prompt)
 
     @Slot(str)
+    def export(self, chat_id: str) -> None:
+        """Ask for a file, and write a chat there in the form of the file's suffix."""
+        self.flush()
+        chat = self._session.find(chat_id)
+        if chat is None:
+            return
+        place = f"{file_name(chat)}.md"
+        filters = ";;".join(FORMATS.values())
+        chosen, kind = QFileDialog.getSaveFileName(self._views.chats, "Export chat", place, filters)
+        if not chosen:
+            return
+        path = with_suffix(Path(chosen), kind)
+        try:
+            path.write_text(exported(chat, path.suffix.lower()), encoding="utf-8")
+        except OSError as error:
+            why = f"{path.name} cannot be written: {error.strerror or error}."
+            self.noticed.emit(Notice(why, kind="error"))
+        else:
+            self.noticed.emit(Notice(f"“{chat.shown_title}” is in {path}."))
+
+    @Slot()
+    def bring_in(self) -> None:
+        """Ask for a file with a chat, and open that."""
+        chosen, _ = QFileDialog.getOpenFileName(
+            self._views.chats, "Import chat", "", FORMATS[".json"]
+        )
+        if not chosen:
+            return
+        self.flush()
+        try:
+            self._session.take(imported(Path(chosen)))
+        except NotAChat as error:
+            self.noticed.emit(Notice(str(error), kind="error"))
+
+    @Slot(str)
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._views.sampling.flush_prompt()
@@ -131,6 +169,8 @@ class ChatPresenter(QObject):
         chats.chosen.connect(self.open_chat)
         chats.renamed.connect(session.rename)
         chats.delete_requested.connect(self.delete_chat)
+        chats.export_requested.connect(self.export)
+        chats.import_requested.connect(self.bring_in)
         chats.damaged_chosen.connect(self._explain_damage)
         chats.reveal_requested.connect(reveal)
         session.chats_changed.connect(self._show_chats)

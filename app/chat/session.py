@@ -89,7 +89,7 @@ class ChatSession(QObject):
     def cut_answer(self) -> CutAnswer | None:
         """The last answer that a failure has cut off, while it can go on."""
         cut = self._cut_answer
-        if cut is None or self._answering is not None or self._find(cut.chat.id) is not cut.chat:
+        if cut is None or self._answering is not None or self.find(cut.chat.id) is not cut.chat:
             return None
         return cut if cut.chat.messages and cut.chat.messages[-1] is cut.message else None
 
@@ -120,12 +120,19 @@ class ChatSession(QObject):
             self.chats_changed.emit()
 
     def open_chat(self, chat_id: str) -> None:
-        chat = self._find(chat_id)
+        chat = self.find(chat_id)
         if chat is not None and chat is not self.current:
             self._open(chat)
 
+    def take(self, chat: Conversation) -> None:
+        """Keep a chat that was deleted or comes from elsewhere, and open it."""
+        self._save(chat)
+        self._open(chat)
+        self.chats_changed.emit()
+
+    @Slot(object, object)
     def rename(self, chat_id: str, title: str) -> None:
-        chat = self._find(chat_id)
+        chat = self.find(chat_id)
         if chat is not None and title.strip():
             chat.title = title.strip()
             self._save(chat)
@@ -133,7 +140,7 @@ class ChatSession(QObject):
 
     def delete(self, chat_id: str, system_prompt: str) -> None:
         """Delete a chat; a notice offers to undo it."""
-        chat = self._find(chat_id)
+        chat = self.find(chat_id)
         if chat is None:
             return
         if chat is self._answering:
@@ -149,7 +156,7 @@ class ChatSession(QObject):
             Notice(
                 f"“{chat.shown_title}” was deleted.",
                 action="Undo",
-                on_action=lambda: self._restore(chat),
+                on_action=lambda: self.take(chat),
             )
         )
 
@@ -235,7 +242,8 @@ class ChatSession(QObject):
 
     # inside
 
-    def _find(self, chat_id: str) -> Conversation | None:
+    def find(self, chat_id: str) -> Conversation | None:
+        """Return the chat with an id, if there is one."""
         return next((chat for chat in self.chats if chat.id == chat_id), None)
 
     def _open(self, chat: Conversation) -> None:
@@ -248,12 +256,6 @@ class ChatSession(QObject):
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)
 
-    def _restore(self, chat: Conversation) -> None:
-        self._save(chat)
-        self._open(chat)
-        self.chats_changed.emit()
-
-    @Slot(object, object)
     def _on_not_deleted(self, chat: Conversation, error: Exception) -> None:
         self._enlist(chat)
         self._notice(str(error), kind="error")

@@ -36,6 +36,8 @@ class ChatList(QWidget):
     chosen = Signal(str)
     renamed = Signal(str, str)
     delete_requested = Signal(str)
+    export_requested = Signal(str)
+    import_requested = Signal()
     damaged_chosen = Signal(object)  # DamagedChat
     reveal_requested = Signal(object)  # DamagedChat
     search_left = Signal()
@@ -169,15 +171,19 @@ class ChatList(QWidget):
     @Slot(QPoint)
     def _open_menu(self, position: QPoint) -> None:
         item = self.list.itemAt(position)
-        if item is None:
-            return
         menu = QMenu(self)
-        if item.data(ID):
+        if item is None:
+            menu.addAction("Import chat…").triggered.connect(self.import_requested)
+        elif item.data(ID):
             rename = QAction(icon("edit"), "Rename", menu)
             rename.triggered.connect(lambda: self.list.editItem(item))
+            export = QAction("Export…", menu)
+            export.triggered.connect(lambda: self.export_requested.emit(item.data(ID)))
+            bring = QAction("Import chat…", menu)
+            bring.triggered.connect(self.import_requested)
             delete = QAction(icon("delete", theme().danger), "Delete", menu)
             delete.triggered.connect(lambda: self.delete_requested.emit(item.data(ID)))
-            menu.addActions([rename, delete])
+            menu.addActions([rename, export, bring, delete])
         elif item.data(DAMAGED):
             show = QAction("Show in folder", menu)
             show.triggered.connect(lambda: self.reveal_requested.emit(item.data(DAMAGED)))

@@ -1,0 +1,120 @@
+"""Chats as files for other programs, and back: Markdown, HTML and JSON."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+
+from app.chat.conversation import Conversation, split_thought
+from engine import printable
+
+FORMATS = {".md": "Markdown (*.md)", ".html": "Web page (*.html)", ".json": "JSON (*.json)"}
+"""Suffixes of the files that can be written, and what a file dialog calls them."""
+
+LARGEST_BYTES = 256 << 20
+"""Size of the largest file that is read."""
+
+SPEAKERS = {"user": "You", "assistant": "Answer"}
+
+STYLE = (
+    "body{max-width:46em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
+    "pre{background:#f2f2f4;padding:1em;border-radius:8px;overflow-x:auto}"
+    "h2{font-size:1em;margin-top:2em;color:#667}table{border-collapse:collapse}"
+    "td,th{border:1px solid #ccc;padding:.2em .6em}"
+)
+
+
+class NotAChat(ValueError):
+    """A file that holds no chat, with the reason as a sentence."""
+
+
+def exported(chat: Conversation, suffix: str) -> str:
+    """Return a chat as the text of a file.
+
+    Args:
+        suffix: one of `FORMATS`.
+    """
+    if suffix == ".json":
+        return json.dumps(chat.to_json(), ensure_ascii=False, indent=1)
+    return _web_page(chat) if suffix == ".html" else _markdown(chat)
+
+
+def file_name(chat: Conversation) -> str:
+    """Return a file name made of a chat's title, without suffix."""
+    kept = (c if c.isalnum() or c in " -_.," else " " for c in printable(chat.shown_title))
+    return " ".join("".join(kept).split()).strip(". ")[:80] or "Chat"
+
+
+def with_suffix(path: Path, kind: str) -> Path:
+    """Return a path with the suffix of one of `FORMATS`: its own, or that of the kind chosen."""
+    if path.suffix.lower() in FORMATS:
+        return path
+    suffix = next((suffix for suffix, name in FORMATS.items() if name == kind), ".md")
+    return path.with_name(path.name + suffix)
+
+
+def imported(path: Path) -> Conversation:
+    """Return the chat in a JSON file, as a chat of its own beside one with the same id.
+
+    Raises:
+        NotAChat: it holds none, or cannot be read.
+    """
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise NotAChat(f"{path.name} is too large to be a chat.")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        chat = Conversation.from_json(data)
+    except OSError as error:
+        raise NotAChat(f"{path.name} cannot be read: {error.strerror or error}.") from None
+    except NotAChat:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise NotAChat(f"{path.name} is not a chat that Tandem has exported.") from None
+    chat.renew_id()
+    return chat
+
+
+def _markdown(chat: Conversation) -> str:
+    """Return a chat in Markdown; what was said stays as it is, without thoughts."""
+    parts = [f"# {' '.join(chat.shown_title.split())}"]
+    if chat.system_prompt.strip():
+        quoted = "\n".join(f"> {line}" for line in chat.system_prompt.strip().splitlines())
+        parts.append(f"**System prompt**\n\n{quoted}")
+    for message in chat.messages:
+        speaker = SPEAKERS.get(message.role, message.role)
+        parts.append(f"## {speaker}\n\n{_said(message.role, message.content)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _web_page(chat: Conversation) -> str:
+    """Return a chat as a page of its own, in which nothing of what was said is code."""
+    from markdown_it import MarkdownIt
+
+    render = MarkdownIt("commonmark", {"html": False}).enable("table").enable("strikethrough")
+    title = escape(" ".join(chat.shown_title.split()))
+    parts = [f"<h1>{title}</h1>"]
+    if chat.system_prompt.strip():
+        parts.append(f"<h2>System prompt</h2>\n<p>{escape(chat.system_prompt.strip())}</p>")
+    for message in chat.messages:
+        text = _said(message.role, message.content)
+        speaker = escape(SPEAKERS.get(message.role, message.role))
+        body = render.render(text) if message.role == "assistant" else _paragraphs(text)
+        parts.append(f"<h2>{speaker}</h2>\n{body}")
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _paragraphs(text: str) -> str:
+    """Return a person's text as HTML, line by line."""
+    return "".join(f"<p>{escape(part).replace(chr(10), '<br>')}</p>" for part in text.split("\n\n"))
+
+
+def _said(role: str, content: str) -> str:
+    return (split_thought(content).answer if role == "assistant" else content).strip()

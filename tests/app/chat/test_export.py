@@ -1,0 +1,132 @@
+"""Chats leave as files for other programs, and come back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PySide6.QtWidgets import QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.chat.conversation import AnswerStats, Conversation, Message
+from app.chat.export import FORMATS, NotAChat, exported, file_name, imported, with_suffix
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
+
+STATS = AnswerStats("stop", 3, 10.0, 0.1, 20)
+
+
+def chat() -> Conversation:
+    made = Conversation(title="Tables <b>", system_prompt="Be brief.\nAlways.")
+    made.add(Message("user", "Show <i>one</i>,\nplease."))
+    made.add(Message("assistant", "<think>hm</think>\n\n| a |\n|---|\n| `<x>` |", STATS))
+    return made
+
+
+def test_markdown_has_what_was_said_without_thoughts() -> None:
+    assert exported(chat(), ".md") == (
+        "# Tables <b>\n\n**System prompt**\n\n> Be brief.\n> Always.\n\n"
+        "## You\n\nShow <i>one</i>,\nplease.\n\n"
+        "## Answer\n\n| a |\n|---|\n| `<x>` |\n"
+    )
+
+
+def test_a_web_page_shows_words_as_words() -> None:
+    page = exported(chat(), ".html")
+    assert "<title>Tables &lt;b&gt;</title>" in page
+    assert "Show &lt;i&gt;one&lt;/i&gt;,<br>please." in page
+    assert "<td><code>&lt;x&gt;</code></td>" in page
+    assert "hm" not in page
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "<script>alert(1)</script>", "<img src=x onerror=alert(1)>",
+        "[x](javascript:alert(1))", "![x](https://evil.example/a.png)", "</p><script>",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("role", ["user", "assistant", "<script>"])
+def test_nothing_that_was_said_acts_in_a_web_page(attack: str, role: str) -> None:
+    """Addresses of images are not fetched either: the page's own policy forbids it."""
+    made = Conversation(title=attack, system_prompt=attack, messages=[Message(role, attack)])
+    page = exported(made, ".html")
+    assert "<script" not in page.lower()
+    assert "<img src=x" not in page
+    assert 'href="javascript' not in page
+    assert "default-src 'none'" in page
+
+
+def test_json_comes_back_as_a_chat_of_its_own(tmp_path: Path) -> None:
+    before = chat()
+    path = tmp_path / "a.json"
+    path.write_text(exported(before, ".json"), encoding="utf-8")
+    after = imported(path)
+    assert after.id != before.id
+    after.id = before.id
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "3", '{"id": 1}', '{"messages": 5}', "[" * 100_000, "\x00"]
+)
+def test_what_is_no_chat_is_a_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(NotAChat, match=r"^a\.json is not a chat that Tandem has exported\.$"):
+        imported(path)
+    with pytest.raises(NotAChat, match="cannot be read"):
+        imported(tmp_path / "none.json")
+
+
+@given(st.text(max_size=200))
+def test_any_title_makes_a_file_name(title: str) -> None:
+    name = file_name(Conversation(title=title))
+    assert 0 < len(name) <= 80
+    assert not set(name) & set('/\\:*?"<>|\x00\n')
+    assert name not in (".", "..")
+
+
+@given(st.text(max_size=60), st.sampled_from(sorted(FORMATS)))
+def test_any_text_can_be_exported(text: str, suffix: str) -> None:
+    made = Conversation(title=text, messages=[Message("user", text), Message("assistant", text)])
+    assert exported(made, suffix)
+    if suffix == ".json":
+        assert json.loads(exported(made, suffix))["title"] == text
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "written"),
+    [("a.md", "", "a.md"), ("a.HTML", "", "a.HTML"), ("a", "JSON (*.json)", "a.json"),
+     ("v1.2", "Markdown (*.md)", "v1.2.md"), ("a", "", "a.md")],
+)  # fmt: skip
+def test_the_suffix_follows_from_the_name_or_the_kind(chosen: str, kind: str, written: str) -> None:
+    assert with_suffix(Path("/x", chosen), kind) == Path("/x", written)
+
+
+def test_a_chat_goes_out_of_a_window_and_into_another(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi <there>")
+    path = tmp_path / "out.json"
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(path), ""))
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(path), ""))
+    chats = shell.window.chat_list
+    chats.export_requested.emit(shell.session.current.id)
+    assert banner(shell) == f"“Hi <there>” is in {path}."
+    chats.import_requested.emit()
+    assert len(shell.session.chats) == 2
+    assert shown(shell) == ["Hi <there>", "Hello from the fake model."]
+    shell.window.close()
+    again = make_shell()
+    assert len(again.session.chats) == 2
+    path.write_text("{}")
+    again.window.chat_list.import_requested.emit()
+    assert banner(again) == "out.json is not a chat that Tandem has exported."
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path), "x"))
+    monkeypatch.setattr("app.chat.presenter.with_suffix", lambda path, kind: path)
+    again.window.chat_list.export_requested.emit(again.session.current.id)
+    assert "cannot be written: Is a directory." in banner(again)
