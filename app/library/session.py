@@ -51,7 +51,8 @@ class LibrarySession(QObject):
         self._places, self._situation = places, situation
         self._known: Known = {}
         self._number = 0
-        self._thread: threading.Thread | None = None
+        self._is_busy = False
+        self._threads: list[threading.Thread] = []  # the last one, and those that end before it
         self._watcher = QFileSystemWatcher(self)
         self._watcher.directoryChanged.connect(self._on_changed)
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
@@ -61,32 +62,30 @@ class LibrarySession(QObject):
     @property
     def is_busy(self) -> bool:
         """Whether models are being looked for or described."""
-        return self._thread is not None
+        return self._is_busy
 
     @Slot()
     def refresh(self) -> None:
         """Look for models again; what is known of unchanged files stays known."""
-        self._stop()
+        self._number += 1  # a search under way ends at its next model; nobody waits for it
         number, places, situation = self._number, list(self._places()), self._situation()
 
         def work() -> None:
             self._look(number, places, situation)
 
-        self._thread = threading.Thread(target=work, name="tandem-library", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=work, name="tandem-library", daemon=True)
+        self._threads = [*(old for old in self._threads if old.is_alive()), thread]
+        self._is_busy = True
+        thread.start()
 
     def close(self) -> None:
         """End the search and watch nothing any more."""
         self._settle.stop()
-        self._stop()
+        self._number += 1
+        for thread in self._threads:
+            thread.join(JOIN_S)
         if watched := self._watcher.directories():
             self._watcher.removePaths(watched)
-
-    def _stop(self) -> None:
-        self._number += 1
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(JOIN_S)
 
     # on the thread
 
@@ -127,7 +126,7 @@ class LibrarySession(QObject):
         if number != self._number:
             return
         if what == "finished":
-            self._thread = None
+            self._is_busy = False
             self.finished.emit()
         elif isinstance(result, LibraryEntry):
             self._known[_key(result.found)] = result
