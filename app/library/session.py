@@ -111,6 +111,8 @@ class LibrarySession(QObject):
                 self._passed_on.emit(number, "described", described)
             if described.info is not None and not described.problem:
                 infos.append((described, described.info))
+        if situation.forecaster is None:  # the devices are not known yet
+            infos.clear()
         for entry, info in sorted(infos, key=lambda pair: pair[0].found.n_bytes):
             if is_over():
                 return
