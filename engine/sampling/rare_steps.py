@@ -7,13 +7,17 @@ candidate that may come.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.sampling.steps import Candidates, FloatArray, find_ids
+from engine.sampling.steps import Candidates, FloatArray, SamplingTemperature, find_ids
 
 __all__ = ["DynamicTemperature", "LogitBias", "Mirostat", "TopNSigma", "Xtc"]
+
+
+SMALLEST = float(np.finfo(np.float64).tiny)
+"""Temperature that stands for 0: it leaves the best candidates alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,7 @@ class DynamicTemperature:
         chances = chances[chances > 0]
         entropy = max(0.0, -float(np.sum(chances * np.log(chances)))) / np.log(len(candidates))
         temperature = self.lowest + (self.highest - self.lowest) * entropy**self.exponent
-        below_best = candidates.logits.astype(np.float64) - float(candidates.logits.max())
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            logits = np.where(below_best == 0.0, 0.0, below_best / temperature).astype(np.float32)
-        return replace(candidates, logits=logits)
+        return SamplingTemperature(max(temperature, SMALLEST))(candidates)
 
 
 class Mirostat:
