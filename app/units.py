@@ -24,6 +24,14 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes / KIB:.0f} KiB" if size >= KIB else f"{n_bytes:.0f} B"
 
 
+def decimal_size(n_bytes: int) -> str:
+    """Return a file's size in decimal units, as file managers and download pages count."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} B"
+
+
 def spoken_size(n_bytes: float) -> str:
     """Return bytes for a screen reader: "13.3 gibibytes"."""
     number, unit = size_text(n_bytes).split()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.library.entries import LibraryEntry
 from app.split.figures import rank_labels
-from app.units import context_text, rate_text
+from app.units import context_text, decimal_size, rate_text
 
 UNKNOWN = "…"
 
@@ -73,14 +73,6 @@ def outlook(entry: LibraryEntry) -> LibraryCell:
     return LibraryCell(
         f"~ {rate} tok/s · {context}", prospect.tokens_per_s, f"{tip}; speed as predicted"
     )
-
-
-def decimal_size(n_bytes: int) -> str:
-    """Return a file's size in decimal units, as file managers and download pages count."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} B"
 
 
 def count_text(n: int) -> str:

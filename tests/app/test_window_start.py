@@ -249,6 +249,6 @@ def test_scrolling_up_stops_following_the_answer(
 
 @pytest.mark.parametrize("n_bytes", [0, 999, 668_000_000, 18_600_000_000])
 def test_sizes_are_short(n_bytes: int) -> None:
-    from app.model.views.model_bar import short_bytes
+    from app.units import decimal_size
 
-    assert short_bytes(n_bytes) in {"0 B", "999 B", "668.0 MB", "18.6 GB"}
+    assert decimal_size(n_bytes) in {"0 B", "999 B", "668.0 MB", "18.6 GB"}

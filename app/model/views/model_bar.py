@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolBut
 
 from app.model.views.slower_chip import SlowerChip
 from app.theme import icon, set_role, theme, theme_signals
+from app.units import context_text, decimal_size
 from app.widgets.buttons import button
 from app.widgets.text import caption_text, label, set_tip
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
@@ -116,7 +117,7 @@ class ModelBar(QFrame):
     def show_loaded(self, loaded: ModelLoaded) -> None:
         """Show the loaded model."""
         self._set_info(loaded.info)
-        self._context.setText(f"{short_count(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
+        self._context.setText(f"{context_text(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
         n_batch = min(loaded.n_batch, loaded.n_ctx)
         set_tip(self._context, f"Prompts are computed {n_batch} tokens at a time" * bool(n_batch))
         self._set_loaded_text(loaded.params)
@@ -149,7 +150,7 @@ class ModelBar(QFrame):
 
     def _set_info(self, info: ModelInfo) -> None:
         self._set_name(info.name)
-        self._size.setText(f"{info.quant} · {short_bytes(info.n_bytes)}")
+        self._size.setText(f"{info.quant} · {decimal_size(info.n_bytes)}")
 
     def _set_loaded_text(self, params: LoadParams) -> None:
         n = len(params.devices)
@@ -223,16 +224,3 @@ class _Menu(QMenu):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.move(self._owner.mapToGlobal(QPoint(0, self._owner.height())))
-
-
-def short_bytes(n_bytes: int) -> str:
-    """Return bytes in decimal units, as file managers and download pages count."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} B"
-
-
-def short_count(n_tokens: int) -> str:
-    """Return a number of tokens such as "32k" for 32768."""
-    return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)

@@ -14,10 +14,11 @@ from pytestqt.qtbot import QtBot
 from app.library.entries import LibraryEntry, Prospect
 from app.library.scan import FoundModel
 from app.library.session import LibrarySession
-from app.library.texts import HEADERS, count_text, decimal_size, outlook
+from app.library.texts import HEADERS, count_text, outlook
 from app.library.views.details_dialog import DetailsDialog
 from app.library.views.library_view import LibraryView
 from app.main import Shell
+from app.units import decimal_size
 from engine import Load
 from engine.models.info import read_model_info
 from tests.helpers.fake_host import model_info
