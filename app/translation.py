@@ -1,0 +1,52 @@
+"""The window's language: English texts in the code, and catalogs of gettext for other languages.
+
+A text is looked up when it is shown, so constants of a module stay English until then:
+
+    label(tr("New chat"))
+    label(tr("{n} of {total} files").format(n=n, total=total))
+    label(tr_n("{n} chat", "{n} chats", n))
+"""
+
+from __future__ import annotations
+
+from gettext import GNUTranslations, NullTranslations
+from importlib import resources
+from pathlib import Path
+
+ENGLISH = "en"
+
+_catalog: NullTranslations = NullTranslations()
+
+
+def languages() -> tuple[str, ...]:
+    """Return the codes of all languages that the window speaks, English first."""
+    return (ENGLISH, *sorted(path.stem for path in _folder().glob("*.mo")))
+
+
+def use_language(code: str) -> None:
+    """Show texts in a language from now on; in English if there is no catalog of it.
+
+    Args:
+        code: language, perhaps with a country: "de", "de_AT".
+    """
+    global _catalog
+    path = _folder() / f"{code.partition('_')[0]}.mo"
+    if not path.is_file():
+        _catalog = NullTranslations()
+        return
+    with path.open("rb") as file:
+        _catalog = GNUTranslations(file)
+
+
+def tr(text: str) -> str:
+    """Return an English text in the window's language."""
+    return _catalog.gettext(text) if text else ""  # the empty text names the catalog's header
+
+
+def tr_n(one: str, many: str, n: int) -> str:
+    """Return the form of a text that goes with `n` things, with `{n}` in it filled in."""
+    return _catalog.ngettext(one, many, n).format(n=n)
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("resources"))) / "languages"
