@@ -13,14 +13,12 @@ from PySide6.QtWidgets import QApplication
 
 import engine
 from app import paths
-from app.background import LatestJob
 from app.chat.cache import ChatCache
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
 from app.library.page import LibraryPage
-from app.main_window import MainWindow, Panels
 from app.model.presenter import ModelPresenter, ModelViews
 from app.model.session import ModelSession
 from app.monitor.device_poller import DevicePoller
@@ -29,15 +27,16 @@ from app.notice import Notice
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.gc_timer import GarbageCollector
-from app.process.late_imports import import_host, import_planner
 from app.process.signals import SignalWatch
 from app.process.sweeper import Sweeper
-from app.recovery import Recovery
 from app.settings import Settings, SettingsStore
-from app.side_panels import SidePanels
+from app.shell.main_window import MainWindow, Panels
+from app.shell.recovery import Recovery
+from app.shell.side_panels import SidePanels
+from app.shell.start_up import StartUp
 from app.split.presenter import SplitPresenter
 from app.split.session import SplitSession
-from app.split.speed import MachineFacts, simulated_machine, this_machine
+from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
 from app.units import GIB
@@ -54,26 +53,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAVE_MS = 500
-UNSEEN_MS = 300
-"""Milliseconds after which a window that is not painted, as a minimised one, goes on starting."""
-
-
-Found = tuple[Sequence[DeviceInfo], MachineFacts]
-"""Devices, and what is known about them."""
 
 
 class Shell(QObject):
     """The running application: services, window, presenters, and the connections between them.
 
-    What the first picture does not need comes after it: imports on a thread, then the engine, then
-    the devices.
+    What the first picture does not need comes after it (`start_up`).
 
     Args:
         make_host: starts an engine that sends its events to the given callable.
         rig: simulated machine to plan for in place of this one; nothing can be loaded then.
-
-    Attributes:
-        is_ready: whether the devices are shown, so that models can be opened.
     """
 
     def __init__(
@@ -84,14 +73,14 @@ class Shell(QObject):
     ) -> None:
         super().__init__(app)
         self._app = app
-        self._is_closed = self._is_settings_loss_known = self._goes_on = self.is_ready = False
+        self._is_closed = self._is_settings_loss_known = False
         self._rig = rig
         imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
         self.settings = SettingsStore(paths.settings_file(), imaginary)
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
-        self._machine = this_machine if rig is None else (lambda _: simulated_machine(rig))
-        self.split = SplitSession(machine_factory=self._machine, parent=self)
+        self.start_up = StartUp(rig, self)
+        self.split = SplitSession(machine_factory=self.start_up.machine, parent=self)
         self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
         self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
         self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
@@ -113,33 +102,13 @@ class Shell(QObject):
         self.garbage.start()
         window.show()
         window.composer.setFocus()
-        self._unseen_timer.start()
-
-    @Slot()
-    def _go_on(self) -> None:
-        """Start what the first picture does not need."""
-        self._unseen_timer.stop()
-        if not (self._goes_on or self._is_closed):
-            self._goes_on = True
-            self._imports_job.run(import_host)
+        self.start_up.arm()
 
     @Slot()
     def _on_host_imported(self) -> None:
         self.client.start()
         self.session.tidy()
         self.garbage.settle()
-        self._devices_job.run(lambda: self._find_devices(wait=False))
-
-    def _find_devices(self, *, wait: bool) -> Found:
-        """Return the devices and the facts about them; work for a thread.
-
-        Args:
-            wait: whether to wait for torch, which may know of more.
-        """
-        import_planner()
-        rig = self._rig
-        devices = engine.list_devices(wait=wait) if rig is None else rig.list_devices()
-        return devices, self._machine(devices)
 
     @Slot()
     def save(self) -> None:
@@ -155,9 +124,7 @@ class Shell(QObject):
             return
         self._is_closed = True
         self.save()
-        self._unseen_timer.stop()
-        self._imports_job.close()
-        self._devices_job.close()
+        self.start_up.close()
         self.sweeper.close()
         self.poller.stop()
         self.split.stop()
@@ -180,32 +147,15 @@ class Shell(QObject):
         self.settings.save()
         self.garbage.stop()
 
+    @Slot(object, object)
     def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
-        self._devices = tuple(devices)
+        self.poller.stop()  # it reads what has been known until now
         self.split.set_devices(devices, machine)
         self.side_panels.set_devices(devices, self._rig)
-
-    @Slot(object)
-    def _on_devices(self, found: Found) -> None:
-        """Show the first devices, or others that were found since."""
-        devices, machine = found
-        if not self.is_ready:
-            self._show_devices(devices, machine)
-            self.is_ready = True
-            self.garbage.settle()
-            self.models.release()
-            if self._rig is None:
-                self.poller.start()
-                self._find_more_devices()
-        elif [device.id for device in devices] != [device.id for device in self._devices]:
-            self.poller.stop()
-            self._show_devices(devices, machine)
+        self.garbage.settle()
+        self.models.release()
+        if self._rig is None:
             self.poller.start()
-
-    def _find_more_devices(self) -> None:
-        """Look on a thread for GPUs that only torch may know, where no driver told any at once."""
-        if not any(device.kind == "cuda" for device in self._devices):
-            self._devices_job.run(lambda: self._find_devices(wait=True))
 
     def keep(self, settings: Settings) -> None:
         """Use other settings; a timer writes them a moment later."""
@@ -229,8 +179,6 @@ class Shell(QObject):
     def _make_timers(self) -> None:
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
         self._save_timer.timeout.connect(self._save_settings)
-        self._unseen_timer = QTimer(self, singleShot=True, interval=UNSEEN_MS)
-        self._unseen_timer.timeout.connect(self._go_on)
 
     def _make_services(self) -> None:
         panel = self.window.sampling
@@ -244,10 +192,6 @@ class Shell(QObject):
         n_gib = self.settings.current.chat_cache_gib
         self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
         self.poller = DevicePoller(self)
-        self._imports_job = LatestJob("tandem-imports", self)
-        self._imports_job.done.connect(self._on_host_imported)
-        self._devices_job = LatestJob("tandem-devices", self)
-        self._devices_job.done.connect(self._on_devices)
         self.garbage = GarbageCollector(self._is_idle, self)
         self.sweeper = Sweeper((paths.chat_caches_dir(), paths.settings_file().parent), self)
         self.crashes = CrashReporter(self)
@@ -296,7 +240,9 @@ class Shell(QObject):
 
     def _wire_window(self) -> None:
         window = self.window
-        window.painted.connect(self._go_on)
+        window.painted.connect(self.start_up.begin)
+        self.start_up.host_imported.connect(self._on_host_imported)
+        self.start_up.devices_found.connect(self._show_devices)
         window.model_dropped.connect(self.models.open)
         window.model_picked.connect(self.models.open)
         window.models_requested.connect(self.library.toggle)
@@ -334,7 +280,7 @@ class Shell(QObject):
         devices = loaded.params.all_devices
         self.monitor.set_ranks(devices)
         if set(devices) != {"cpu"}:  # the load has measured what CUDA takes by itself
-            engine.use_measured_overheads(self._devices, engine.MachineFile.of_user())
+            engine.use_measured_overheads(self.start_up.devices, engine.MachineFile.of_user())
 
     @Slot(object)
     def _on_finished(self, finished: Finished) -> None:

@@ -80,7 +80,7 @@ def make_shell(
         shell = Shell(qapp, lambda on_event: FakeHost(on_event, script))
         shells.append(shell)
         shell.start()
-        qtbot.waitUntil(lambda: shell.is_ready)
+        qtbot.waitUntil(lambda: shell.start_up.is_ready)
         if model is not None:
             shell.models.open(model)
             qtbot.waitUntil(lambda: shell.client.model is not None)

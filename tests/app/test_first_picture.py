@@ -64,8 +64,8 @@ def test_the_engine_starts_after_the_first_picture(
 
     shell = Shell(qapp, make_host)
     shell.start()
-    assert not shell.is_ready
-    qtbot.waitUntil(lambda: shell.is_ready)
+    assert not shell.start_up.is_ready
+    qtbot.waitUntil(lambda: shell.start_up.is_ready)
     assert seen == [True]
     assert shell.split_panel.rows
     shell.window.close()
@@ -80,7 +80,7 @@ def test_a_window_that_is_never_painted_goes_on(
     shell = Shell(qapp, lambda on_event: FakeHost(on_event, script))
     monkeypatch.setattr(shell.window, "show", shell.window.hide)
     shell.start()
-    qtbot.waitUntil(lambda: shell.is_ready)
+    qtbot.waitUntil(lambda: shell.start_up.is_ready)
     assert not shell.window._is_painted
     shell.window.close()
     shell.window.deleteLater()
@@ -106,6 +106,6 @@ def test_a_window_closed_at_once_ends(qapp: QApplication, script: Script) -> Non
     shell = Shell(qapp, lambda on_event: FakeHost(on_event, script))
     shell.start()
     shell.window.close()
-    assert not shell.is_ready
+    assert not shell.start_up.is_ready
     shell.window.deleteLater()
     shell.deleteLater()

@@ -163,7 +163,9 @@ def test_shortcuts(qtbot: QtBot, make_shell: MakeShell, key: str, effect: object
 def test_ctrl_o_asks_for_a_file_and_loads_it(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.main_window.QFileDialog.getOpenFileName", lambda *a, **k: (MODEL, ""))
+    monkeypatch.setattr(
+        "app.shell.main_window.QFileDialog.getOpenFileName", lambda *a, **k: (MODEL, "")
+    )
     shell = make_shell()
     shell.window.activateWindow()
     qtbot.waitUntil(shell.window.isActiveWindow)

@@ -185,7 +185,7 @@ def play(args: argparse.Namespace) -> None:
 
     session = Session()
     shell = session.shell
-    session.until(lambda: shell.is_ready)
+    session.until(lambda: shell.start_up.is_ready)
     session.report("start, from its picture")
     shell.models.open(str(demo_model()) if args.model == "demo" else args.model)
     session.until(lambda: shell.client.model is not None)

@@ -24,9 +24,9 @@ from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 
 from app.main import Shell
-from app.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from app.paths import demo_model
 from app.placement.pins import Part, with_pins
+from app.shell.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from app.split.picture import SplitPicture
 from app.split.settings import SplitSettings
 from engine import SamplingParams, ThreadHost, parse_rig

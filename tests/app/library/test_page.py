@@ -49,7 +49,7 @@ def shell(
     made = make_shell()
     monkeypatch.setattr("engine.read_model_info", read_model_info)  # the files here are real
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(folder))
-    qtbot.waitUntil(lambda: made.is_ready)
+    qtbot.waitUntil(lambda: made.start_up.is_ready)
     yield made
     made.library.close()
 

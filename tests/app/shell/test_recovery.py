@@ -204,7 +204,7 @@ def test_what_a_load_has_measured_of_a_gpu_is_planned_with(
     assert shell.split.free_bytes(), "what is known from before was read"
     monkeypatch.setattr("engine.use_measured_overheads", lambda devices, file: used.append(devices))
     shell.models.loaded.emit(model_loaded(LoadParams(MODEL, ("cuda:0", "cpu"))))
-    assert used == [shell._devices]
+    assert used == [shell.start_up.devices]
 
 
 def crash(shell: Shell, qtbot: QtBot, script: Script, text: str = "Hi") -> None:

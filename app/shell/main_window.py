@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from PySide6.QtCore import QByteArray, QEvent, QMimeData, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtCore import QByteArray, QEvent, QSize, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import (
     QAction,
     QCloseEvent,
@@ -37,12 +36,11 @@ from app.chat.views.composer import Composer
 from app.chat.views.sampling_panel import SamplingPanel
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
-from app.theme import theme
+from app.shell.drop import SUFFIX, DropHint, accept_copy, dropped_model
 from app.widgets.banner import Banner
 from app.widgets.dock import Dock
 from app.widgets.rail import Rail, is_in_front
 from app.widgets.tab_order import neighbour, tab_stops
-from app.widgets.text import PlainLabel
 from engine import one_line
 
 LAYOUT_VERSION = 1
@@ -50,7 +48,6 @@ SIZE = QSize(1440, 900)
 FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
 CENTRE_WIDTH = 360
-SUFFIX = ".gguf"
 MOST_TITLE = 100
 """Largest number of characters of a model in the title."""
 
@@ -107,7 +104,7 @@ class MainWindow(QMainWindow):
         self._make_docks(panels)
         self._make_rail()
         self._make_shortcuts()
-        self._drop_hint = _DropHint(self)
+        self._drop_hint = DropHint(self)
         self._is_painted = False
 
     @Slot(str)
@@ -330,7 +327,7 @@ class MainWindow(QMainWindow):
         path = dropped_model(event.mimeData())
         if path:
             self._drop_hint.show_for(path)
-            _accept_copy(event)
+            accept_copy(event)
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self._drop_hint.hide()
@@ -339,7 +336,7 @@ class MainWindow(QMainWindow):
         self._drop_hint.hide()
         path = dropped_model(event.mimeData())
         if path:
-            _accept_copy(event)
+            accept_copy(event)
             self.model_dropped.emit(path)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -350,18 +347,6 @@ class MainWindow(QMainWindow):
         super().changeEvent(event)
         if event.type() is QEvent.Type.WindowStateChange:
             self._drop_hint.hide()
-
-
-def dropped_model(data: QMimeData) -> str:
-    """Return the first local .gguf among dropped files; "" if there is none."""
-    paths = (url.toLocalFile() for url in data.urls() if url.isLocalFile())
-    return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
-
-
-def _accept_copy(event: QDropEvent) -> None:
-    """Accept a drop as a copy: after a move, a file manager would delete the model's file."""
-    event.setDropAction(Qt.DropAction.CopyAction)
-    event.accept()
 
 
 def _scroll_to(widget: QWidget) -> None:
@@ -375,24 +360,3 @@ def _scroll_to(widget: QWidget) -> None:
 
 def _as_text(data: QByteArray) -> str:
     return data.toBase64().toStdString()
-
-
-class _DropHint(PlainLabel):
-    """Cover of the window while a model file is dragged over it."""
-
-    def __init__(self, parent: QWidget) -> None:
-        super().__init__(parent=parent)
-        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        self.hide()
-
-    def show_for(self, path: str) -> None:
-        colours = theme()
-        text, room = one_line(f"Drop to load {Path(path).name}"), max(200, self.width() * 2 // 3)
-        self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
-        self.setStyleSheet(
-            f"background: {colours.window}; color: {colours.text}; font-size: 18px;"
-            f" border: 2px dashed {colours.accent};"
-        )
-        self.raise_()
-        self.show()

@@ -126,12 +126,12 @@ def test_the_drivers_are_not_asked_again_for_the_plans(
         asked.append(threading.current_thread().name)
         return []
 
-    qtbot.waitUntil(lambda: not shell._devices_job.is_busy)
+    qtbot.waitUntil(lambda: not shell.start_up.is_searching)
     monkeypatch.setattr("engine.list_devices", list_devices)
     shell.models.open(str(tiny_gguf(tmp_path / "m.gguf", n_layer=2)))
     qtbot.waitUntil(lambda: shell.client.model is not None)
     shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     shell.side_panels._plans.refresh()
-    assert shell.side_panels._plans._devices == list(shell._devices)
+    assert shell.side_panels._plans._devices == list(shell.start_up.devices)
     assert asked == []
