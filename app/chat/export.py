@@ -6,7 +6,8 @@ import json
 from html import escape
 from pathlib import Path
 
-from app.chat.conversation import Conversation, split_thought
+from app.chat.conversation import Conversation
+from app.chat.message import split_thought
 from engine import printable
 
 FORMATS = {".md": "Markdown (*.md)", ".html": "Web page (*.html)", ".json": "JSON (*.json)"}

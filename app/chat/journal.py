@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from app.chat.conversation import Conversation, Message, valid_time
+from app.chat.conversation import Conversation, valid_time
+from app.chat.message import Message
 from engine import atomic_write, process_mark
 
 SUFFIX: Final = ".journal"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, DamagedChat, Message
+from app.chat.conversation import Conversation, DamagedChat
+from app.chat.message import THINK_CLOSE, AnswerStats, Message
 from app.chat.saving import ChatSaver
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState, is_cancelled

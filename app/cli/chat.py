@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from app import paths
-from app.chat.conversation import split_thought
+from app.chat.message import split_thought
 from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
 from app.cli.loading import load
 from app.cli.output import note, note_error, write, write_json

@@ -9,8 +9,8 @@ from PySide6.QtGui import Qt as GuiQt
 from PySide6.QtWidgets import QAbstractButton, QLabel, QListWidget, QToolTip, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import Message
 from app.chat.markdown import CodeBlock
+from app.chat.message import Message
 from app.chat.views.code_view import CodeView
 from app.chat.views.message_view import AnswerView, UserView
 from app.chat.views.prose_view import ProseView

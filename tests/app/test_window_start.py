@@ -5,7 +5,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import Conversation, Message
+from app.chat.conversation import Conversation
+from app.chat.message import Message
 from app.chat.views.chat_view import N_AT_ONCE, N_SHOWN, ChatView
 from app.model.views.model_bar import ModelBar
 from app.theme import apply_theme

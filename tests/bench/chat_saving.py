@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 from PySide6.QtCore import QCoreApplication, QObject
 
-from app.chat.conversation import Conversation, Message
+from app.chat.conversation import Conversation
+from app.chat.message import Message
 from app.chat.saving import ChatSaver
 from app.chat.store import ChatStore
 from tests.helpers.stall_watch import StallWatch

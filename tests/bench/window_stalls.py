@@ -152,7 +152,8 @@ def print_line(text: str) -> None:
 def write_old_chats(n_chats: int = N_OLD_CHATS) -> None:
     """Fill the folder of the chats; the last one is open at the next start."""
     from app import paths
-    from app.chat.conversation import Conversation, Message
+    from app.chat.conversation import Conversation
+    from app.chat.message import Message
     from app.chat.store import ChatStore
     from app.settings import SettingsStore
 

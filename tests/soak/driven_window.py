@@ -23,7 +23,7 @@ with ending_at_once():  # as the program itself imports
 
     from app import __main__ as entry
     from app import main as program
-    from app.chat.conversation import Message
+    from app.chat.message import Message
     from app.notice import Notice
     from engine import ProcessHost, Rig, SamplingParams
     from engine.programs import program_command

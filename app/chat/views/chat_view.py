@@ -13,7 +13,8 @@ from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
-from app.chat.conversation import Conversation, Message
+from app.chat.conversation import Conversation
+from app.chat.message import Message
 from app.chat.views.message_view import AnswerView, MessageView, UserView
 from app.widgets.buttons import button
 from app.widgets.controls import keep_margin

@@ -14,8 +14,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.conversation import AnswerStats, Message, split_thought
 from app.chat.markdown import TextLine, TextSpan
+from app.chat.message import AnswerStats, Message, split_thought
 from app.chat.views.growing_edit import GrowingEdit
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.conversation import (
-    AnswerStats,
-    Conversation,
-    Message,
-    Thought,
-    split_thought,
-    title_from,
-)
+from app.chat.conversation import Conversation, title_from
+from app.chat.message import AnswerStats, Message, Thought, split_thought
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from engine import ChatMessage
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import AnswerStats, Conversation, Message
+from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, NotAChat, exported, file_name, imported, with_suffix
+from app.chat.message import AnswerStats, Message
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
 
 STATS = AnswerStats("stop", 3, 10.0, 0.1, 20)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat import chat_file, store
-from app.chat.conversation import AnswerStats, Conversation, Message
+from app.chat.conversation import Conversation
 from app.chat.journal import change_between, changed
+from app.chat.message import AnswerStats, Message
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from engine import process_mark
 

@@ -3,7 +3,8 @@
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import Conversation, Message
+from app.chat.conversation import Conversation
+from app.chat.message import Message
 from app.chat.views.chat_view import MOST_SHOWN, N_SHOWN, ChatView
 
 

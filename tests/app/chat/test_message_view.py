@@ -3,7 +3,7 @@
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import Message
+from app.chat.message import Message
 from app.chat.views.message_view import AnswerView, MessageView, UserView
 
 

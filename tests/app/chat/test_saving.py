@@ -10,7 +10,8 @@ from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
 from app.chat import saving, store
-from app.chat.conversation import Conversation, Message
+from app.chat.conversation import Conversation
+from app.chat.message import Message
 from app.chat.store import ChatStore
 from app.paths import chats_dir
 from tests.helpers.fake_host import Script

@@ -3,7 +3,7 @@
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import Message
+from app.chat.message import Message
 from app.chat.store import ChatStore
 from app.engine_client import EngineState
 from app.paths import chats_dir
