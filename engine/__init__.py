@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.devices.monitor import DeviceMonitor
     from engine.devices.routes import Way
     from engine.devices.selection import parse_devices, parse_target
-    from engine.devices.types import DeviceInfo, DeviceSnapshot
+    from engine.devices.types import ClockLimit, DeviceInfo, DeviceSnapshot
     from engine.errors import (
         Cancelled,
         CommError,
@@ -184,6 +184,7 @@ __all__ = [
     "ChatMessage",
     "ChatTemplate",
     "Choice",
+    "ClockLimit",
     "CommError",
     "Command",
     "ContextOverflow",
@@ -361,7 +362,7 @@ _HOME = {
     "devices.links": ("Link", "Pcie", "Topology", "read_topology"),
     "devices.monitor": ("DeviceMonitor",),
     "devices.selection": ("parse_devices", "parse_target"),
-    "devices.types": ("DeviceInfo", "DeviceSnapshot"),
+    "devices.types": ("ClockLimit", "DeviceInfo", "DeviceSnapshot"),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
         "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import psutil
 
+from engine.devices.own_processes import LOOK_EVERY_S, OwnProcesses
 from engine.devices.types import DeviceInfo, DeviceSnapshot
 
 __all__ = ["CpuReader", "cpu_info", "cpu_name", "usable_cores"]
 
 CPUINFO = Path("/proc/cpuinfo")
+
+CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
+"""Linux's drivers of the sensors in CPUs: Intel's, AMD's, and those of boards with Arm cores."""
+
+PACKAGE = ("Package id 0", "Tctl", "Tdie")
+"""Names of the sensor that stands for the whole CPU; without one it is the first."""
 
 
 def cpu_info() -> DeviceInfo:
@@ -86,33 +93,76 @@ class CpuReader:
     """Reader of the host's load and memory; the load is the average since the previous reading.
 
     psutil's own `cpu_percent` keeps its previous reading per process and thread, so two callers
-    would disturb each other.
+    would disturb each other. Temperature and clock are read every `LOOK_EVERY_S` seconds, as they
+    take longer than all the rest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: OwnProcesses | None = None) -> None:
         self._process = psutil.Process()
+        self._own = own or OwnProcesses()
+        self._own.busy_seconds()
         self._busy_s, self._elapsed_s = _cpu_seconds()
+        self._sensors_s = -LOOK_EVERY_S
+        self._temperature_c: float | None = None
+        self._clock_mhz: int | None = None
 
     def read(self) -> DeviceSnapshot:
         """Return the state of the CPU now."""
-        memory = psutil.virtual_memory()
+        now, memory = time.monotonic(), psutil.virtual_memory()
+        if now - self._sensors_s >= LOOK_EVERY_S:
+            self._sensors_s = now
+            self._temperature_c, self._clock_mhz = _package_temperature(), _mean_clock()
+        load, others = self._loads()
         return DeviceSnapshot(
             device="cpu",
-            time_s=time.monotonic(),
+            time_s=now,
             used_bytes=memory.total - memory.available,
             total_bytes=memory.total,
             free_bytes=memory.available,
-            load_percent=self._load_percent(),
+            load_percent=load,
+            temperature_c=self._temperature_c,
             own_bytes=self._process.memory_info().rss,
+            clock_mhz=self._clock_mhz,
+            others_percent=others,
         )
 
-    def _load_percent(self) -> float | None:
+    def _loads(self) -> tuple[float | None, float | None]:
+        """Return the load of all programs and of all but this one, in percent; None if unknown."""
         busy_s, elapsed_s = _cpu_seconds()
         busy, elapsed = busy_s - self._busy_s, elapsed_s - self._elapsed_s
         if elapsed <= 0:  # the counters tick every 10 ms or so
-            return None
+            return None, None
         self._busy_s, self._elapsed_s = busy_s, elapsed_s
-        return min(100.0, max(0.0, 100.0 * busy / elapsed))
+        others = busy - self._own.busy_seconds()
+        return _percent(busy / elapsed), _percent(others / elapsed)
+
+
+def _percent(part: float) -> float:
+    return min(100.0, max(0.0, 100.0 * part))
+
+
+def _package_temperature() -> float | None:
+    """Return the CPU's temperature in °C; None where the system does not tell, as on Windows."""
+    ask = getattr(psutil, "sensors_temperatures", None)
+    try:
+        found = ask() if ask is not None else {}
+    except (OSError, ValueError):  # a sensor that answers with an error
+        return None
+    for driver in CPU_SENSORS:
+        if sensors := found.get(driver):
+            return float(
+                next((s.current for s in sensors if s.label in PACKAGE), sensors[0].current)
+            )
+    return None
+
+
+def _mean_clock() -> int | None:
+    """Return the mean clock of the cores in MHz; None where the system does not tell."""
+    try:
+        clock = psutil.cpu_freq()
+    except (OSError, NotImplementedError, RuntimeError):
+        return None
+    return round(clock.current) if clock is not None and clock.current > 0 else None
 
 
 def _cpu_seconds() -> tuple[float, float]:

@@ -12,6 +12,7 @@ from engine.devices.drivers.amd import AmdGpu, read_amd
 from engine.devices.drivers.nvml import Gpu, Nvml
 from engine.devices.drivers.torch_gpus import TorchGpu, read_torch_gpu
 from engine.devices.host import CpuReader
+from engine.devices.own_processes import OwnProcesses
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceSnapshot
 from engine.errors import DeviceError, NoDevice
@@ -40,7 +41,8 @@ class DeviceMonitor:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._cpu = CpuReader()
+        self._own = OwnProcesses()
+        self._cpu = CpuReader(self._own)
         self._nvml: Nvml | None = None
         self._gpus: dict[str, Gpu | AmdGpu | TorchGpu] = {}
         if devices is None or not set(devices) <= {"cpu"}:
@@ -61,8 +63,7 @@ class DeviceMonitor:
 
     def snapshot(self) -> list[DeviceSnapshot]:
         """Return the state of each device now. After `close` only the CPU can be read."""
-        with self._lock:
-            return [self._read(device) for device in self.devices]
+        return self._snapshot(traffic=False)
 
     def start(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
         """Call `on_snapshots` now and every `interval_s`, on a thread, until `stop`."""
@@ -102,22 +103,26 @@ class DeviceMonitor:
             if not isinstance(gpu, Adapter)  # nothing tells its state
         }
 
-    def _read(self, device: str) -> DeviceSnapshot:
+    def _snapshot(self, *, traffic: bool) -> list[DeviceSnapshot]:
+        with self._lock:
+            return [self._read(device, traffic=traffic) for device in self.devices]
+
+    def _read(self, device: str, *, traffic: bool) -> DeviceSnapshot:
         if device == "cpu":
             return self._cpu.read()
         gpu = self._gpus[device]
         if isinstance(gpu, AmdGpu):
-            return read_amd(device, gpu)
+            return read_amd(device, gpu, self._own.pids())
         if not isinstance(gpu, Gpu):
             return read_torch_gpu(device, gpu)
         if self._nvml is None:
             raise RuntimeError("the monitor is closed")
-        return self._nvml.read(device, gpu)
+        return self._nvml.read(device, gpu, self._own.pids(), traffic=traffic)
 
     def _run(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
         while not self._stopping.is_set():
             try:
-                on_snapshots(self.snapshot())
+                on_snapshots(self._snapshot(traffic=True))
             except Exception:  # a receiver's mistake must not end the monitor
                 log.exception("a receiver of device snapshots failed")
             self._stopping.wait(interval_s)

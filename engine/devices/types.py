@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CPU", "DeviceInfo", "DeviceKind", "DeviceSnapshot", "Memory"]
+__all__ = ["CPU", "ClockLimit", "DeviceInfo", "DeviceKind", "DeviceSnapshot", "Memory"]
 
 DeviceKind = Literal["cpu", "cuda"]
+
+ClockLimit = Literal["power", "heat", "supply", "setting", "hardware"]
+"""What keeps a GPU's clock down: its power limit, its temperature, too little from the power
+supply, clocks that somebody has set, or its hardware for a reason that it does not tell."""
 
 CPU = "cpu"
 """Id of the CPU; a GPU's is "cuda:N"."""
@@ -73,9 +77,16 @@ class DeviceSnapshot:
         temperature_c: temperature in °C.
         power_w: power draw in watts.
         own_bytes: memory that this process holds there.
-        clock_mhz: clock of a GPU's multiprocessors.
+        clock_mhz: clock of a GPU's multiprocessors, or mean clock of the CPU's cores.
         problem: sentence that says why the device could not be read, else ""; numbers are then 0 or
             None.
+        power_limit_w: power in watts at which the device slows itself down.
+        memory_clock_mhz: clock of a GPU's memory.
+        clock_limits: what keeps the clock down now; () if nothing does.
+        sent_bytes_s, received_bytes_s: traffic of a GPU over PCIe, in bytes per second; only the
+            regular readings of a monitor have it.
+        others_bytes: memory that programs other than this one and its children hold on a GPU.
+        others_percent: CPU load of those programs, 0 to 100, since the last snapshot.
     """
 
     device: str
@@ -89,3 +100,10 @@ class DeviceSnapshot:
     own_bytes: int | None = None
     clock_mhz: int | None = None
     problem: str = ""
+    power_limit_w: float | None = None
+    memory_clock_mhz: int | None = None
+    clock_limits: tuple[ClockLimit, ...] | None = None
+    sent_bytes_s: int | None = None
+    received_bytes_s: int | None = None
+    others_bytes: int | None = None
+    others_percent: float | None = None

@@ -24,6 +24,7 @@ class FakeAmd:
     gib: int
     sensors: tuple[tuple[str, int], ...] = (
         ("temp1_input", 54000), ("power1_average", 203_500_000), ("freq1_input", 2_410_000_000),
+        ("freq2_input", 1_249_000_000), ("power1_cap", 339_000_000),
     )  # fmt: skip
 
 

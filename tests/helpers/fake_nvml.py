@@ -40,6 +40,8 @@ class FakeGpu:
         self.pcie = (1, 16, 4, 16)  # generation and width now (it rests), and at most
         self.nvlinks: list[str] = []  # where each active link leads: a PCI bus
         self.peers: dict[str, int] = {}  # PCI bus -> NVML_P2P_STATUS, 5 where it is not named
+        self.clock_events = 0x01  # bits of nvmlClocksEventReasons: idle
+        self.graphics: list[types.SimpleNamespace] = []
         self.nvlink_peers: set[str] = set()  # PCI buses that NVLinks reach, also by a switch
 
 
@@ -49,6 +51,9 @@ class FakeDriver(types.ModuleType):
     NVMLError = FakeNVMLError
     NVML_TEMPERATURE_GPU = 0
     NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
+    NVML_PCIE_UTIL_TX_BYTES = 0
+    NVML_PCIE_UTIL_RX_BYTES = 1
 
     def __init__(self, gpus: list[FakeGpu]) -> None:
         super().__init__("pynvml")
@@ -117,8 +122,25 @@ class FakeDriver(types.ModuleType):
         return self.answer(gpu, "temperature", 61)
 
     def nvmlDeviceGetClockInfo(self, gpu, clock):
-        assert clock == self.NVML_CLOCK_SM
-        return self.answer(gpu, "clock", 2520)
+        return self.answer(
+            gpu, "clock", {self.NVML_CLOCK_SM: 2520, self.NVML_CLOCK_MEM: 10501}[clock]
+        )
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu):
+        return self.answer(gpu, "limit", 450_000)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu):
+        return self.answer(gpu, "events", gpu.clock_events)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
+        return self.answer(gpu, "throttling", gpu.clock_events)
+
+    def nvmlDeviceGetPcieThroughput(self, gpu, counter):
+        sent, received = self.NVML_PCIE_UTIL_TX_BYTES, self.NVML_PCIE_UTIL_RX_BYTES
+        return self.answer(gpu, "traffic", {sent: 1500, received: 2_000_000}[counter])
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu):
+        return self.answer(gpu, "graphics", gpu.graphics)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, gpu):
         return self.answer(gpu, "pcie", gpu.pcie[0])

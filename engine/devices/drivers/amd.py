@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,8 +92,12 @@ def amd_memory(gpu: AmdGpu) -> Memory:
     return Memory(total, used, max(0, total - used))
 
 
-def read_amd(device: str, gpu: AmdGpu) -> DeviceSnapshot:
-    """Return the state of `gpu` now, under the id `device`; never raises."""
+def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnapshot:
+    """Return the state of `gpu` now, under the id `device`; never raises.
+
+    Args:
+        own: numbers of this program's processes.
+    """
     now = time.monotonic()
     try:
         memory = amd_memory(gpu)
@@ -102,6 +107,7 @@ def read_amd(device: str, gpu: AmdGpu) -> DeviceSnapshot:
     power_uw = _sensor(gpu, "power1_average")
     if power_uw is None:  # a card has either file
         power_uw = _sensor(gpu, "power1_input")
+    limit_uw, memory_clock_hz = _sensor(gpu, "power1_cap"), _sensor(gpu, "freq2_input")
     load = _number(gpu.folder / "gpu_busy_percent")
     return DeviceSnapshot(
         device,
@@ -114,7 +120,25 @@ def read_amd(device: str, gpu: AmdGpu) -> DeviceSnapshot:
         power_w=None if power_uw is None else power_uw / 1e6,
         own_bytes=_number(SYSFS / f"class/kfd/kfd/proc/{os.getpid()}/vram_{gpu.kfd_id}"),
         clock_mhz=None if clock_hz is None else clock_hz // 1_000_000,
+        power_limit_w=None if limit_uw is None else limit_uw / 1e6,
+        memory_clock_mhz=None if memory_clock_hz is None else memory_clock_hz // 1_000_000,
+        others_bytes=_others_bytes(gpu, own),
     )
+
+
+def _others_bytes(gpu: AmdGpu, own: Collection[int]) -> int | None:
+    """Return the bytes that other programs have for computing; None where nobody is told.
+
+    The kernel lists all processes that compute, but shows other users' figures to root alone.
+    """
+    folder = SYSFS / "class/kfd/kfd/proc"
+    try:
+        pids = [entry.name for entry in folder.iterdir() if entry.name.isdigit()]
+    except OSError:
+        return None
+    others = [_number(folder / pid / f"vram_{gpu.kfd_id}") for pid in pids if int(pid) not in own]
+    known = [n_bytes for n_bytes in others if n_bytes is not None]
+    return sum(known) if len(known) == len(others) else None
 
 
 def _gpu_of(node: Path) -> AmdGpu | None:

@@ -10,17 +10,24 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from engine.devices.types import DeviceSnapshot, Memory
+from engine.devices.types import ClockLimit, DeviceSnapshot, Memory
 from engine.errors import DeviceError
 
 __all__ = ["NO_DRIVER", "Gpu", "Nvml"]
 
 NO_DRIVER = "No NVIDIA driver was found; Tandem runs on the CPU."
+
+CLOCK_LIMITS: Mapping[ClockLimit, int] = {
+    "power": 0x04, "heat": 0x20 | 0x40, "supply": 0x80, "setting": 0x02 | 0x100, "hardware": 0x08,
+}  # fmt: skip
+"""Bits of NVML's nvmlClocksEventReasons. An idle GPU (1) and boards in step (0x10) are no limits;
+the hardware's own bit (8) is also set with those of heat and supply, which then tell more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,15 @@ class Nvml:
             raise DeviceError(self._problem(error)) from error
         return Memory(int(memory.total), int(memory.used), int(memory.free))
 
-    def read(self, device: str, gpu: Gpu) -> DeviceSnapshot:
-        """Return the state of `gpu` now, under the id `device`; never raises."""
+    def read(
+        self, device: str, gpu: Gpu, own: Collection[int] = (), *, traffic: bool = False
+    ) -> DeviceSnapshot:
+        """Return the state of `gpu` now, under the id `device`; never raises.
+
+        Args:
+            own: numbers of this program's processes.
+            traffic: whether to read the traffic over PCIe, for which the driver takes 40 ms.
+        """
         now = time.monotonic()
         try:
             memory = self.memory(gpu)
@@ -114,6 +128,7 @@ class Nvml:
         lib, handle = self._lib, gpu.handle
         load = self.ask("nvmlDeviceGetUtilizationRates", handle)
         power_mw = self.ask("nvmlDeviceGetPowerUsage", handle)
+        limit_mw = self.ask("nvmlDeviceGetEnforcedPowerLimit", handle)
         return DeviceSnapshot(
             device,
             now,
@@ -125,6 +140,14 @@ class Nvml:
             power_w=None if power_mw is None else power_mw / 1000,
             own_bytes=self._own_bytes(handle),
             clock_mhz=self.ask("nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_SM),
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            memory_clock_mhz=self.ask("nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_MEM),
+            clock_limits=self._clock_limits(handle),
+            sent_bytes_s=self._traffic(handle, lib.NVML_PCIE_UTIL_TX_BYTES) if traffic else None,
+            received_bytes_s=self._traffic(handle, lib.NVML_PCIE_UTIL_RX_BYTES)
+            if traffic
+            else None,
+            others_bytes=self._others_bytes(handle, own),
         )
 
     def _open(self, index: int) -> Gpu | None:
@@ -158,6 +181,36 @@ class Nvml:
         if not own and not all(psutil.pid_exists(process.pid) for process in processes):
             return None
         return None if None in own else sum(own)
+
+    def _others_bytes(self, handle: Any, own: Collection[int]) -> int | None:
+        """Return the bytes that other programs hold, windows and games too; None if unknown."""
+        computing = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        if computing is None:
+            return None
+        pids = {process.pid for process in computing}  # some are in both lists
+        drawing = self.ask("nvmlDeviceGetGraphicsRunningProcesses", handle) or ()
+        found = [*computing, *(process for process in drawing if process.pid not in pids)]
+        pids.update(process.pid for process in found)
+        if pids.isdisjoint(own) and not all(map(psutil.pid_exists, pids)):
+            return None
+        others = [process.usedGpuMemory for process in found if process.pid not in own]
+        return None if None in others else sum(others)
+
+    def _clock_limits(self, handle: Any) -> tuple[ClockLimit, ...] | None:
+        """Return what keeps the clock down; drivers before 535 know it by an older name."""
+        bits = self.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:
+            bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        if bits is None:
+            return None
+        found = [limit for limit, mask in CLOCK_LIMITS.items() if bits & mask]
+        if len(found) > 1 and "hardware" in found:
+            found.remove("hardware")
+        return tuple(found)
+
+    def _traffic(self, handle: Any, counter: int) -> int | None:
+        kb_per_s = self.ask("nvmlDeviceGetPcieThroughput", handle, counter)
+        return None if kb_per_s is None else 1000 * int(kb_per_s)
 
     def ask(self, function: str, *args: Any) -> Any:
         """Return the driver's answer; None where this GPU or driver has none."""

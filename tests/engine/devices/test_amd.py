@@ -232,7 +232,21 @@ def test_a_snapshot_carries_the_figures_of_the_kernels_files(monkeypatch, tmp_pa
     assert (xtx.device, xtx.total_bytes, xtx.used_bytes) == ("cuda:0", 24 * GIB, GIB // 2)
     assert (xtx.load_percent, xtx.temperature_c, xtx.power_w) == (37.0, 54.0, 203.5)
     assert (xtx.own_bytes, xtx.clock_mhz, xtx.problem) == (3 * GIB, 2410, "")
+    assert (xtx.power_limit_w, xtx.memory_clock_mhz, xtx.others_bytes) == (339.0, 1249, 0)
     assert (rx9070.power_w, rx9070.clock_mhz, rx9070.own_bytes) == (31.0, None, None)
+    assert (rx9070.power_limit_w, rx9070.memory_clock_mhz) == (None, None)
+
+
+def test_memory_of_other_programs_is_told_only_where_all_of_it_is(monkeypatch, tmp_path):
+    sysfs = install_amd(monkeypatch, tmp_path, [XTX])
+    programs = sysfs / "class/kfd/kfd/proc"
+    with DeviceMonitor(["cuda:0"]) as monitor:
+        assert monitor.snapshot()[0].others_bytes is None  # a kernel that lists no programs
+        write(programs / f"{os.getpid()}/vram_{1000 + XTX.bus}", str(3 * GIB))
+        write(programs / f"1/vram_{1000 + XTX.bus}", str(2 * GIB))
+        assert monitor.snapshot()[0].others_bytes == 2 * GIB
+        write(programs / "77/pasid", "32769")  # of another user: its figures may not be read
+        assert monitor.snapshot()[0].others_bytes is None
 
 
 def test_a_card_that_stops_answering_has_a_problem_and_comes_back(monkeypatch, tmp_path):

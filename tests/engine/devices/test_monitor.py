@@ -1,7 +1,10 @@
 """The host's figures, and all devices over time, with a made-up NVIDIA driver."""
 
 import os
+import subprocess
+import sys
 import threading
+import time
 import types
 
 import psutil
@@ -10,8 +13,12 @@ import pytest
 from engine.devices import host
 from engine.devices.catalog import list_devices
 from engine.devices.monitor import DeviceMonitor
+from engine.devices.own_processes import OwnProcesses
 from engine.errors import NoDevice
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus
+
+IDLE = "import sys; sys.stdin.read()"
+"""A program that waits until its standard input is closed."""
 
 
 @pytest.fixture
@@ -96,6 +103,63 @@ def test_load_is_the_busy_share_since_the_last_reading(monkeypatch):
     assert reader.read().load_percent is None
 
 
+def test_the_load_of_other_programs_leaves_out_this_one_and_its_children(monkeypatch):
+    readings = iter([(10.0, 20.0), (14.0, 30.0), (16.0, 40.0)])
+    monkeypatch.setattr(host, "_cpu_seconds", lambda: next(readings))
+    own = types.SimpleNamespace(busy_seconds=lambda: 3.0)
+    reader = host.CpuReader(own)
+    assert reader.read().others_percent == pytest.approx(10.0)
+    assert reader.read().others_percent == 0  # counters that tick apart
+
+
+def test_own_processor_time_counts_that_of_children():
+    code = "import sys, time; s = time.process_time()\n"
+    code += "while time.process_time() < s + 0.3: pass\nsys.stdin.read()"
+    own = OwnProcesses()
+    own.busy_seconds()
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        own._looked_s = -1e9  # as if a few seconds had passed
+        assert own.pids() >= {os.getpid(), child.pid}
+        own.busy_seconds()
+        deadline = time.monotonic() + 20
+        used = 0.0
+        while used < 0.25 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            used += own.busy_seconds()
+        assert used >= 0.25
+    finally:
+        child.communicate()
+
+
+@pytest.mark.parametrize(
+    ("sensors", "expected"),
+    [
+        ({"coretemp": [("Core 0", 50.0), ("Package id 0", 61.0)]}, 61.0),
+        ({"nvme": [("Composite", 40.0)], "k10temp": [("Tccd1", 44.0), ("Tctl", 58.5)]}, 58.5),
+        ({"cpu_thermal": [("", 47.0)]}, 47.0),
+        ({"nvme": [("Composite", 40.0)]}, None),
+        ({}, None),
+    ],
+)
+def test_the_cpus_temperature_is_that_of_its_package(monkeypatch, sensors, expected):
+    found = {
+        driver: [types.SimpleNamespace(label=name, current=value) for name, value in entries]
+        for driver, entries in sensors.items()
+    }
+    monkeypatch.setattr(host.psutil, "sensors_temperatures", lambda: found, raising=False)
+    monkeypatch.setattr(host.psutil, "cpu_freq", lambda: types.SimpleNamespace(current=4211.6))
+    got = host.CpuReader().read()
+    assert (got.temperature_c, got.clock_mhz) == (expected, 4212)
+
+
+def test_a_system_without_such_sensors_has_neither_temperature_nor_clock(monkeypatch):
+    monkeypatch.delattr(host.psutil, "sensors_temperatures", raising=False)
+    monkeypatch.setattr(host.psutil, "cpu_freq", lambda: None)
+    got = host.CpuReader().read()
+    assert (got.temperature_c, got.clock_mhz) == (None, None)
+
+
 # --- the monitor
 
 
@@ -115,6 +179,62 @@ def test_a_gpus_snapshot_carries_its_figures(driver):
     assert (got.used_bytes, got.free_bytes, got.total_bytes) == (GIB, 11 * GIB, 12 * GIB)
     assert (got.load_percent, got.temperature_c, got.power_w) == (42, 61, 215.5)
     assert (got.own_bytes, got.clock_mhz, got.problem) == (3 * GIB, 2520, "")
+    assert (got.power_limit_w, got.memory_clock_mhz, got.clock_limits) == (450, 10501, ())
+    assert (got.sent_bytes_s, got.received_bytes_s) == (None, None)
+
+
+def test_only_regular_readings_have_the_traffic(driver):
+    """The driver takes 40 ms for it, which a caller of `snapshot` would wait for."""
+    received, came = [], threading.Event()
+
+    def on_snapshots(snapshots):
+        received.extend(snapshots)
+        came.set()
+
+    with DeviceMonitor(["cuda:0"]) as monitor:
+        monitor.start(on_snapshots, interval_s=3600)
+        assert came.wait(5)
+    assert (received[0].sent_bytes_s, received[0].received_bytes_s) == (1_500_000, 2_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [
+        (0x01, ()),  # idle
+        (0x04, ("power",)),
+        (0x08, ("hardware",)),
+        (0x08 | 0x40, ("heat",)),
+        (0x08 | 0x80, ("supply",)),
+        (0x20 | 0x04 | 0x100, ("power", "heat", "setting")),
+        (0x10, ()),  # boards that run in step
+    ],
+)
+def test_what_keeps_a_clock_down_is_told(driver, bits, expected):
+    gpu = driver.named("RTX 3060")
+    gpu.clock_events = bits
+    with DeviceMonitor(["cuda:0"]) as monitor:
+        assert monitor.snapshot()[0].clock_limits == expected
+        gpu.errors = {"events": 3}  # a driver before 535
+        assert monitor.snapshot()[0].clock_limits == expected
+
+
+def test_the_memory_of_other_programs_leaves_out_this_ones_children(driver, monkeypatch):
+    """The window's engine is a child; other programs may also hold memory for graphics."""
+    child = subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE)
+    gpu = driver.named("RTX 3060")
+    gpu.processes = [held(os.getpid(), 3), held(child.pid, 2), held(1, 4)]
+    gpu.graphics = [held(1, 4), held(os.getppid(), 1)]
+    try:
+        with DeviceMonitor(["cuda:0"]) as monitor:
+            assert monitor.snapshot()[0].others_bytes == 5 * GIB
+            gpu.processes[-1].usedGpuMemory = None
+            assert monitor.snapshot()[0].others_bytes is None  # Windows tells no sizes
+    finally:
+        child.communicate()
+
+
+def held(pid: int, gib: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(pid=pid, usedGpuMemory=gib * GIB)
 
 
 def test_the_cpus_snapshot_carries_its_figures():
@@ -127,12 +247,15 @@ def test_the_cpus_snapshot_carries_its_figures():
 
 
 def test_figures_that_a_gpu_does_not_have_are_none(driver):
-    missing = ["load", "temperature", "power", "clock", "processes"]
+    missing = ["load", "temperature", "power", "clock", "processes", "limit", "events"]
+    missing += ["throttling", "traffic", "graphics"]
     driver.named("RTX 3060").errors = dict.fromkeys(missing, 3)
     with DeviceMonitor(["cuda:0"]) as monitor:
         (got,) = monitor.snapshot()
     assert (got.load_percent, got.temperature_c, got.power_w) == (None, None, None)
     assert (got.own_bytes, got.clock_mhz, got.problem) == (None, None, "")
+    assert (got.power_limit_w, got.memory_clock_mhz, got.clock_limits) == (None, None, None)
+    assert got.others_bytes is None
     assert got.total_bytes == 12 * GIB
 
 
