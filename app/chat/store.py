@@ -14,27 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.chat import chat_file, journal
-from app.chat.chat_file import content_hash, parse_chat, write_chat
+from app.chat.chat_file import write_chat
 from app.chat.conversation import Conversation, DamagedChat
-from app.chat.journal import (
-    add_change,
-    change_between,
-    changed,
-    read_journal,
-    start_journal,
-)
+from app.chat.journal import add_change, change_between, read_journal, start_journal
+from app.chat.stored import Stamps, files_of, read_stored, stamps_of
 from engine import has_ended, process_mark, sweep_temporaries
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 256 << 20
 LONG_JOURNAL = 1 << 20
 """Size in bytes from which a journal that is longer than its chat's file is merged with that."""
 
 SAFE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-
-Stamp = tuple[int, int, int]
-"""Modification time, inode and size of a file: one of them changes with its content."""
 
 
 class ChatStoreError(Exception):
@@ -58,7 +49,7 @@ class _Known:
     """
 
     chat: Conversation
-    stamps: tuple[Stamp | None, Stamp | None]
+    stamps: Stamps
     base: str = ""
     owner: str = ""
 
@@ -78,7 +69,7 @@ class ChatStore:
     def load(self) -> list[Conversation]:
         """Return all chats that can be read, newest first; write nothing."""
         chats, self.damaged = [], []
-        for path in self._files(chat_file.SUFFIX):
+        for path in files_of(self._folder, chat_file.SUFFIX):
             try:
                 chats.append(self._read(path))
             except (OSError, ValueError, RecursionError) as error:
@@ -134,7 +125,7 @@ class ChatStore:
     def tidy(self) -> None:
         """Sweep what killed windows left, and merge journals; those of other windows stay."""
         sweep_temporaries(self._folder)
-        for path in self._files(journal.SUFFIX):
+        for path in files_of(self._folder, journal.SUFFIX):
             known = self._known.get(path.stem)
             try:
                 if known is not None and known.owner:
@@ -150,38 +141,12 @@ class ChatStore:
             except OSError as error:
                 log.info("%s stays: %s", path.name, error)
 
-    def _files(self, suffix: str) -> list[Path]:
-        try:
-            return sorted(p for p in self._folder.iterdir() if p.suffix == suffix)
-        except OSError:
-            return []
-
     def _read(self, path: Path) -> Conversation:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise ValueError("no file of a chat")
-        stamps = self._stamps(path.stem)
-        data = path.read_bytes()
-        chat = parse_chat(data)
-        if path != self._path(chat.id):
+        stored = read_stored(path)
+        if path != self._path(stored.chat.id):
             raise ValueError("the id is not the file's name")
-        known = _Known(chat, stamps)
-        if stamps[1] is not None:
-            known = self._with_journal(known, data)
-        self._known[chat.id] = known
-        return known.chat.copy()
-
-    def _with_journal(self, known: _Known, data: bytes) -> _Known:
-        """Return a chat with the changes of its journal, if they start from its file's content."""
-        chat, path = known.chat, self._journal(known.chat.id)
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError("no journal of a chat")
-        started, changes = read_journal(path.read_bytes())
-        if started is None or started.base != content_hash(data):
-            return known
-        with suppress(ValueError):
-            for change in changes:
-                chat = changed(chat, change)
-        return _Known(chat, known.stamps, owner=started.owner)
+        self._known[stored.chat.id] = _Known(stored.chat, stored.stamps, owner=stored.owner)
+        return stored.chat.copy()
 
     def _write(self, chat: Conversation) -> None:
         """Replace the file of a chat, and remove the journal, whose changes are in it."""
@@ -204,8 +169,8 @@ class ChatStore:
             known.stamps = self._stamps(chat.id)
         known.chat, known.owner = chat.copy(), process_mark()
 
-    def _stamps(self, chat_id: str) -> tuple[Stamp | None, Stamp | None]:
-        return _stamp(self._path(chat_id)), _stamp(self._journal(chat_id))
+    def _stamps(self, chat_id: str) -> Stamps:
+        return stamps_of(self._path(chat_id))
 
     def _journal(self, chat_id: str) -> Path:
         return self._path(chat_id).with_suffix(journal.SUFFIX)
@@ -221,11 +186,3 @@ def _is_long(known: _Known) -> bool:
     file, added = known.stamps
     n_bytes = 0 if added is None else added[2]
     return file is None or n_bytes > max(LONG_JOURNAL, file[2])
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

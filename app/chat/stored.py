@@ -1,0 +1,92 @@
+"""A chat as it lies on the disk: its file and journal together, and stamps that change with them.
+
+Any thread may read; `ChatStore` writes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from app.chat import journal
+from app.chat.chat_file import content_hash, parse_chat
+from app.chat.conversation import Conversation
+from app.chat.journal import changed, read_journal
+
+MOST_BYTES: Final = 256 << 20
+"""Size in bytes of the largest file and the longest journal that are read."""
+
+Stamp = tuple[int, int, int]
+"""Modification time, inode and size of a file: one of them changes with its content."""
+
+Stamps = tuple[Stamp | None, Stamp | None]
+"""Stamps of a chat's file and of its journal; None for one that there is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChat:
+    """A chat as it was read.
+
+    Attributes:
+        stamps: stamps from before it was read.
+        owner: mark of the process that wrote the journal; "" without one.
+    """
+
+    chat: Conversation
+    stamps: Stamps
+    owner: str = ""
+
+
+def read_stored(path: Path) -> StoredChat:
+    """Return the chat of a file, with the changes of its journal.
+
+    Raises:
+        OSError, ValueError, RecursionError: it cannot be read, or holds no whole chat.
+    """
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise ValueError("no file of a chat")
+    stamps = stamps_of(path)
+    data = path.read_bytes()
+    stored = StoredChat(parse_chat(data), stamps)
+    return stored if stamps[1] is None else _with_journal(stored, path, data)
+
+
+def files_of(folder: Path, suffix: str) -> list[Path]:
+    """Return the files with a suffix, by name; none if the folder cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
+    except OSError:
+        return []
+
+
+def stamps_of(path: Path) -> Stamps:
+    """Return the stamps of a chat's file and its journal.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return _stamp(path), _stamp(path.with_suffix(journal.SUFFIX))
+
+
+def _with_journal(stored: StoredChat, path: Path, data: bytes) -> StoredChat:
+    """Return a chat with the changes of its journal, if they start from its file's content."""
+    chat, beside = stored.chat, path.with_suffix(journal.SUFFIX)
+    if beside.stat().st_size > MOST_BYTES:
+        raise ValueError("no journal of a chat")
+    started, changes = read_journal(beside.read_bytes())
+    if started is None or started.base != content_hash(data):
+        return stored
+    with suppress(ValueError):
+        for change in changes:
+            chat = changed(chat, change)
+    return StoredChat(chat, stored.stamps, started.owner)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
