@@ -6,32 +6,18 @@ another chat is opened.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
+from app.chat.answering import AnswerWriter, CutAnswer
 from app.chat.conversation import Conversation, DamagedChat
-from app.chat.message import THINK_CLOSE, AnswerStats, Message
+from app.chat.message import Message
 from app.chat.saving import ChatSaver
 from app.chat.store import ChatStore
-from app.engine_client import EngineClient, EngineState, is_cancelled
+from app.engine_client import EngineClient, EngineState
 from app.notice import Notice
-from engine import ContextOverflow, EngineError, Finished, SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class CutAnswer:
-    """An answer that a failure has cut off.
-
-    Attributes:
-        ids: the tokens that it has had.
-    """
-
-    chat: Conversation
-    message: Message
-    ids: tuple[int, ...]
+from engine import SamplingParams
 
 
 class ChatSession(QObject):
@@ -66,20 +52,25 @@ class ChatSession(QObject):
         self._saver.noticed.connect(self.noticed)
         self._saver.conflicted.connect(self.chats_changed)
         self._saver.not_deleted.connect(self._on_not_deleted)
-        self._sampling = sampling
+        self._writer = AnswerWriter(client, sampling, self)
+        self._writer.beginning.connect(self.answering)
+        self._writer.begun.connect(lambda: self.busy_changed.emit(True))
+        self._writer.grown.connect(self._on_grown)
+        self._writer.closed.connect(self._on_closed)
+        self._writer.filled.connect(self._offer_shift)
+        self._writer.noticed.connect(self.noticed)
         self.chats: list[Conversation] = []
         self.current = Conversation()
-        self._answering: Conversation | None = None
-        self._cut_answer: CutAnswer | None = None
-        self._first_text_at: float | None = None
-        client.text.connect(self._on_text)
-        client.finished.connect(self._on_finished)
-        client.failed.connect(self._on_failed)
 
     @property
     def is_busy(self) -> bool:
         """Whether an answer is being written, in any chat."""
-        return self._answering is not None
+        return self._writer.chat is not None
+
+    @property
+    def answering_id(self) -> str:
+        """Id of the chat that is being answered; "" for none."""
+        return self._writer.chat.id if self._writer.chat is not None else ""
 
     @property
     def damaged(self) -> list[DamagedChat]:
@@ -89,14 +80,16 @@ class ChatSession(QObject):
     @property
     def cut_answer(self) -> CutAnswer | None:
         """The last answer that a failure has cut off, while it can go on."""
-        cut = self._cut_answer
-        if cut is None or self._answering is not None or self.find(cut.chat.id) is not cut.chat:
+        cut = self._writer.cut
+        if cut is None or self.is_busy or self.find(cut.chat.id) is not cut.chat:
             return None
         return cut if cut.chat.messages and cut.chat.messages[-1] is cut.message else None
 
     @property
     def is_answering_here(self) -> bool:
-        return self._answering is self.current
+        """Whether the open chat's last message is the answer that is being written."""
+        last = self.current.messages[-1:]
+        return bool(last) and last[0] is self._writer.message
 
     # chats
 
@@ -144,9 +137,8 @@ class ChatSession(QObject):
         chat = self.find(chat_id)
         if chat is None:
             return
-        if chat is self._answering:
-            self._client.cancel()
-            self._close_answer(self._so_far("cancelled"))
+        if chat is self._writer.chat:
+            self._writer.cut_off()
         self._saver.delete(chat)
         self.chats.remove(chat)
         self.deleted.emit(chat.id)
@@ -171,8 +163,8 @@ class ChatSession(QObject):
 
     def save_all(self) -> None:
         """Save the answer under way, and the open chat unless it is and always was empty."""
-        if self._answering is not None:
-            self._save(self._answering)
+        if self._writer.chat is not None:
+            self._save(self._writer.chat)
         if self._is_worth_saving(self.current):
             self._save(self.current)
 
@@ -218,7 +210,7 @@ class ChatSession(QObject):
             self.regenerate()
             return
         self.opened.emit(self.current)
-        self._begin(continue_last=True)
+        self._writer.begin(self.current, continue_last=True)
 
     def resume(self) -> None:
         """Go on with the answer that a failure has cut off, from its last token."""
@@ -227,13 +219,11 @@ class ChatSession(QObject):
             self.go_on()
 
     def stop(self) -> None:
-        if self._answering is not None:
-            self._client.cancel()
+        self._writer.stop()
 
     def close(self) -> None:
         """Save everything, before or after the engine ends."""
-        if self._answering is not None:
-            self._close_answer(self._so_far("cancelled"))
+        self._writer.close()
         self.save_all()
         self._saver.close()
 
@@ -267,8 +257,9 @@ class ChatSession(QObject):
             why = "The model is still loading" if is_loading else "No model is loaded yet"
             self._notice(f"{why}, so the message stays here as a draft.")
             return False
-        if self._answering is not None and self._answering is not self.current:
-            title = self._answering.shown_title
+        answering = self._writer.chat
+        if answering is not None and answering is not self.current:
+            title = answering.shown_title
             self._notice(f"“{title}” is still being answered. Wait for it, or stop it there.")
             return False
         return True
@@ -284,69 +275,34 @@ class ChatSession(QObject):
         self.chats_changed.emit()
 
     def _cut(self, n_messages: int) -> None:
-        if self._answering is not None:
-            self._client.cancel()
-            self._close_answer(self._so_far("cancelled"))
+        self._writer.cut_off()
         self.current.truncate(n_messages)
         self.messages_cut.emit(n_messages)
 
     def _answer(self) -> None:
         self.current.add(Message("assistant", ""))
-        self._begin(continue_last=False)
+        self._writer.begin(self.current, continue_last=False)
         self.message_added.emit(len(self.current.messages) - 1)
 
-    def _begin(self, *, continue_last: bool) -> None:
-        cut = self.cut_answer
-        begun = cut.ids if continue_last and cut and cut.chat is self.current else ()
-        self._answering, self._first_text_at, self._cut_answer = self.current, None, None
-        sampling = self._sampling()
-        if self.current.drops_oldest:
-            sampling = replace(sampling, on_overflow="shift")
-        prompt = self.current.prompt(continue_last=continue_last)
-        self.current.messages[-1].problem = ""
-        self.answering.emit(self.current.id)
-        self._client.generate(prompt, sampling, continue_last=continue_last, begun=begun)
-        self.busy_changed.emit(True)
-
     @Slot(str)
-    def _on_text(self, text: str) -> None:
-        if self._answering is None:
-            return
-        if self._first_text_at is None:
-            self._first_text_at = time.perf_counter()
-        message = self._answering.messages[-1]
-        message.content += text
-        recent = message.content[-len(text) - len(THINK_CLOSE) :]
-        if message.thought_s is None and THINK_CLOSE in recent:
-            message.thought_s = time.perf_counter() - self._first_text_at
-        self._save_soon(self._answering)
+    def _on_grown(self, text: str) -> None:
+        assert self._writer.chat is not None
+        self._save_soon(self._writer.chat)
         if self.is_answering_here:
             self.answer_text.emit(text)
 
-    @Slot(object)
-    def _on_finished(self, finished: Finished) -> None:
-        chat, is_here = self._answering, self.is_answering_here
-        self._close_answer(AnswerStats.of(finished))
-        is_full = finished.reason == "context"
-        if is_full and chat is not None and is_here and not chat.drops_oldest:
-            self._offer_shift(chat, "The context is full, so the answer ends here.")
+    @Slot(object, object)
+    def _on_closed(self, chat: Conversation, message: Message) -> None:
+        self._save(chat)
+        self.busy_changed.emit(False)
+        if self.current.messages and self.current.messages[-1] is message:
+            self.answer_closed.emit(len(chat.messages) - 1)
 
-    @Slot(object)
-    def _on_failed(self, error: EngineError) -> None:
-        if (chat := self._answering) is None:
-            return
-        if is_cancelled(error):
-            self._close_answer(self._so_far("cancelled"))
-            return
-        chat.messages[-1].problem = error.message
-        self._cut_answer = CutAnswer(chat, chat.messages[-1], self._client.answer_ids)
-        self._close_answer(self._so_far("failed"))
-        if isinstance(error, ContextOverflow) and not chat.drops_oldest:
-            self._offer_shift(chat, error.message)
-        else:
-            self.noticed.emit(Notice.of(error))
-
+    @Slot(object, str)
     def _offer_shift(self, chat: Conversation, sentence: str) -> None:
+        if chat is not self.current:
+            sentence = f"“{chat.shown_title}”: {sentence}"
+
         def drop_and_go_on() -> None:
             chat.drops_oldest = True
             self.open_chat(chat.id)  # a person may look at another one by now
@@ -363,23 +319,6 @@ class ChatSession(QObject):
                 drop_and_go_on,
             )
         )
-
-    def _so_far(self, reason: str) -> AnswerStats:
-        """Return the figures of the answer that is cut off for a reason."""
-        meter = self._client.answer_meter
-        return AnswerStats(reason, meter.n_tokens, meter.tokens_per_s, meter.first_token_s, 0)
-
-    def _close_answer(self, stats: AnswerStats) -> None:
-        """Save the answer, complete or not, and end it."""
-        chat, self._answering = self._answering, None
-        if chat is None:
-            return
-        chat.messages[-1].stats = stats
-        chat.updated = time.time()
-        self._save(chat)
-        self.busy_changed.emit(False)
-        if chat is self.current:
-            self.answer_closed.emit(len(chat.messages) - 1)
 
     def _is_worth_saving(self, chat: Conversation) -> bool:
         return not chat.is_empty or bool(chat.draft.strip()) or chat in self.chats
