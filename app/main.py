@@ -24,6 +24,7 @@ from app.model.session import ModelSession
 from app.monitor.device_poller import DevicePoller
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
+from app.preferences.page import SettingsPage
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.gc_timer import GarbageCollector
@@ -94,7 +95,6 @@ class Shell(QObject):
     def start(self) -> None:
         """Restore the window as it was left, and show it."""
         current, window = self.settings.current, self.window
-        window.sampling.set_theme(current.theme)
         window.restore_layout(current.geometry, current.window_state)
         self.model_presenter.start()
         self.chat_presenter.start()
@@ -122,6 +122,7 @@ class Shell(QObject):
         """Save everything and end the engine; the window may be closed then."""
         if self._is_closed:
             return
+        self.settings_page.close()
         self._is_closed = True
         self.save()
         self.start_up.close()
@@ -160,6 +161,8 @@ class Shell(QObject):
     def keep(self, settings: Settings) -> None:
         """Use other settings; a timer writes them a moment later."""
         self.settings.put(settings)
+        apply_theme(self._app, settings.theme)
+        self.settings_page.refresh()
         if not self._is_closed:
             self._save_timer.start()
 
@@ -210,6 +213,9 @@ class Shell(QObject):
         self.library = LibraryPage(
             self.split, self.settings, self.keep, window.show_page, self._show_chat, self
         )
+        self.settings_page = SettingsPage(
+            self.settings, self.keep, window.show_page, self._show_chat, self
+        )
         # last, as its notice of a lost model has a button where those of others have none
         flush = self.chat_presenter.flush
         self.recovery = Recovery(self.client, self.models, self.session, flush, self)
@@ -246,11 +252,11 @@ class Shell(QObject):
         window.model_dropped.connect(self.models.open)
         window.model_picked.connect(self.models.open)
         window.models_requested.connect(self.library.toggle)
+        window.settings_requested.connect(self.settings_page.toggle)
         self.library.opened.connect(self.models.open)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)
         window.stop_requested.connect(self.session.stop)
-        window.sampling.theme_chosen.connect(self.choose_theme)
         window.closing.connect(self.close)
         self.session.busy_changed.connect(window.set_busy)
         self.chat_presenter.opened.connect(window.show_chat)
@@ -277,6 +283,7 @@ class Shell(QObject):
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
+        self.settings_page.note_load()
         devices = loaded.params.all_devices
         self.monitor.set_ranks(devices)
         if set(devices) != {"cpu"}:  # the load has measured what CUDA takes by itself
@@ -290,11 +297,6 @@ class Shell(QObject):
         if rate > 0:
             self.monitor.add_rate(rate)  # a short answer ends before the first reading of the rate
             self.monitor.add_rate(0.0)
-
-    @Slot(str)
-    def choose_theme(self, choice: str) -> None:
-        self.keep(replace(self.settings.current, theme=choice))
-        apply_theme(self._app, choice)
 
     @Slot(object)
     def _notify(self, notice: Notice) -> None:

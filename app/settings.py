@@ -1,7 +1,8 @@
 """Settings that survive a restart: one frozen dataclass in one JSON file.
 
 Reading never fails: a value of the wrong type becomes its default, a broken file is set aside, and
-keys of a newer version are kept as they are.
+keys of a newer version are kept as they are. A field made by `_shown` is a row of the settings
+page, with nothing more to write; those of `_option` are kept for the window alone.
 """
 
 from __future__ import annotations
@@ -11,22 +12,67 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from app.translation import tr_later
 from engine import EngineError, SamplingParams, replace_json
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
 MAX_RECENT = 10
-THEMES = ("system", "light", "dark")
+
+Takes = Literal["at once", "next load", "next start"]
+"""When a change takes effect: at once, with the next load of a model, at the next start."""
+
+SECTIONS = (
+    tr_later("Appearance"), tr_later("Chats"), tr_later("Models"), tr_later("Downloads"),
+    tr_later("Engine"), tr_later("Notifications"), tr_later("Privacy"),
+)  # fmt: skip
+"""Sections of the settings page, in order; those without a setting are not shown."""
 
 
-def _option(default: object, title: str, choices: tuple[str, ...] = ()) -> Any:
-    metadata = {"title": title, "choices": choices}
+@dataclass(frozen=True, slots=True)
+class ShownSetting:
+    """What the settings page says of a setting; all texts are looked up in the window's language.
+
+    Args:
+        title: its name, in a few words.
+        help: one or two sentences on what it does.
+        section: one of `SECTIONS`.
+        choices: texts of the allowed values; {} if the value is free.
+        least, most: smallest and largest value of a number.
+        unit: unit of a number, such as "GiB".
+        words: other words that people may search for.
+        takes: when a change takes effect.
+        hint: what a field for text or paths says while it is empty.
+        is_long: whether a text may have several lines.
+    """
+
+    title: str
+    help: str
+    section: str
+    choices: Mapping[str, str] = field(default_factory=dict)
+    least: int = 0
+    most: int = 0
+    unit: str = ""
+    words: str = ""
+    takes: Takes = "at once"
+    hint: str = ""
+    is_long: bool = False
+
+
+def _option(default: object, title: str) -> Any:
+    """Return the field of a value that the window keeps for itself."""
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=dict, metadata={"title": title})
+    return field(default=default, metadata={"title": title})
+
+
+def _shown(default: object, title: str, help: str, section: str, **more: Any) -> Any:  # noqa: A002
+    """Return the field of a setting that people change; for `more` see `ShownSetting`."""
+    assert section in SECTIONS
+    return field(default=default, metadata={"shown": ShownSetting(title, help, section, **more)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +89,35 @@ class Settings:
         unknown: keys of other versions, written back untouched.
     """
 
-    theme: str = _option("system", "Appearance", THEMES)
-    system_prompt: str = _option("", "System prompt of new chats")
+    theme: str = _shown(
+        "system", tr_later("Colours"), tr_later("Light or dark."), "Appearance",
+        choices={
+            "system": tr_later("As the desktop"), "light": tr_later("Light"),
+            "dark": tr_later("Dark"),
+        },
+        words=tr_later("theme appearance night mode"),
+    )  # fmt: skip
+    system_prompt: str = _shown(
+        "", tr_later("System prompt of new chats"),
+        tr_later("What a model is told before the first message. Chats that exist keep theirs."),
+        "Chats", is_long=True, hint=tr_later("You are a helpful assistant."),
+        words=tr_later("instructions role persona"),
+    )  # fmt: skip
     sampling: Mapping[str, Any] = _option({}, "Sampling")
     recent_models: tuple[str, ...] = _option((), "Recent models")
-    model_folders: tuple[str, ...] = _option((), "Folders with models")
+    model_folders: tuple[str, ...] = _shown(
+        (), tr_later("Folders with models"),
+        tr_later("The models page looks there too, and in the folders below."),
+        "Models", words=tr_later("directory path library gguf"),
+    )  # fmt: skip
     pinned_models: tuple[str, ...] = _option((), "Pinned models")
     plans: Mapping[str, Any] = _option({}, "Split of each model")
-    chat_cache_gib: int = _option(4, "Disk space for chat caches, GiB")
+    chat_cache_gib: int = _shown(
+        4, tr_later("Disk space for caches of chats"),
+        tr_later("A chat with a cache goes on at once when you open it again. 0 keeps none."),
+        "Chats", least=0, most=1000, unit="GiB", takes="next start",
+        words=tr_later("kv cache memory storage"),
+    )  # fmt: skip
     last_chat: str = _option("", "Chat that was open")
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")
@@ -94,11 +161,24 @@ def parse_settings(data: Mapping[str, Any]) -> Settings:
     for name, spec in known.items():
         default = spec.default if spec.default is not MISSING else {}
         value = _fitting(data.get(name), default)
-        choices = spec.metadata["choices"]
-        if value is not None and (not choices or value in choices):
+        if value is not None and _is_allowed(value, spec.metadata.get("shown")):
             values[name] = value
     others = {k: v for k, v in data.items() if k not in known and k != "schema"}
     return Settings(**values, unknown=others)
+
+
+def shown_settings() -> dict[str, ShownSetting]:
+    """Return the settings of the settings page by name, in the order of their declaration."""
+    found = {spec.name: spec.metadata.get("shown") for spec in fields(Settings)}
+    return {name: shown for name, shown in found.items() if shown is not None}
+
+
+def _is_allowed(value: object, shown: ShownSetting | None) -> bool:
+    if shown is None:
+        return True
+    if isinstance(value, int) and shown.most:
+        return shown.least <= value <= shown.most
+    return not shown.choices or value in shown.choices
 
 
 def _fitting(value: object, default: object) -> object | None:
@@ -106,7 +186,9 @@ def _fitting(value: object, default: object) -> object | None:
     if isinstance(default, tuple):
         fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
         return tuple(value) if fits and isinstance(value, list) else None
-    return value if isinstance(value, type(default)) else None
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    return value if type(value) is type(default) else None
 
 
 class SettingsStore:

@@ -5,6 +5,7 @@ A text is looked up when it is shown, so constants of a module stay English unti
     label(tr("New chat"))
     label(tr("{n} of {total} files").format(n=n, total=total))
     label(tr_n("{n} chat", "{n} chats", n))
+    TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ def use_language(code: str) -> None:
 def tr(text: str) -> str:
     """Return an English text in the window's language."""
     return _catalog.gettext(text) if text else ""  # the empty text names the catalog's header
+
+
+def tr_later(text: str) -> str:
+    """Return an English text as it is: a constant, listed for the catalogs, that `tr` looks up when
+    it is shown."""
+    return text
 
 
 def tr_n(one: str, many: str, n: int) -> str:

@@ -76,6 +76,7 @@ class MainWindow(QMainWindow):
     regenerate_requested = Signal()
     stop_requested = Signal()
     models_requested = Signal()
+    settings_requested = Signal()
     closing = Signal()
     painted = Signal()  # for the first time
 
@@ -98,7 +99,7 @@ class MainWindow(QMainWindow):
         self._centre = self._make_centre()
         self.setCentralWidget(self._centre)
         self.chat_list.search_left.connect(self.composer.setFocus)
-        self.composer.sampling_clicked.connect(self.toggle_settings)
+        self.composer.sampling_clicked.connect(self.toggle_sampling)
         for page in (self.model_bar, self.start_view):
             page.open_requested.connect(self.pick_model)
         self._make_docks(panels)
@@ -194,9 +195,9 @@ class MainWindow(QMainWindow):
         self.split_dock = self._dock("Split", panels.split, right, panels.plans)
         self.placement_dock = self._dock("Map", panels.placement, right)
         self.links_dock = self._dock("Links", panels.links, right)
-        self.settings_dock = self._dock("Settings", self.sampling, right)
+        self.sampling_dock = self._dock("Sampling", self.sampling, right)
         self.monitor_dock = self._dock("Monitor", panels.monitor, side.BottomDockWidgetArea)
-        for dock in (self.placement_dock, self.links_dock, self.settings_dock):
+        for dock in (self.placement_dock, self.links_dock, self.sampling_dock):
             self.tabifyDockWidget(self.split_dock, dock)
             dock.hide()
         sides = [self.chats_dock, self.split_dock]
@@ -224,7 +225,8 @@ class MainWindow(QMainWindow):
         rail.add_panel("links", "Links between devices", self.links_dock)
         rail.add_panel("monitor", "Monitor", self.monitor_dock)
         rail.add_space()
-        rail.add_panel("settings", "Settings (Ctrl+,)", self.settings_dock)
+        rail.add_panel("sampling", "Sampling and system prompt (Ctrl+.)", self.sampling_dock)
+        rail.add_button("settings", "Settings (Ctrl+,)").clicked.connect(self.settings_requested)
         rail.panel_clicked.connect(self.toggle_dock)
         self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
         self._rail = rail
@@ -260,7 +262,8 @@ class MainWindow(QMainWindow):
         self._key("Ctrl+O", "Open model", self.pick_model)
         self._key("Ctrl+B", "Show or hide chats", self._toggle_chats)
         self._key("Ctrl+R", "Regenerate", self.regenerate_requested)
-        self._key("Ctrl+,", "Settings", self.toggle_settings)
+        self._key("Ctrl+,", "Settings", self.settings_requested)
+        self._key("Ctrl+.", "Sampling and system prompt", self.toggle_sampling)
         self._key("Ctrl+Q", "Quit", self.close)
         self._stop = QShortcut(QKeySequence("Esc"), self)
         self._stop.activated.connect(self.stop_requested)
@@ -282,8 +285,8 @@ class MainWindow(QMainWindow):
         self.toggle_dock(self.chats_dock)
 
     @Slot()
-    def toggle_settings(self) -> None:
-        self.toggle_dock(self.settings_dock)
+    def toggle_sampling(self) -> None:
+        self.toggle_dock(self.sampling_dock)
 
     # Qt
 
@@ -307,7 +310,7 @@ class MainWindow(QMainWindow):
         if now is not None and not (now.isVisible() and now.isEnabled()):
             self.composer.setFocus()
             return True
-        right = (self.split_dock, self.placement_dock, self.links_dock, self.settings_dock)
+        right = (self.split_dock, self.placement_dock, self.links_dock, self.sampling_dock)
         docks = [dock for dock in (*right, self.monitor_dock) if is_in_front(dock)]
         tabs = self.findChildren(QTabBar)
         stops = tab_stops((self._rail, self.chats_dock, self._centre, *docks, *tabs))

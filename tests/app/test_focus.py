@@ -84,9 +84,9 @@ def test_after_an_edited_message_one_types_the_next_one(qtbot: QtBot, shell: She
 
 def test_tab_passes_by_panels_behind_others(qtbot: QtBot, shell: Shell) -> None:
     window = shell.window
-    window.toggle_dock(window.settings_dock)  # in front of the split panel
+    window.toggle_dock(window.sampling_dock)  # in front of the split panel
     stops = tab_round(qtbot, shell)
-    assert any(window.settings_dock.isAncestorOf(stop) for stop in stops)
+    assert any(window.sampling_dock.isAncestorOf(stop) for stop in stops)
     assert not any(window.split_dock.isAncestorOf(stop) for stop in stops)
 
 
@@ -94,14 +94,15 @@ def test_a_rail_icon_raises_a_panel_behind_another_and_hides_one_in_front(
     qtbot: QtBot, shell: Shell
 ) -> None:
     window = shell.window
-    split, settings = rail_button(shell, "Split"), rail_button(shell, "Settings")
-    settings.click()
-    qtbot.waitUntil(lambda: is_seen(window.settings_dock) and not is_seen(window.split_dock))
-    assert (split.isChecked(), settings.isChecked()) == (False, True)
+    split = rail_button(shell, "Split")
+    sampling = rail_button(shell, "Sampling and system prompt")
+    sampling.click()
+    qtbot.waitUntil(lambda: is_seen(window.sampling_dock) and not is_seen(window.split_dock))
+    assert (split.isChecked(), sampling.isChecked()) == (False, True)
     split.click()
-    qtbot.waitUntil(lambda: is_seen(window.split_dock) and not is_seen(window.settings_dock))
-    assert not window.settings_dock.isHidden()
-    assert (split.isChecked(), settings.isChecked()) == (True, False)
+    qtbot.waitUntil(lambda: is_seen(window.split_dock) and not is_seen(window.sampling_dock))
+    assert not window.sampling_dock.isHidden()
+    assert (split.isChecked(), sampling.isChecked()) == (True, False)
     split.click()
     qtbot.waitUntil(lambda: window.split_dock.isHidden())
     assert not split.isChecked()

@@ -83,3 +83,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     store = SettingsStore(tmp_path / "file" / "settings.json")
     store.put(replace(store.current, theme="dark"))
     assert not store.save()
+
+
+def test_numbers_outside_their_limits_become_the_default(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(json.dumps({"chat_cache_gib": -3}))
+    assert SettingsStore(path).current == Settings()
+    path.write_text(json.dumps({"chat_cache_gib": True}))
+    assert SettingsStore(path).current == Settings()
+    path.write_text(json.dumps({"chat_cache_gib": 0}))
+    assert SettingsStore(path).current.chat_cache_gib == 0

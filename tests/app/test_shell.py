@@ -3,6 +3,7 @@
 import gc
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,8 @@ def test_closing_in_the_middle_of_work_leaves_no_thread_and_saves(
         ("N", lambda s: s.session.current.is_empty),
         ("K", lambda s: s.window.chat_list.search.hasFocus()),
         ("B", lambda s: not s.window.chats_dock.isVisible()),
-        ("Comma", lambda s: s.window.settings_dock.isVisible()),
+        ("Comma", lambda s: s.settings_page.view is not None and s.settings_page.view.isVisible()),
+        ("Period", lambda s: s.window.sampling_dock.isVisible()),
         ("Q", lambda s: not s.window.isVisible()),
     ],
 )
@@ -179,8 +181,8 @@ def test_the_theme_changes_at_once_and_the_chat_stays(
 ) -> None:
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
-    shell.choose_theme("dark")
-    shell.choose_theme("light")
+    shell.keep(replace(shell.settings.current, theme="dark"))
+    shell.keep(replace(shell.settings.current, theme="light"))
     assert qapp.palette().window().color().lightness() > 128
     assert shown(shell) == ["Hi", "Hello from the fake model."]
     shell.window.close()

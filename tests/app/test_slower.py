@@ -1,5 +1,7 @@
 """A person sees that a GPU is slower than it could be, why, and what helps, while it is so."""
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel
@@ -121,7 +123,7 @@ def test_all_reasons_have_room_or_can_be_scrolled(
         Fallback("exchange", ("cuda:0", "cuda:1"), f"reason {k} " * 12) for k in range(n)
     )
     shell = make_shell(model=MODEL)
-    shell.choose_theme(theme)
+    shell.keep(replace(shell.settings.current, theme=theme))
     chip = chip_of(shell)
     chip.click()
     popup = chip.reasons

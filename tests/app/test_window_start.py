@@ -21,7 +21,7 @@ def test_whatever_takes_the_focus_has_a_name(qtbot: QtBot, make_shell: MakeShell
     shell = make_shell(model=MODEL)
     shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    shell.window.toggle_settings()
+    shell.window.toggle_sampling()
     buddies = {label.buddy() for label in shell.window.findChildren(QLabel)}
     nameless = [
         f"{type(widget).__name__} in {type(widget.parent()).__name__}"

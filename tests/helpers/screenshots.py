@@ -50,7 +50,7 @@ def new_shell(app: QApplication, theme: str, rig: str = "") -> Iterator[Shell]:
     with tempfile.TemporaryDirectory() as home:
         os.environ["TANDEM_HOME"] = home
         shell = Shell(app, ThreadHost, rig=parse_rig(rig) if rig else None)
-        shell.choose_theme(theme)
+        shell.keep(replace(shell.settings.current, theme=theme))
         shell.start()
         main = shell.window
         main.resize(WIDTH, HEIGHT)

@@ -1,4 +1,4 @@
-"""The settings panel: system prompt, sampling and appearance.
+"""The panel beside the chat: system prompt and sampling.
 
 The sampling fields come from the metadata of `SamplingParams`, so that a new one appears here
 by being declared there.
@@ -27,7 +27,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.settings import THEMES, changed_sampling
+from app.settings import changed_sampling
 from app.theme import set_role
 from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, keep_margin
@@ -39,19 +39,18 @@ INT_MAX = 2**31 - 1
 
 
 class SamplingPanel(QScrollArea):
-    """Panel that edits a `SamplingParams`, a system prompt and the appearance."""
+    """Panel that edits a `SamplingParams` and a system prompt."""
 
     sampling_changed = Signal(object)  # SamplingParams
     prompt_changed = Signal(str)
     prompt_default_requested = Signal(str)
-    theme_chosen = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName("Settings")
+        self.setAccessibleName("Sampling")
         self._params = self._default = SamplingParams()
         self._chosen: dict[str, Any] = {}
         self._rows: dict[str, _Row] = {}
@@ -67,9 +66,6 @@ class SamplingPanel(QScrollArea):
         layout.addSpacing(8)
         layout.addLayout(self._make_sampling_head())
         layout.addLayout(self._make_fields())
-        layout.addSpacing(8)
-        layout.addWidget(label("Appearance", "heading"))
-        layout.addWidget(self._make_theme())
         layout.addStretch()
         self.setWidget(content)
         keep_margin(self, layout)
@@ -106,9 +102,6 @@ class SamplingPanel(QScrollArea):
             self._prompt.blockSignals(True)
             self._prompt.setPlainText(text)
             self._prompt.blockSignals(False)
-
-    def set_theme(self, choice: str) -> None:
-        self._theme.setCurrentIndex(THEMES.index(choice))
 
     @Slot()
     def reset(self) -> None:
@@ -166,14 +159,6 @@ class SamplingPanel(QScrollArea):
             grid.addWidget(row.label, number, 0)
             grid.addWidget(row.editor, number, 1)
         return grid
-
-    def _make_theme(self) -> QComboBox:
-        self._theme = QComboBox()
-        ignore_wheel(self._theme, always=True)
-        self._theme.setAccessibleName("Appearance")
-        self._theme.addItems([choice.capitalize() for choice in THEMES])
-        self._theme.activated.connect(lambda index: self.theme_chosen.emit(THEMES[index]))
-        return self._theme
 
     def _on_field(self, name: str, value: object) -> None:
         try:

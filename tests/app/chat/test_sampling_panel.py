@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QApplication,
@@ -18,17 +16,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.views.sampling_panel import SamplingPanel
 from engine import SamplingParams
-
-
-def wheel(widget: QWidget) -> QWheelEvent:
-    """Turn the wheel by one notch over a widget."""
-    place = QPointF(widget.rect().center())
-    event = QWheelEvent(
-        place, widget.mapToGlobal(place), QPoint(), QPoint(0, -120), Qt.MouseButton.NoButton,
-        Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase, False,
-    )  # fmt: skip
-    QApplication.sendEvent(widget, event)
-    return event
+from tests.helpers.wheel import wheel
 
 
 @pytest.mark.parametrize("kind", [QComboBox, QAbstractSpinBox])
@@ -39,11 +27,10 @@ def test_the_wheel_changes_no_field_even_with_the_focus(
     qtbot.addWidget(panel)
     changes: list[object] = []
     panel.sampling_changed.connect(changes.append)
-    panel.theme_chosen.connect(changes.append)
     panel.show()
     panel.activateWindow()
     fields = panel.findChildren(kind)
-    assert len(fields) > 1
+    assert fields
     for field in fields:
         field.setFocus()
         assert not wheel(field).isAccepted()

@@ -204,7 +204,7 @@ def test_splits_over_imaginary_devices_are_not_saved(
     shell.models.open(path)
     qtbot.waitUntil(lambda: shell.models.info is not None)
     shell.split_panel.header.mode_button("tensor").click()
-    shell.choose_theme("light")
+    shell.keep(replace(shell.settings.current, theme="light"))
     assert shell.settings.current.plans != real
     shell.window.close()
     saved = json.loads(settings_file().read_text())

@@ -1,0 +1,119 @@
+"""The settings page: sections of settings, found by a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+
+from app.preferences.views.setting_row import SettingRow
+from app.settings import SECTIONS, Settings, shown_settings
+from app.translation import tr
+from app.widgets.buttons import button
+from app.widgets.controls import keep_margin
+from app.widgets.text import PlainLabel, label, set_tip
+
+WIDTH = 720
+"""Largest width of a row, in pixels."""
+
+
+class SettingsView(QWidget):
+    """Page of all settings that are declared as shown."""
+
+    changed = Signal(str, object)  # name, value
+    left = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.rows: dict[str, SettingRow] = {}
+        self._headings: dict[str, PlainLabel] = {}
+        self.search = QLineEdit()
+        self.search.setPlaceholderText(tr("Search settings"))
+        self.search.setAccessibleName(tr("Search settings"))
+        self.search.setClearButtonEnabled(True)
+        self.search.textChanged.connect(self.filter)
+        self._nothing = label(tr("No setting has these words."), "muted")
+        self._nothing.hide()
+        self._scroll = self._make_rows()
+        self._build()
+
+    def show_settings(self, settings: Settings, in_use: Settings) -> None:
+        """Show these values; `in_use` are those that the program has started with."""
+        for name, row in self.rows.items():
+            row.show_value(getattr(settings, name), getattr(in_use, name))
+
+    def flush(self) -> None:
+        """Report texts that are still being typed."""
+        for row in self.rows.values():
+            row.editor.flush()
+
+    @Slot(str)
+    def filter(self, text: str) -> None:
+        """Show the settings that have all words of a text, in any order."""
+        wanted = text.casefold().split()
+        found: set[str] = set()
+        for row in self.rows.values():
+            known = row.words()
+            is_found = all(word in known for word in wanted)
+            row.setVisible(is_found)
+            if is_found:
+                found.add(row.shown.section)
+        for section, heading in self._headings.items():
+            heading.setVisible(section in found)
+        self._nothing.setVisible(not found)
+
+    def _make_rows(self) -> QScrollArea:
+        defaults = {spec.name: spec.default for spec in fields(Settings)}
+        content = QWidget()
+        content.setMaximumWidth(WIDTH)
+        layout = QVBoxLayout(content)
+        layout.setContentsMargins(0, 0, 12, 0)
+        layout.setSpacing(4)
+        layout.addWidget(self._nothing)
+        by_section: Mapping[str, list[str]] = {section: [] for section in SECTIONS}
+        for name, shown in shown_settings().items():
+            by_section[shown.section].append(name)
+        for section, names in by_section.items():
+            if names:
+                heading = self._headings[section] = label(tr(section), "heading")
+                heading.setContentsMargins(0, 12, 0, 0)
+                layout.addWidget(heading)
+            for name in names:
+                row = self.rows[name] = SettingRow(name, shown_settings()[name], defaults[name])
+                row.changed.connect(self.changed)
+                layout.addWidget(row)
+        layout.addStretch()
+        scroll = QScrollArea()
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidgetResizable(True)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(content)
+        scroll.setAccessibleName(tr("Settings"))
+        keep_margin(scroll, layout)
+        return scroll
+
+    def _build(self) -> None:
+        back = button(tr("Back to the chat"), "quiet")
+        set_tip(back, tr("Back to the chat (Esc)"))
+        back.clicked.connect(self.left)
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(label(tr("Settings"), "title"))
+        head.addWidget(self.search, 1)
+        head.addWidget(back)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(20, 16, 8, 8)
+        layout.setSpacing(8)
+        layout.addLayout(head)
+        layout.addWidget(self._scroll, 1)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() != Qt.Key.Key_Escape:
+            super().keyPressEvent(event)
+        elif self.search.text():
+            self.search.clear()
+        else:
+            self.left.emit()
