@@ -281,7 +281,7 @@ class Model:
     ) -> Iterator[GenerationEvent]:
         stops = self.chat_template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        begun: Sequence[int] = ()
+        begun, text = tuple[int, ...](), ""
         if request.continue_last and request.messages:
             text = request.messages[-1].content
             begun = fitting_tokens(request.begun, text, self.tokenizer, sampling.stop)
@@ -294,17 +294,17 @@ class Model:
         )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
-        yield from self._run(prompt, sampling, is_cancelled, request.timed_every, begun)
+        yield from self._run(prompt, sampling, is_cancelled, request.timed_every, begun, text)
 
     def _run(
         self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled, timed_every: int,
-        begun: Sequence[int] = (),
+        begun: Sequence[int] = (), said: str = "",
     ) -> Iterator[GenerationEvent]:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
         generation = Generation(
             self._session, self._prompts.found, params, prompt.n_keep, is_cancelled, timed_every,
-            begun,
+            begun, said,
         )  # fmt: skip
         yield from generation.run(prompt.ids)
 

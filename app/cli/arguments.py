@@ -166,6 +166,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
     )
     group.add_argument(
+        "--ban", action="append", default=[], metavar="TEXT",
+        help="never answer with this text, in large or small letters; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
         "--dry-sequence-breaker", action="append", metavar="TEXT",
         help="end repetitions before this text, in place of the default ones",
     )  # fmt: skip
@@ -251,6 +255,7 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
     return SamplingParams(
         max_tokens=max_tokens,
         stop=tuple(args.stop),
+        banned_strings=tuple(args.ban),
         ignore_eos=args.ignore_eos,
         on_overflow=args.on_overflow,
         mirostat=args.mirostat,

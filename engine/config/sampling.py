@@ -239,6 +239,12 @@ class SamplingParams:
     stop: tuple[str, ...] = texts(
         (), "Stop strings", "The answer ends before any of these strings."
     )
+    banned_strings: tuple[str, ...] = texts(
+        (),
+        "Banned strings",
+        "No answer contains any of these strings, in large or small letters: where one comes up, "
+        "the answer goes back and continues otherwise.",
+    )
     ignore_eos: bool = field(
         default=False,
         metadata={

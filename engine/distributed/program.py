@@ -61,7 +61,7 @@ class RankGeneration(Generation):
         self._source = source
 
     def _sample(self, logits: Logits) -> int:
-        return self._source.sample(logits, self._sampler, self._never)
+        return self._source.sample(logits, self._sampler, self._forbidden)
 
 
 class RankModel:

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.config import SamplingParams
 from engine.errors import EngineError
+from engine.generation.banned import BannedStrings, Said
 from engine.generation.results import (
     ContextShifted,
     Finished,
@@ -51,6 +52,10 @@ class StopMatcher:
         self._held = self._held[len(self._held) - keep :]
         return shown, False
 
+    def would_stop(self, text: str) -> bool:
+        """Return whether a stop string would be complete with more text."""
+        return any(stop in self._held + text for stop in self._stops)
+
     def flush(self) -> str:
         """Return the text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
@@ -85,6 +90,7 @@ class Generation:
         is_cancelled: asked before each token and each batch of the prompt.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
         begun: tokens at the end of the prompt that an earlier part of this answer has had.
+        said: text of that part.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Generation:
         is_cancelled: Callable[[], bool],
         timed_every: int = 0,
         begun: Sequence[int] = (),
+        said: str = "",
     ) -> None:
         self._session = session
         self._params = params
@@ -111,6 +118,8 @@ class Generation:
         self._is_stopped = False
         for token in begun:  # leave half a character, or half a stop string, where it was
             self._stop.feed(self._decoder.feed(token) if self._decoder else "")
+        self._banned = BannedStrings(params.banned_strings if tokenizer else (), said)
+        self._not_here: dict[int, list[int]] = {}  # tokens, by the number of sampled ones before
         self._most = params.most_tokens - len(begun)
         self._turn = self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
@@ -136,8 +145,13 @@ class Generation:
         yield from self._flush()
         yield Finished(reason, self._usage(), self._timings())
 
-    def _prefill(self, ids: Sequence[int]) -> Generator[GenerationEvent, None, Logits | None]:
+    def _prefill(
+        self, ids: Sequence[int], *, is_told: bool = True
+    ) -> Generator[GenerationEvent, None, Logits | None]:
         """Compute the tokens of `ids` that are not cached.
+
+        Args:
+            is_told: whether to yield the progress.
 
         Returns:
             Logits of the last token; None if cancelled.
@@ -150,7 +164,8 @@ class Generation:
                 return None
             logits = self._session.forward(chunk, first_logit, self._turn)
             done += len(chunk)
-            yield PrefillProgress(done - self._session.n_running, total)
+            if is_told:
+                yield PrefillProgress(done - self._session.n_running, total)
         return None if logits is None else logits[0]
 
     def _decode(self, found: int | Logits) -> Generator[GenerationEvent, None, FinishReason]:
@@ -168,8 +183,13 @@ class Generation:
             self._last = time.perf_counter()
             self._n_sampled += 1
             self._sampler.accept(token)
-            self._pending.append(token)
-            is_stopped = yield from self._emit(self._decoder.feed(token) if self._decoder else "")
+            if n_wrong := self._hear(token):
+                logits = yield from self._go_back(token, n_wrong)
+                if logits is None:
+                    return "cancelled"
+                found = logits
+                continue
+            is_stopped = yield from self._show()
             if is_stopped:
                 return "stop"
             if self._n_sampled == self._most:
@@ -183,6 +203,36 @@ class Generation:
                     return "cancelled"
             found = yield from self._next(token)
         return "length"
+
+    def _hear(self, token: int) -> int:
+        """Add a token to the text; return how many to take back, as they make a banned string."""
+        if self._decoder is None:
+            return self._banned.feed(Said(token, ""))
+        begun = self._decoder.begun
+        return self._banned.feed(Said(token, self._decoder.feed(token), begun))
+
+    def _go_back(self, token: int, n: int) -> Generator[GenerationEvent, None, Logits | None]:
+        """Take back the last n tokens; return the logits for another one in place of the first.
+
+        Args:
+            token: the last token, which is not computed yet.
+
+        Returns:
+            None if cancelled.
+        """
+        wrong = self._banned.take_back(n)
+        self._n_sampled -= n
+        self._sampler.take_back(n)
+        if self._decoder is not None:
+            self._decoder.begun = wrong.begun
+        here, tokens = self._n_sampled, self._not_here
+        self._not_here = {at: tokens[at] for at in tokens if at <= here}
+        self._not_here.setdefault(here, []).append(wrong.token)
+        self._session.check_turn(self._turn)
+        kept = [*self._session.read_ids, token][:-n]
+        self._session.keep_common(kept)
+        logits = yield from self._prefill(kept, is_told=False)
+        return logits
 
     def _next(self, token: int) -> Generator[GenerationEvent, None, int | Logits]:
         """Compute a token; return the next one, or the logits to sample it from."""
@@ -200,8 +250,20 @@ class Generation:
             self._first = self._last = time.perf_counter()
         return token
 
+    @property
+    def _forbidden(self) -> list[int]:
+        """Tokens that must not come next."""
+        return self._never + self._not_here.get(self._n_sampled, [])
+
     def _sample(self, logits: Logits) -> int:
-        logits[self._never] = -np.inf
+        forbidden = self._forbidden
+        could_come = np.isfinite(logits.max())
+        logits[forbidden] = -np.inf
+        if could_come and len(forbidden) > len(self._never) and logits.max() == -np.inf:
+            raise EngineError(
+                "Whatever the answer goes on with would be a banned string.",
+                "Ban fewer or longer strings.",
+            )
         try:
             return self._sampler.sample(logits)
         except EngineError:
@@ -222,20 +284,40 @@ class Generation:
         kept = ids[: self._n_keep] + ids[self._n_keep + n_dropped :]
         yield ContextShifted(n_dropped)
         self._session.check_turn(self._turn)  # the cache may be another answer's by now
+        yield from self._settle(len(self._banned.held) - 1 - (len(kept) - self._n_keep))
         self._session.keep_common(kept)
         logits = yield from self._prefill(kept)
         return logits is not None
 
-    def _emit(self, text: str) -> Generator[GenerationEvent, None, bool]:
+    def _show(self) -> Generator[GenerationEvent, None, bool]:
         """Yield the text that can be shown now; return whether a stop string ended the answer."""
+        banned = self._banned
+        if self._stop.would_stop(banned.held_text):
+            n_settled = len(banned.held)
+        else:
+            n_settled = banned.n_settled(
+                is_half=self._decoder is not None and bool(self._decoder.begun)
+            )
+        yield from self._settle(n_settled)
+        return self._is_stopped
+
+    def _settle(self, n: int) -> Generator[GenerationEvent, None, None]:
+        """Yield the text of the first n tokens that were held back, if they are any."""
+        for said in self._banned.release(max(0, n)):
+            self._pending.append(said.token)
+            yield from self._emit(said.text)
+
+    def _emit(self, text: str) -> Generator[GenerationEvent, None, None]:
+        """Yield what of a text is not held back as the beginning of a stop string."""
         shown, self._is_stopped = self._stop.feed(text)
         if shown or self._decoder is None:
             yield TokenText(shown, tuple(self._pending))
             self._pending.clear()
-        return self._is_stopped
 
     def _flush(self) -> Generator[GenerationEvent, None, None]:
         """Yield the text that was held back, unless a stop string has ended the answer."""
+        if not self._is_stopped:
+            yield from self._settle(len(self._banned.held))
         rest = self._decoder.flush() if self._decoder else ""
         shown = ""
         if not self._is_stopped:

@@ -45,6 +45,12 @@ class Session:
         return self._ids
 
     @property
+    def read_ids(self) -> list[int]:
+        """Ids of the cached tokens without those that nobody has read; ends computing ahead."""
+        ids = self.ids
+        return ids[: len(ids) - self._n_beyond]
+
+    @property
     def n_saved(self) -> int:
         """Number of cached tokens that the saved recurrent states stand for; 0 for none."""
         n = len(self._saved)

@@ -107,13 +107,13 @@ class Mirostat:
 
     def __init__(self, target: float, rate: float) -> None:
         self._target, self._rate = target, rate
-        self._bound = 2 * target
+        self._bounds = [2 * target]  # before each token, and before the next one
 
     def __call__(self, candidates: Candidates) -> Candidates:
         best_first = candidates.sort()
         with np.errstate(divide="ignore"):
             surprise = -np.log2(best_first.probabilities())
-        n_kept = max(1, int(np.searchsorted(surprise, self._bound, side="right")))
+        n_kept = max(1, int(np.searchsorted(surprise, self._bounds[-1], side="right")))
         return best_first.take(slice(n_kept), is_sorted=True)
 
     def observe(self, surprise: float) -> None:
@@ -122,7 +122,11 @@ class Mirostat:
         Args:
             surprise: that of the token among the candidates that were kept, in bits.
         """
-        self._bound -= self._rate * (surprise - self._target)
+        self._bounds.append(self._bounds[-1] - self._rate * (surprise - self._target))
+
+    def take_back(self, n: int) -> None:
+        """Forget the last n observed tokens, or all if there are fewer."""
+        del self._bounds[max(1, len(self._bounds) - n) :]
 
 
 def _if_any(candidates: Candidates, logits: FloatArray) -> Candidates:

@@ -51,6 +51,7 @@ class DryHistory:
         self._tail = b""  # end of the text, in which a breaker may have begun
         self._tokens = np.zeros(256, np.int64)
         self._n = self._n_since = 0  # all tokens, and those since the last breaker
+        self._all_since: list[int] = []  # `_n_since` after each token
 
     def append(self, token: int) -> None:
         """Add a token."""
@@ -63,6 +64,17 @@ class DryHistory:
             text = self._tail + self._token_bytes(token)
             if any(breaker in text for breaker in self._breakers):
                 self._n_since, text = 0, b""
+            self._tail = text[max(0, len(text) - self._n_kept_bytes) :]
+        self._all_since.append(self._n_since)
+
+    def take_back(self, n: int) -> None:
+        """Forget the last n tokens."""
+        self._n -= n
+        del self._all_since[self._n :]
+        self._n_since = self._all_since[-1] if self._all_since else 0
+        if self._token_bytes is not None:
+            since = self._tokens[self._n - self._n_since : self._n].tolist()
+            text = b"".join(map(self._token_bytes, since))
             self._tail = text[max(0, len(text) - self._n_kept_bytes) :]
 
     def penalties(self) -> tuple[IntArray, np.ndarray]:

@@ -89,6 +89,14 @@ class Sampler:
         if self.params.dry_multiplier:
             self._dry.append(token_id)
 
+    def take_back(self, n: int) -> None:
+        """Forget the last n tokens of the answer; their random numbers do not come again."""
+        self.history.take_back(n)
+        if self.params.dry_multiplier:
+            self._dry.take_back(n)
+        if self._mirostat is not None:
+            self._mirostat.take_back(n)
+
     def sample(self, logits: FloatArray) -> int:
         """Return the next token; it counts for the penalties only once it is accepted.
 

@@ -9,7 +9,7 @@ it here and list it in `engine.sampling.sampler`; the paths that sample without 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -127,22 +127,29 @@ class TokenHistory:
     """The last tokens of a sequence and how often each occurs among them.
 
     Args:
-        n_last: number of tokens to remember; -1 for all.
+        n_last: number of tokens that count; -1 for all.
     """
 
     def __init__(self, n_last: int) -> None:
         self.n_last = n_last
-        self._tokens: deque[int] = deque(maxlen=None if n_last < 0 else n_last)
+        self._tokens: list[int] = []  # the older ones as well, for `take_back`
         self._counts: Counter[int] = Counter()
 
     def append(self, token: int) -> None:
-        """Add a token; drop the oldest one if there are more than `n_last`."""
-        if self._tokens.maxlen == 0:
+        """Add a token; the oldest one does not count any more if there are more than `n_last`."""
+        if self.n_last == 0:
             return
-        if len(self._tokens) == self._tokens.maxlen:
-            self._forget(self._tokens[0])
         self._tokens.append(token)
         self._counts[token] += 1
+        if 0 < self.n_last < len(self._tokens):
+            self._forget(self._tokens[-self.n_last - 1])
+
+    def take_back(self, n: int) -> None:
+        """Forget the last n tokens; older ones count again in place of them."""
+        for _ in range(n if self.n_last else 0):
+            if 0 < self.n_last < len(self._tokens):
+                self._counts[self._tokens[-self.n_last - 1]] += 1
+            self._forget(self._tokens.pop())
 
     def _forget(self, token: int) -> None:
         self._counts[token] -= 1
@@ -151,8 +158,8 @@ class TokenHistory:
 
     @property
     def tokens(self) -> list[int]:
-        """The remembered tokens, oldest first."""
-        return list(self._tokens)
+        """The tokens that count, oldest first."""
+        return self._tokens[-self.n_last :] if self.n_last > 0 else list(self._tokens)
 
     def counts(self) -> tuple[IntArray, IntArray]:
         """Return the distinct tokens in ascending order, and the count of each: (n,), (n,)."""

@@ -17,6 +17,15 @@ class StreamDecoder:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def begun(self) -> bytes:
+        """Bytes of a character whose last byte has not come yet."""
+        return self._decoder.getstate()[0]
+
+    @begun.setter
+    def begun(self, value: bytes) -> None:
+        self._decoder.setstate((value, 0))
+
     def feed(self, token_id: int) -> str:
         """Add a token and return the text that is complete now; may be empty."""
         return self._decoder.decode(self._token_bytes(token_id))

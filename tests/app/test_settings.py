@@ -61,6 +61,14 @@ def test_values_of_the_wrong_kind_become_the_default(path: Path) -> None:
     assert SettingsStore(path).current == Settings(system_prompt="kept")
 
 
+def test_banned_strings_come_back_from_the_file_as_they_were(path: Path) -> None:
+    banned = ("a testament to", " \n", "\u2014", '"')
+    store = SettingsStore(path)
+    store.put(Settings(sampling=changed_sampling(SamplingParams(banned_strings=banned))))
+    assert store.save()
+    assert SettingsStore(path).current.sampling_params() == SamplingParams(banned_strings=banned)
+
+
 def test_sampling_that_the_engine_would_refuse_is_dropped() -> None:
     stored = Settings(sampling={"temperature": 99.0, "top_k": 3, "nonsense": 1, "stop": ["x"]})
     assert stored.sampling_params() == SamplingParams(top_k=3, stop=("x",))

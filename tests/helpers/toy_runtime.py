@@ -97,6 +97,7 @@ class Letters:
     """Tokenizer whose tokens are letters."""
 
     never_ids = (2, 5)
+    begun = b""
 
     def __init__(self, eog: Sequence[int] = ()) -> None:
         self.eog_ids = frozenset(eog)

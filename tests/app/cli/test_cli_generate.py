@@ -130,6 +130,10 @@ def test_sampling_options_reach_the_sampler(run: Run, model: Path) -> None:
     assert stopped["finish_reason"] == "stop"
     assert text.startswith(stopped["text"])
     assert text[-1] not in stopped["text"]
+    banned = run(
+        "generate", model, "-p", "hello", *GREEDY, "--ban", text[-1], "--ban", "zz", "--json"
+    )
+    assert text[-1].lower() not in banned.document["text"].lower()
 
 
 def test_parts_can_be_put_on_one_device(run: Run, model: Path) -> None:

@@ -24,6 +24,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 6, "ignore_eos": True},
     {"seed": 7, "temperature": 1.5, "top_k": 20, "max_tokens": 6, "ignore_eos": True},
     {"seed": 8, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 6},
+    {"seed": 7, "top_k": 20, "max_tokens": 12, "ignore_eos": True, "banned_strings": ["e", "s"]},
 ]
 END_S = 5.0
 

@@ -98,9 +98,9 @@ def test_mirostat_steers_the_surprise_to_its_target(target: float) -> None:
     assert isinstance(step, Mirostat)
     for _ in range(600):
         logits = (random.standard_normal(2000) * 2.5).astype(np.float32)
-        before = step._bound
+        before = step._bounds[-1]
         sampler.sample(logits)
-        seen.append(target - (step._bound - before) / 0.1)
+        seen.append(target - (step._bounds[-1] - before) / 0.1)
     assert np.mean(seen[200:]) == pytest.approx(target, abs=0.2)
 
 

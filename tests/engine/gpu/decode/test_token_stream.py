@@ -1,6 +1,7 @@
 """Tokens that a device samples for itself, read a little later: as if the host had."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,21 @@ def test_a_stop_text_ends_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None
     host, ahead = (told(answer(runtime, params, tokenizer=letters)) for runtime in both)
     assert host == ahead
     assert "stop" in ahead
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, RANDOM], ids=["greedy", "random"])
+def test_an_answer_goes_back_from_a_banned_string(
+    both: tuple[ToyRuntime, ToyRuntime], settings: dict[str, Any]
+) -> None:
+    """The host samples the token that replaces it, the device those that follow."""
+    letters, params = Letters(), SamplingParams(**settings, max_tokens=12)
+    plain = "".join(map(letters.feed, ids_of(answer(both[0], params, tokenizer=letters))))
+    params = replace(params, banned_strings=(plain[3:5], plain[7]))
+    host, ahead = (answer(runtime, params, tokenizer=letters) for runtime in both)
+    assert told(host) == told(ahead)
+    text = "".join(map(letters.feed, ids_of(ahead)))
+    assert len(text) == 12
+    assert not any(ban.lower() in text.lower() for ban in params.banned_strings)
 
 
 def test_cancelling_takes_effect_within_a_token(both: tuple[ToyRuntime, ToyRuntime]) -> None:
