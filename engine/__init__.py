@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     from engine.harmless import error_line, json_escaped, one_line, printable
     from engine.host import EngineHost, ThreadHost
     from engine.json_file import replace_json
+    from engine.limited.answering import answer_lines, ending_after
+    from engine.limited.child import ChildEnded, LimitedChild
     from engine.links.proof import prove_links
     from engine.measuring.benchmark import BenchResult, BenchTest
     from engine.measuring.kernel_tuning import tune_kernels
@@ -183,6 +185,7 @@ __all__ = [
     "Cancelled",
     "ChatMessage",
     "ChatTemplate",
+    "ChildEnded",
     "Choice",
     "ClockLimit",
     "CommError",
@@ -220,6 +223,7 @@ __all__ = [
     "Inspection",
     "InvalidGGUF",
     "KernelTuning",
+    "LimitedChild",
     "Link",
     "LinkFacts",
     "LinkRecord",
@@ -298,12 +302,14 @@ __all__ = [
     "UnsupportedQuant",
     "Usage",
     "Way",
+    "answer_lines",
     "atomic_write",
     "card_problems",
     "choose",
     "chosen_way",
     "collect_garbage",
     "cuda_status",
+    "ending_after",
     "error_line",
     "export_plan",
     "fastest_plan",
@@ -396,6 +402,8 @@ _HOME = {
     "host": ("EngineHost", "ThreadHost"),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),
+    "limited.answering": ("answer_lines", "ending_after"),
+    "limited.child": ("ChildEnded", "LimitedChild"),
     "models.description": ("Inspection", "ModelInfo", "TensorSummary"),
     "models.info": ("inspect_model", "read_model_info"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),

@@ -19,9 +19,3 @@ MAX_REQUEST = 16 << 20
 
 MAX_ADDED = 4 << 20
 """Largest number of characters by which a prompt may be longer than the request for it."""
-
-PIPE_BUFFER = 1 << 18
-"""Bytes that each side reads from a pipe at once; a long chat has hundreds of kilobytes."""
-
-OUT_OF_MEMORY = 3
-"""Exit status of a template's process that got no more memory."""

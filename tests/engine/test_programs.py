@@ -109,7 +109,7 @@ def test_children_are_tied_on_windows_and_nowhere_else(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.remote.child", "engine.templates.child", "engine.hardware.trial_process"]
+    "module", ["engine.remote.child", "engine.limited.child", "engine.hardware.trial_process"]
 )
 def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     from engine.hardware.trial_process import TrialProcess
@@ -123,7 +123,7 @@ def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: st
         process = EngineProcess(ends_at_once, lambda message, error: None)
         assert tied == [process.pid]
         process.bury()
-    elif module == "engine.templates.child":
+    elif module == "engine.limited.child":
         child = TemplateChild()
         assert tied == [child.pid]
         child.close()

@@ -1,0 +1,206 @@
+"""A child process that answers lines with lines, and is ended if an answer takes too much.
+
+For work on what strangers made, such as templates, formulas and documents: no request can hang the
+process that asks, or fill the machine.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Any
+
+import psutil
+
+from engine.limited.answering import OUT_OF_MEMORY, PIPE_BUFFER
+from engine.programs import NO_WINDOW, child_environment, tie_child
+
+LOOK_S = 0.01
+"""Seconds between two looks at the memory of the process."""
+
+
+class Excess(Enum):
+    """Limits that a process can exceed, for which it is killed."""
+
+    TIME = auto()
+    MEMORY = auto()
+
+
+class ChildEnded(Exception):
+    """End of a child without an answer.
+
+    Attributes:
+        excess: limit that it exceeded; None if it ended by itself.
+        status: exit status; None if it takes long to end.
+    """
+
+    def __init__(self, excess: Excess | None, status: int | None) -> None:
+        super().__init__(f"excess {excess}, status {status}")
+        self.excess = excess
+        self.status = status
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the child needed more memory than it may have."""
+        return self.excess is Excess.MEMORY or self.status == OUT_OF_MEMORY
+
+
+class LimitedChild:
+    """A process that answers one request after another, for one thread at a time.
+
+    Its first line says that it is ready. Its error output goes nowhere. It ends with its standard
+    input, so when this process ends.
+
+    Args:
+        command: command line.
+        max_bytes: memory that it may have.
+        start_s: seconds until it must be ready.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], max_bytes: int, start_s: float = 20.0) -> None:
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=child_environment(), creationflags=NO_WINDOW, bufsize=PIPE_BUFFER,
+        )  # fmt: skip
+        tie_child(self.pid)
+        self._max_bytes, self._start_s = max_bytes, start_s
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def wait_until_ready(self) -> None:
+        """Wait until the child has imported what it needs.
+
+        Raises:
+            OSError: it ends or is silent instead.
+        """
+        if self._is_ready:
+            return
+        line, excess = self._exchange(b"", self._start_s)
+        if excess:
+            raise OSError(f"it takes more than {self._start_s:g} s or {self._max_bytes >> 20} MiB")
+        if not line:
+            raise OSError(f"it ended with status {self._status()}")
+        self._is_ready = True
+
+    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
+        """Return the answer to a request, a line of JSON.
+
+        Args:
+            seconds: time for the answer.
+
+        Raises:
+            ChildEnded: there is no answer, and the child is gone or going.
+        """
+        line, excess = self._exchange(request, seconds)
+        if excess or not line.endswith(b"\n"):
+            raise ChildEnded(excess, self._status())
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def kill(self) -> None:
+        """End the process, whatever it does; any thread may call it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process, whatever it does, and close its pipes."""
+        self.kill()
+        self._status()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()
+
+    def _exchange(self, request: bytes, seconds: float) -> tuple[bytes, Excess | None]:
+        """Write a request; return the line that answers it, and why the process was killed."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        line = b""
+        with AnswerWatch(self._process, seconds, self._max_bytes) as watch, suppress(OSError):
+            stdin.write(request)
+            stdin.flush()
+            line = stdout.readline()
+        return line, watch.excess
+
+    def _status(self) -> int | None:
+        """Return the exit status of a process that is ending; None if it takes long to end."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(5)
+        return None
+
+
+class AnswerWatch:
+    """A thread that kills a process if the `with` block takes too long or too much memory.
+
+    A thread rather than timeouts of reads: a process that is stopped does not read either, and
+    pipes have no timeouts on Windows. Nobody waits for the thread: without memory for its first
+    step it ends unseen, and `threading.Thread.start` would wait for that step for ever. Then the
+    process ends by itself, later, see `engine.limited.answering`.
+
+    Args:
+        seconds: time that the block may take.
+        max_bytes: memory that the process may have.
+
+    Attributes:
+        excess: why the process was killed, None while it was not; final after the block.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float, max_bytes: int) -> None:
+        self.excess: Excess | None = None
+        self._process = process
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._is_done = threading.Event()
+        self._looking = threading.Lock()
+
+    def __enter__(self) -> AnswerWatch:
+        _thread.start_new_thread(self._look, ())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_done.set()
+        with self._looking:  # the thread does nothing more
+            pass
+
+    def _look(self) -> None:
+        """Look at the process until the block is done; runs on the thread."""
+        deadline = time.monotonic() + self._seconds
+        while not self._is_done.wait(LOOK_S):
+            with self._looking:
+                if self._is_done.is_set():
+                    return
+                if time.monotonic() > deadline:
+                    self.excess = Excess.TIME
+                elif _memory_of(self._process.pid) > self._max_bytes:
+                    self.excess = Excess.MEMORY
+                if self.excess:
+                    self._process.kill()
+                    return
+
+
+def _memory_of(pid: int) -> int:
+    """Return the bytes of memory of a process; 0 if it has ended."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    return int(getattr(memory, "private", memory.rss))  # "private" is Windows's
