@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from engine.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
     from engine.models.description import Inspection, ModelInfo, TensorSummary
     from engine.models.info import inspect_model, read_model_info
+    from engine.models.registry import supported_architectures
     from engine.planning.alternative import Alternative
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
@@ -347,6 +348,7 @@ __all__ = [
     "replace_json",
     "result_document",
     "speed_of",
+    "supported_architectures",
     "sweep_temporaries",
     "tandem_folder",
     "temporary_folder",
@@ -406,6 +408,7 @@ _HOME = {
     "limited.child": ("ChildEnded", "LimitedChild"),
     "models.description": ("Inspection", "ModelInfo", "TensorSummary"),
     "models.info": ("inspect_model", "read_model_info"),
+    "models.registry": ("supported_architectures",),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "generation.scoring": ("Perplexity", "perplexity"),
     "planning.memory": ("DeviceMemory", "MemoryUse"),

@@ -22,4 +22,5 @@ def import_planner() -> None:
         getattr(engine, name)
     for name in ("read_model_info", "Planner", "choose", "Fit", "PlanStore", "chosen_way"):
         getattr(engine, name)
+    engine.supported_architectures()  # imports them all
     import_module("markdown_it")
