@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from engine.generation.scoring import Perplexity, perplexity
+    from engine.gguf.header import is_header_whole
     from engine.gpu.matmul.tuning_report import KernelTuning
     from engine.hardware.card_records import card_problems
     from engine.hardware.fallbacks import Fallback, FallbackKind
@@ -319,6 +320,7 @@ __all__ = [
     "hidden_gpus",
     "import_plan",
     "inspect_model",
+    "is_header_whole",
     "json_escaped",
     "known_facts",
     "known_links",
@@ -453,6 +455,7 @@ _HOME = {
     "tuning": ("tune",),
     "measuring.kernel_tuning": ("tune_kernels",),
     "gpu.matmul.tuning_report": ("KernelTuning",),
+    "gguf.header": ("is_header_whole",),
     "version": ("package_version",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -20,12 +20,16 @@ CODE_FROM_DATA = {
 
 NETWORK = {
     "socket", "ssl", "http", "urllib.request", "ftplib", "smtplib", "asyncio", "socketserver",
-    "xmlrpc", "requests", "httpx", "aiohttp", "PySide6.QtNetwork", "PySide6.QtWebEngineCore",
+    "xmlrpc", "requests", "httpx", "httpx2", "huggingface_hub", "aiohttp", "PySide6.QtNetwork",
+    "PySide6.QtWebEngineCore",
 }  # fmt: skip
 """Modules that can speak to other machines."""
 
 SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"}}
 """What the modules that import `socket` take from it: none of it reaches another machine."""
+
+DOWNLOADS = {"app.downloads.transfer.source", "app.downloads.hub.client"}
+"""The modules that reach other machines; what they are asked for is in `app.downloads` alone."""
 
 
 @pytest.mark.parametrize(("path", "test"), NAMED)
@@ -93,5 +97,5 @@ def test_nothing_opens_a_connection() -> None:
             assert found == {"socket"}
             calls = {n.partition(".")[2] for n in called(path) if n.startswith("socket.")}
             assert calls == SOCKETS[module]
-        else:
+        elif module not in DOWNLOADS:
             assert not found, module

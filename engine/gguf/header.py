@@ -182,6 +182,24 @@ def parse_header(path: Path, data: bytearray, file_size: int) -> Header:
     return Header(version, meta, tensors)
 
 
+def is_header_whole(data: bytes | bytearray, file_size: int) -> bool:
+    """Return whether the first bytes of a file hold all of its header.
+
+    Args:
+        data: first bytes of the file; more than `HEADER_LIMIT` of them are not looked at.
+        file_size: size of the whole file, in bytes.
+
+    Raises:
+        InvalidGGUF: no header begins like that.
+        UnsupportedQuant: a tensor's type is unknown.
+    """
+    try:
+        parse_header(Path("The file"), bytearray(data[:HEADER_LIMIT]), file_size)
+    except HeaderEndsEarly:
+        return False
+    return True
+
+
 def _parse_version(cursor: Cursor) -> int:
     magic = bytes(cursor.data[:32])
     if not magic.startswith(b"GGUF"):

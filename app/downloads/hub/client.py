@@ -1,0 +1,247 @@
+"""The hub's interface, by its own library; each failure is one sentence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx2
+
+from app.downloads.hub.address import is_offline
+from app.downloads.transfer.remote_file import RemoteFile
+from app.downloads.transfer.source import BUSY, Denied
+from engine import EngineError, one_line, package_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from huggingface_hub import HfApi
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 15.0
+"""Longest wait in seconds for any byte of an answer."""
+
+MOST_FOUND = 50
+MOST_FILES = 5000
+SHA256 = 64
+OFFLINE = "HF_HUB_OFFLINE is set, so nothing is asked of the network."
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRepo:
+    """A repository that a search has found.
+
+    Attributes:
+        n_downloads: downloads in the last 30 days.
+        updated: last change; None where it is unknown.
+        n_params: parameters of the model; 0 where they are unknown.
+        is_gated: whether its publisher wants conditions to be accepted first.
+    """
+
+    repo: str
+    n_downloads: int
+    n_likes: int
+    updated: datetime | None
+    n_params: int
+    is_gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository and its model files.
+
+    Attributes:
+        commit: its state, to which the files belong.
+        licence: name of its licence; "" where it states none.
+        page: address to read about it.
+    """
+
+    repo: str
+    commit: str
+    licence: str
+    n_params: int
+    is_gated: bool
+    files: tuple[RemoteFile, ...]
+    page: str
+
+
+class Hub:
+    """Search and metadata of one hub; each call waits for the network.
+
+    Args:
+        token: returns the person's token; "" for none.
+    """
+
+    def __init__(self, endpoint: str, token: Callable[[], str]) -> None:
+        self.endpoint, self._token = endpoint, token
+
+    def search(self, words: str) -> list[FoundRepo]:
+        """Return the repositories with GGUF models for some words, most downloaded first.
+
+        Raises:
+            EngineError: the hub cannot be asked.
+        """
+        with _told(words):
+            found = self._api().list_models(
+                filter="gguf", search=words, sort="downloads", limit=MOST_FOUND,
+                expand=["downloads", "likes", "lastModified", "gated", "gguf"],
+            )  # fmt: skip
+            return [
+                FoundRepo(
+                    str(model.id),
+                    int(model.downloads or 0),
+                    int(model.likes or 0),
+                    model.last_modified,
+                    _n_params(model.gguf),
+                    bool(model.gated),
+                )
+                for model in found
+            ]
+
+    def repository(self, repo: str, revision: str = "") -> Repository:
+        """Return the model files of a repository in its present state.
+
+        Raises:
+            EngineError: there is none, or the hub cannot be asked.
+        """
+        with _told(repo):
+            info = self._api().model_info(
+                repo, revision=revision or None, files_metadata=True, timeout=ANSWER_S
+            )
+            name, commit = str(info.id), str(info.sha or "")
+            files = tuple(
+                self._file(name, commit, sibling)
+                for sibling in (info.siblings or ())[:MOST_FILES]
+                if str(sibling.rfilename).lower().endswith(".gguf")
+            )
+            licence = _licence(info)
+            return Repository(
+                name, commit, licence, _n_params(info.gguf), bool(info.gated), files,
+                f"{self.endpoint}/{quote(name)}",
+            )  # fmt: skip
+
+    def _file(self, repo: str, commit: str, sibling: Any) -> RemoteFile:
+        name = str(sibling.rfilename)
+        lfs = sibling.lfs
+        sha256 = str(lfs.sha256) if lfs is not None else ""
+        size = int(lfs.size if lfs is not None else sibling.size or 0)
+        url = f"{self.endpoint}/{quote(repo)}/resolve/{quote(commit, '')}/{quote(name)}"
+        is_hash = len(sha256) == SHA256 and set(sha256) <= set("0123456789abcdef")
+        return RemoteFile(url, name, size, sha256 if is_hash else "", repo, commit)
+
+    def _api(self) -> HfApi:
+        """Return the library's interface, which sends no more than is asked for."""
+        if is_offline():
+            raise EngineError(OFFLINE, "Unset it and start Tandem again.")
+        import huggingface_hub  # late: it takes half a second
+        from huggingface_hub import constants
+
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        huggingface_hub.set_client_factory(lambda: _Client(self.endpoint))
+        return huggingface_hub.HfApi(
+            endpoint=self.endpoint,
+            token=self._token() or False,
+            library_name="tandem",
+            library_version=package_version(),
+        )
+
+
+def machine_token() -> str:
+    """Return the token that the hub's own programs use here, from their file; "" for none."""
+    import huggingface_hub
+
+    try:
+        return huggingface_hub.get_token() or ""
+    except (OSError, ValueError, httpx2.HTTPError):
+        return ""
+
+
+class _Client(httpx2.Client):
+    """Client that never waits for long, and does not try again by itself."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(follow_redirects=True)
+        self._origin = _origin(httpx2.URL(endpoint))
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        request.extensions["timeout"] = httpx2.Timeout(ANSWER_S).as_dict()
+        if _origin(request.url) != self._origin:
+            request.headers.pop("authorization", None)
+        host = one_line(request.url.host, 60)
+        try:
+            response = super().send(request, **options)
+        except httpx2.TimeoutException:
+            raise EngineError(f"{host} does not answer.", "Try it later.") from None
+        except httpx2.TransportError:
+            raise EngineError(
+                f"{host} cannot be reached.", "Check the connection to the internet."
+            ) from None
+        if response.status_code in BUSY:
+            raise EngineError(
+                f"{host} is busy (status {response.status_code}).", "Try it in a minute."
+            )
+        return response
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn each error of the library into a sentence.
+
+    Raises:
+        EngineError: something went wrong.
+    """
+    from huggingface_hub import errors
+
+    shown = one_line(what, 80)
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise Denied(
+            f"{shown} is gated: its publisher wants you to accept conditions first.",
+            "Accept them on the model's page, then enter a token of your account here.",
+        ) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        hint = "Check the name; a private one needs a token."
+        raise EngineError(f"There is no repository {shown}.", hint) from None
+    except errors.HFValidationError:
+        raise EngineError(f"“{shown}” is no name of a repository.", "Write owner/name.") from None
+    except errors.OfflineModeIsEnabled:
+        raise EngineError(OFFLINE, "Unset it and start Tandem again.") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise Denied("The hub does not accept your token.", "Enter another one.") from None
+        raise EngineError(f"The hub answers with status {status}.", "Try it later.") from None
+    except httpx2.InvalidURL:
+        raise EngineError("The address in HF_ENDPOINT cannot be used.") from None
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        log.info("the hub's answer about %s is not understood", shown)
+        raise EngineError("The hub's answer is not understood.", "Try it later.") from None
+
+
+def _n_params(gguf: object) -> int:
+    total = gguf.get("total") if isinstance(gguf, dict) else None
+    return total if isinstance(total, int) and total > 0 else 0
+
+
+def _licence(info: Any) -> str:
+    """Return the licence that the model's card or its tags name."""
+    named = getattr(info.card_data, "license", None)
+    if isinstance(named, list):
+        named = ", ".join(map(str, named))
+    if not named:
+        tags = (str(tag) for tag in info.tags or ())
+        named = next((tag.partition(":")[2] for tag in tags if tag.startswith("license:")), "")
+    if named == "other":
+        named = getattr(info.card_data, "license_name", None) or named
+    return one_line(str(named), 60)
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port

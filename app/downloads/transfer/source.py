@@ -1,0 +1,268 @@
+"""Connections to servers of models: ranges of files, redirects, and where the token may go."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+
+from app.downloads.transfer.remote_file import RemoteFile
+from engine import Cancelled, EngineError, one_line, package_version
+
+CONNECT_S = 10.0
+STALL_S = 20.0
+"""Seconds without a byte after which a connection is given up."""
+
+MOST_HOPS = 8
+LONGEST_WAIT_S = 120.0
+EXPIRED = {400, 401, 403, 404, 410}
+"""Answers of a remembered address that has lost its validity."""
+
+BUSY = {408, 425, 429, 500, 502, 503, 504}
+RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+LOCAL = {"127.0.0.1", "localhost", "::1"}
+
+for _name in ("httpx2", "httpcore2"):  # they log addresses, which may be signed
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+
+class TryLater(Exception):
+    """Failure that may pass by itself.
+
+    Args:
+        why: sentence for the person, if it does not.
+        wait_s: seconds that the server asks to wait; 0 for none.
+    """
+
+    def __init__(self, why: str, wait_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+class Denied(EngineError):
+    """Error of a file that needs an account, or the consent of whoever published it."""
+
+
+class FileChanged(EngineError):
+    """Error of a file that is not what its server has announced before."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """The bytes of a range, or of the whole file where the server ignores ranges.
+
+    Attributes:
+        start: place of the first byte.
+        is_whole: whether the server has ignored the range.
+        chunks: the bytes, as they arrive.
+    """
+
+    start: int
+    is_whole: bool
+    chunks: Iterator[bytes]
+
+
+class Source:
+    """Connections to one hub and to where it redirects; usable by several threads.
+
+    Args:
+        endpoint: address of the hub; the token goes nowhere else.
+        token: returns the token; "" for none.
+        stall_s: seconds without a byte after which a request fails.
+    """
+
+    def __init__(
+        self, endpoint: str, token: Callable[[], str] = lambda: "", stall_s: float = STALL_S
+    ) -> None:
+        self._endpoint, self._token = httpx2.URL(endpoint), token
+        self._client = httpx2.Client(
+            timeout=httpx2.Timeout(stall_s, connect=min(CONNECT_S, stall_s)),
+            headers={
+                "User-Agent": f"tandem/{package_version()}",
+                "Accept-Encoding": "identity",
+            },
+        )
+        self._found: dict[str, httpx2.URL] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End all connections."""
+        self._is_closed = True
+        self._client.close()
+
+    @contextmanager
+    def open(self, file: RemoteFile, start: int, end: int) -> Iterator[Answer]:
+        """Ask for the bytes from `start` to `end` of a file.
+
+        Raises:
+            TryLater: the connection fails, or the server is busy.
+            Denied: the file needs a token, or another one.
+            FileChanged: the file has another size or hash by now.
+            EngineError: there is no such file, or the server cannot be used.
+        """
+        try:
+            response = self._request(file.url, start, end)
+            try:
+                yield _checked(response, file, start)
+            finally:
+                response.close()
+        except httpx2.InvalidURL:
+            raise EngineError(f"“{one_line(file.url, 80)}” is no usable address.") from None
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise TryLater(_told(error)) from None
+
+    def size_of(self, url: str) -> tuple[int, str]:
+        """Return the size in bytes of a file and what marks its present state ("" for nothing).
+
+        Raises:
+            TryLater: as for `open`.
+            EngineError: there is no such file, or its size is not told.
+        """
+        try:
+            response = self._request(url, 0, 1)
+            try:
+                _check_status(response)
+                size = _whole_size(response)
+                mark = response.headers.get("etag", "")
+            finally:
+                response.close()
+        except httpx2.InvalidURL:
+            raise EngineError(f"“{one_line(url, 80)}” is no usable address.") from None
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise TryLater(_told(error)) from None
+        if size is None:
+            raise EngineError("The server does not say how large this file is.")
+        return size, mark
+
+    def _request(self, url: str, start: int, end: int) -> httpx2.Response:
+        """Send a request to the address that was found last, or find a fresh one."""
+        known = self._found.get(url)
+        if known is not None:
+            response = self._send(known, start, end)
+            if response.status_code not in EXPIRED and not response.has_redirect_location:
+                return response
+            response.close()
+            self._found.pop(url, None)
+        at = httpx2.URL(url)
+        for _ in range(MOST_HOPS):
+            response = self._send(at, start, end)
+            if not response.has_redirect_location:
+                if at != url and response.status_code in (200, 206):
+                    self._found[url] = at
+                return response
+            response.close()
+            at = _next(at, response)
+        raise EngineError("The server redirects again and again.", "Try it later.")
+
+    def _send(self, at: httpx2.URL, start: int, end: int) -> httpx2.Response:
+        if self._is_closed:
+            raise Cancelled("The download")
+        if at.scheme not in ("http", "https") or not at.host or at.userinfo:
+            raise EngineError(f"“{one_line(str(at.copy_with(query=None)), 80)}” cannot be used.")
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        if self._is_of_hub(at) and (token := self._token()):
+            headers["Authorization"] = f"Bearer {token}"
+        request = self._client.build_request("GET", at, headers=headers)
+        return self._client.send(request, stream=True, follow_redirects=False)
+
+    def _is_of_hub(self, at: httpx2.URL) -> bool:
+        """Return whether the token may go there: to the hub alone, and not in the open."""
+        hub = self._endpoint
+        is_private = at.scheme == "https" or at.host in LOCAL
+        return is_private and (at.scheme, at.host, at.port) == (hub.scheme, hub.host, hub.port)
+
+
+def _next(at: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
+    """Return where an answer leads to."""
+    goal = at.join(response.headers["location"])
+    if at.scheme == "https" and goal.scheme != "https":
+        raise EngineError("The server redirects to an address without encryption.")
+    return goal
+
+
+def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> Answer:
+    """Return the bytes of an answer that is about the right file and place."""
+    if response.status_code in EXPIRED and response.request.url != file.url:
+        raise TryLater("The address that the hub has given does not work.")
+    _check_status(response)
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise TryLater("The server sends the file in another form than asked for.")
+    size = _whole_size(response)
+    mark = "" if file.sha256 else response.headers.get("etag", "")
+    if size not in (None, file.n_bytes) or (mark and file.commit and mark != file.commit):
+        raise _changed(file)
+    chunks = response.iter_raw()
+    if response.status_code == 200:
+        return Answer(0, True, chunks)
+    match = RANGE.fullmatch(response.headers.get("content-range", ""))
+    if match is None or int(match[1]) != start:
+        raise TryLater("The server sends another part of the file than asked for.")
+    return Answer(start, False, chunks)
+
+
+def _whole_size(response: httpx2.Response) -> int | None:
+    """Return the size of the whole file that an answer is about; None if it does not say."""
+    if response.status_code == 206:
+        match = RANGE.fullmatch(response.headers.get("content-range", ""))
+        return int(match[3]) if match and match[3] != "*" else None
+    length = response.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else None
+
+
+def _check_status(response: httpx2.Response) -> None:
+    """Raise the error of an answer that has no bytes of the file."""
+    status, host = response.status_code, one_line(response.request.url.host, 60)
+    if status in (200, 206):
+        return
+    if status in (401, 403):
+        raise _denial(response)
+    if status in (404, 410):
+        raise EngineError(f"{host} does not have this file any more.", "Look for the model again.")
+    if status == 416:
+        raise FileChanged("The file has become shorter on the server.", "Look for the model again.")
+    if status in BUSY:
+        after = response.headers.get("retry-after", "")
+        wait_s = min(float(after), LONGEST_WAIT_S) if after.isdecimal() else 0.0
+        why = "asks to wait" if status == 429 else f"has a fault (status {status})"
+        raise TryLater(f"{host} {why}.", wait_s)
+    raise EngineError(f"{host} answers with status {status}.", "Try it later.")
+
+
+def _denial(response: httpx2.Response) -> EngineError:
+    """Return the error of a server that wants to know who asks."""
+    host = one_line(response.request.url.host, 60)
+    if response.headers.get("x-error-code") == "GatedRepo":
+        return Denied(
+            "This model is gated: its publisher wants you to accept conditions first.",
+            "Accept them on the model's page, then enter a token of your account here.",
+        )
+    if "authorization" in response.request.headers:
+        return Denied(
+            f"{host} does not let your token read this file.",
+            "Check the token, and whether your account may see the model.",
+        )
+    return Denied(
+        f"{host} wants to know who asks for this file.",
+        "Enter a token of your account; a gated model has conditions on its page, too.",
+    )
+
+
+def _changed(file: RemoteFile) -> FileChanged:
+    name = one_line(file.name.rpartition("/")[2], 80)
+    return FileChanged(
+        f"{name} was changed on the server since you chose it.",
+        "What had arrived was deleted. Look for the model again.",
+    )
+
+
+def _told(error: Exception) -> str:
+    """Return why a connection has failed, without addresses, which may be signed."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "The server does not answer."
+    if isinstance(error, httpx2.ConnectError):
+        return "The server cannot be reached."
+    return "The connection was cut."
