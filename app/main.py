@@ -22,6 +22,8 @@ from app.library.page import LibraryPage
 from app.model.presenter import ModelPresenter, ModelViews
 from app.model.session import ModelSession
 from app.monitor.device_poller import DevicePoller
+from app.monitor.presenter import MonitorPresenter
+from app.monitor.views.monitor_head import MonitorHead
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.preferences.page import SettingsPage
@@ -83,6 +85,7 @@ class Shell(QObject):
         self.start_up = StartUp(rig, self)
         self.split = SplitSession(machine_factory=self.start_up.machine, parent=self)
         self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
+        self._monitor_head = MonitorHead()
         self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
         self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
         self.split_panel.footer.add_button(self.side_panels.find)
@@ -131,6 +134,7 @@ class Shell(QObject):
         self.split.stop()
         self.side_panels.close()
         self.library.close()
+        self.monitor_presenter.close()
         self.models.close()
         self.chat_cache.close()
         self.client.shutdown()
@@ -153,6 +157,7 @@ class Shell(QObject):
         self.poller.stop()  # it reads what has been known until now
         self.split.set_devices(devices, machine)
         self.side_panels.set_devices(devices, self._rig)
+        self.monitor.set_devices(devices)
         self.garbage.settle()
         self.models.release()
         if self._rig is None:
@@ -177,7 +182,8 @@ class Shell(QObject):
 
     def _panels(self) -> Panels:
         side = self.side_panels
-        return Panels(self.split_panel, side.plans, side.placement, side.links, self.monitor)
+        monitor = self.monitor, self._monitor_head
+        return Panels(self.split_panel, side.plans, side.placement, side.links, *monitor)
 
     def _make_timers(self) -> None:
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
@@ -213,6 +219,9 @@ class Shell(QObject):
         self.library = LibraryPage(
             self.split, self.settings, self.keep, window.show_page, self._show_chat, self
         )
+        self.monitor_presenter = MonitorPresenter(
+            self.monitor, self._monitor_head, self.settings, self.keep, self
+        )
         self.settings_page = SettingsPage(
             self.settings, self.keep, window.show_page, self._show_chat, self
         )
@@ -222,7 +231,7 @@ class Shell(QObject):
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
-        for source in (*presenters, self.crashes, self.recovery):
+        for source in (*presenters, self.monitor_presenter, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
             success.connect(self.window.banner.dismiss_failure)

@@ -122,6 +122,8 @@ class Settings:
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
+    monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
+    monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
 
     def with_recent(self, path: str) -> Settings:
         """Return a copy with `path` first among the recent models."""

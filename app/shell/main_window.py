@@ -58,6 +58,7 @@ class Panels:
 
     Attributes:
         plans: menu of saved plans, in the title bar of the split dock.
+        monitor_head: what is in the title bar of the monitor's dock.
     """
 
     split: QWidget
@@ -65,6 +66,7 @@ class Panels:
     placement: QWidget
     links: QWidget
     monitor: QWidget
+    monitor_head: QWidget
 
 
 class MainWindow(QMainWindow):
@@ -196,7 +198,9 @@ class MainWindow(QMainWindow):
         self.placement_dock = self._dock("Map", panels.placement, right)
         self.links_dock = self._dock("Links", panels.links, right)
         self.sampling_dock = self._dock("Sampling", self.sampling, right)
-        self.monitor_dock = self._dock("Monitor", panels.monitor, side.BottomDockWidgetArea)
+        self.monitor_dock = self._dock(
+            "Monitor", panels.monitor, side.BottomDockWidgetArea, panels.monitor_head
+        )
         for dock in (self.placement_dock, self.links_dock, self.sampling_dock):
             self.tabifyDockWidget(self.split_dock, dock)
             dock.hide()

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple, Protocol
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import QResizeEvent, QStandardItem
-from PySide6.QtWidgets import QLabel, QListWidgetItem, QSizePolicy, QWidget
+from PySide6.QtWidgets import QLabel, QListWidgetItem, QSizePolicy, QToolTip, QWidget
 
 from engine import one_line, printable
 
@@ -118,6 +118,11 @@ class LegendLabel(QLabel):
 def set_tip(target: HasToolTip, text: str) -> None:
     """Set a tool tip, which shows `text` as it is."""
     target.setToolTip(plain_tip(text))
+
+
+def show_tip(widget: QWidget, place: QPoint, text: str) -> None:
+    """Show a tool tip now, at a place of the screen; it shows `text` as it is."""
+    QToolTip.showText(place, plain_tip(text), widget)
 
 
 def plain_tip(text: str) -> str:

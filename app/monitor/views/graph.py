@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from app.scale import px
 from app.theme import theme
+from app.translation import tr
+from app.widgets.text import show_tip
 
 WINDOW_S: Final = 120.0
 AXIS_WIDTH: Final = 44
@@ -23,6 +26,9 @@ ROOM: Final = 7
 """Pixels above and below the scale, for half a line of text."""
 GRID_ALPHA: Final = 0.2
 LINE_WIDTH: Final = 1.5
+MARK: Final = 3
+"""Half the width of the sign of a message."""
+NEAR: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Graph(QWidget):
         self.top = top
         self.curves: Mapping[str, Curve] = {}
         self.marks: Sequence[float] = ()
+        self._clocks: Sequence[str] = ()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     def show_curves(self, curves: Mapping[str, Curve], top: float) -> None:
@@ -60,10 +67,31 @@ class Graph(QWidget):
         self.curves, self.top = curves, top
         self.update()
 
-    def set_marks(self, marks: Sequence[float]) -> None:
-        """Draw dotted lines at these times, given as minus their ages in seconds."""
-        self.marks = marks
+    def set_marks(self, marks: Sequence[float], clocks: Sequence[str]) -> None:
+        """Draw messages as dotted lines at these times.
+
+        Args:
+            marks: minus their ages in seconds.
+            clocks: their times of day, for tool tips.
+        """
+        self.marks, self._clocks = marks, clocks
         self.update()
+
+    def mark_at(self, x: float) -> str:
+        """Return the time of day of the message within `NEAR` pixels of a place, or ""."""
+        pairs = zip(self.marks, self._clocks, strict=True)
+        found = [(abs(self.point(mark, 0).x() - x), clock) for mark, clock in pairs]
+        distance, clock = min(found, default=(math.inf, ""))
+        return clock if distance <= px(NEAR) else ""
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            clock = self.mark_at(event.pos().x())
+            if clock:
+                tip = tr("Message at {time}").format(time=clock)
+                show_tip(self, event.globalPos(), tip)
+                return True
+        return super().event(event)
 
     def area(self) -> QRectF:
         """Return the place of the curves."""
@@ -91,6 +119,11 @@ class Graph(QWidget):
         for mark in self.marks:
             x = self.point(mark, 0).x()
             painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
+            size = px(MARK)
+            head = [QPointF(x - size, area.top() - size), QPointF(x + size, area.top() - size)]
+            painter.setBrush(QColor(theme().accent))
+            painter.drawPolygon([*head, QPointF(x, area.top() + size)])
+        painter.setBrush(Qt.BrushStyle.NoBrush)
         for curve in self.curves.values():
             painter.setPen(QPen(QColor(theme().device_colour(curve.colour)), LINE_WIDTH))
             for line in self._lines(curve):

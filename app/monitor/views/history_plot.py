@@ -58,9 +58,9 @@ class HistoryPlot(QWidget):
         """Fix the upper end of the scale."""
         self._top = top
 
-    def set_marks(self, ages_s: Sequence[float]) -> None:
-        """Draw dotted vertical lines at these ages, in seconds."""
-        self.graph.set_marks([-age for age in ages_s])
+    def set_marks(self, marks: Sequence[tuple[float, str]]) -> None:
+        """Draw dotted vertical lines for messages, given by age in seconds and time of day."""
+        self.graph.set_marks([-age for age, _ in marks], [clock for _, clock in marks])
 
     def set_latest(self, values: Sequence[tuple[str, int, str]]) -> None:
         """Show the newest values as text, without dots if there are many.

@@ -1,4 +1,4 @@
-"""Graphs of the last two minutes: memory, load, speed, and how ranks spend their time.
+"""Graphs of the last two minutes, or an overview of all devices.
 
 The window shares the processor with the engine, so drawing slows generation down: everything is
 drawn once per snapshot of the devices, and not at all while the panel is hidden.
@@ -8,77 +8,89 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QScrollArea,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
 
-from app.monitor.history import SeriesHistory
+from app.monitor.figures import DEFAULT_GRAPHS, FIGURES, RATE
+from app.monitor.record import MonitorRecord
 from app.monitor.views.graph import WINDOW_S
 from app.monitor.views.history_plot import HistoryPlot
+from app.monitor.views.monitor_head import graph_names
+from app.monitor.views.overview import DeviceState, Overview
 from app.monitor.views.timeline_plot import TimelinePlot
-from app.split.figures import rank_labels
+from app.split.figures import rank_labels, short_name
 from app.theme import theme_signals
+from app.translation import tr
 from app.units import GIB
-from engine import DeviceSnapshot, TokenTimes
+from engine import DeviceInfo, DeviceSnapshot, TokenTimes
 
-CAPACITY: Final = 512
-RATE: Final = "rate"
-RATE_FADES_S: Final = 1.5
-"""Age at which a rate no longer counts, in seconds; a running engine reports more often."""
+MOST_IN_LINE: Final = 4
 
 
 class MonitorPanel(QWidget):
     """Graphs on one time axis, fed with snapshots, rates, message marks and token times.
 
     The timeline of the ranks shows as soon as it has data.
+
+    Attributes:
+        plots: graphs by name; only chosen ones are visible and drawn.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._memory_history = SeriesHistory(CAPACITY)
-        self._load_history = SeriesHistory(CAPACITY)
-        self._rate_history = SeriesHistory(CAPACITY)
-        self._marks: deque[float] = deque(maxlen=64)
-        self._rate, self._rate_s = 0.0, -math.inf
-        self._has_ended = False
-        self._colours: dict[str, int] = {}
+        self.record = MonitorRecord()
+        self._names: dict[str, str] = {}
         self._ranks: tuple[str, ...] = ()
-        self._now_s = 0.0
-        self.memory = HistoryPlot("Memory", "GiB")
-        self.load = HistoryPlot("Load", "%", top=100.0)
-        self.speed = HistoryPlot("Tokens per second", "tok/s")
+        self._is_overview = False
+        self._graphs: tuple[str, ...] = DEFAULT_GRAPHS
+        self.plots = {
+            name: HistoryPlot(tr(figure.title), figure.unit, figure.top)
+            for name, figure in FIGURES.items()
+        }
+        self.plots[RATE] = HistoryPlot(tr("Tokens per second"), "tok/s")
+        self.memory, self.load, self.speed = (self.plots[name] for name in DEFAULT_GRAPHS)
         self.timeline = TimelinePlot()
+        self.overview = Overview()
         self._build()
         theme_signals().changed.connect(self._on_theme)
+
+    def choose(self, is_overview: bool, graphs: Sequence[str]) -> None:
+        """Show the overview, or these graphs."""
+        self._is_overview, self._graphs = is_overview, tuple(graphs)
+        self._lay_out()
+        self._stack.setCurrentIndex(int(is_overview))
+        if self.isVisible() and self.record.latest:
+            self._draw()
+
+    def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
+        """Name the devices by their product names."""
+        self._names = {device.id: short_name(device.name) for device in devices}
 
     def add_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Add a snapshot of all devices, and draw."""
         if not snapshots:
             return
-        self._now_s = snapshots[0].time_s
-        for snapshot in snapshots:
-            self._colours.setdefault(snapshot.device, len(self._colours))
-        readable = [s for s in snapshots if s.total_bytes]
-        self._memory_history.append(self._now_s, {s.device: s.used_bytes / GIB for s in readable})
-        self._load_history.append(
-            self._now_s,
-            {s.device: s.load_percent for s in readable if s.load_percent is not None},
-        )
-        self._rate_history.append(self._now_s, {RATE: self._take_rate()})
-        if readable:
-            self.memory.set_top(max(s.total_bytes for s in readable) / GIB)
+        self.record.add(snapshots)
+        sizes = [s.total_bytes / GIB for s in snapshots if s.total_bytes]
+        if sizes:
+            self.memory.set_top(max(sizes))
         if self.isVisible():
             self._draw()
 
     def add_rate(self, tokens_per_s: float) -> None:
         """Add the present rate, 0 at the end; it is drawn with the next snapshot."""
-        self._has_ended = tokens_per_s <= 0
-        if not self._has_ended:
-            self._rate, self._rate_s = tokens_per_s, time.monotonic()
+        self.record.add_rate(tokens_per_s)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
         """Show the ranks of the loaded model, given by their devices; none without a model."""
@@ -92,21 +104,34 @@ class MonitorPanel(QWidget):
 
     def mark_message(self) -> None:
         """Mark the present moment with a line."""
-        self._marks.append(time.monotonic())
+        self.record.mark_message()
 
-    def _take_rate(self) -> float:
-        """Return the rate since the last snapshot, even if the answer has ended since."""
-        rate = self._rate if self._now_s - self._rate_s <= RATE_FADES_S else 0.0
-        if self._has_ended:
-            self._rate = 0.0
-        return rate
+    def table(self) -> list[list[str]]:
+        """Return what is shown as rows of a table: the graphs, or with the overview all figures."""
+        names = graph_names() if self._is_overview else self._graphs
+        return self.record.table(names, self.record.now_s - WINDOW_S)
 
     def _draw(self) -> None:
-        now = self._now_s
-        self.memory.show_history(self._memory_history, self._colours, now)
-        self.load.show_history(self._load_history, self._colours, now)
-        self.speed.show_history(self._rate_history, {RATE: 0}, now)
-        self.speed.set_marks([now - mark for mark in self._marks if 0 <= now - mark <= WINDOW_S])
+        if self._is_overview:
+            labels = self.record.labels()
+            states = [
+                DeviceState(
+                    labels[s.device],
+                    self._names.get(s.device, ""),
+                    self.record.colours[s.device],
+                    s,
+                )
+                for s in self.record.latest
+            ]
+            self.overview.show_states(states)
+            return
+        now = self.record.now_s
+        marks = self.record.marks(now - WINDOW_S)
+        for name in self._graphs:
+            plot, history = self.plots[name], self.record.histories[name]
+            colours = {RATE: 0} if name == RATE else self.record.colours
+            plot.show_history(history, colours, now)
+            plot.set_marks([(now - mark.time_s, mark.clock()) for mark in marks])
         self._show_latest()
         self._show_timeline()
 
@@ -114,29 +139,29 @@ class MonitorPanel(QWidget):
         if not self.timeline.has_data:
             return
         self.timeline.show()
-        places = list(self._colours)
+        places = list(self.record.colours)
         colours = [
             (places.index(device) if device in places else len(places))
             + self._ranks[:rank].count(device)
             for rank, device in enumerate(self._ranks)
         ]
-        self.timeline.show_until(self._now_s, colours)
+        self.timeline.show_until(self.record.now_s, colours)
 
     def _show_latest(self) -> None:
-        names = dict(zip(self._colours, rank_labels(list(self._colours)), strict=True))
-        for plot, history, form in (
-            (self.memory, self._memory_history, "{:.1f}"),
-            (self.load, self._load_history, "{:.0f}"),
-        ):
+        labels = self.record.labels()
+        for name in self._graphs:
+            history, plot = self.record.histories[name], self.plots[name]
+            if name == RATE:
+                rate = history.last(RATE)
+                plot.set_latest([("Speed", 0, f"{rate:.1f}")] if rate > 0 else [])
+                continue
             plot.set_latest(
                 [
-                    (names[device], colour, form.format(value))
-                    for device, colour in self._colours.items()
+                    (labels[device], colour, FIGURES[name].form.format(value))
+                    for device, colour in self.record.colours.items()
                     if not math.isnan(value := history.last(device))
                 ]
             )
-        rate = self._rate_history.last(RATE)
-        self.speed.set_latest([("Speed", 0, f"{rate:.1f}")] if rate > 0 else [])
 
     def _on_theme(self) -> None:
         self._show_latest()
@@ -145,17 +170,54 @@ class MonitorPanel(QWidget):
     def _build(self) -> None:
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "panel")
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(16, 10, 16, 8)
-        layout.setSpacing(24)
-        for plot in (self.memory, self.load, self.speed):
-            layout.addWidget(plot, 1)
-        layout.addWidget(self.timeline, 1)
-        self.timeline.hide()
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self._make_graphs())
+        self._stack.addWidget(self._make_overview())
+        self._lay_out()
         self.setMinimumHeight(120)
         self._show_latest()
 
+    def _make_graphs(self) -> QWidget:
+        graphs = QWidget()
+        column = self._graph_lines = QVBoxLayout(graphs)
+        column.setContentsMargins(16, 10, 16, 8)
+        self._lines = QHBoxLayout(), QHBoxLayout()
+        for line in self._lines:
+            line.setSpacing(24)
+            column.addLayout(line)
+        for plot in (*self.plots.values(), self.timeline):
+            plot.setParent(graphs)
+            plot.hide()
+        return graphs
+
+    def _make_overview(self) -> QWidget:
+        inner = QWidget()
+        column = QVBoxLayout(inner)
+        column.setContentsMargins(16, 6, 16, 8)
+        column.addWidget(self.overview)
+        column.addStretch()
+        scroll = QScrollArea()
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(inner)
+        return scroll
+
+    def _lay_out(self) -> None:
+        """Put the chosen graphs into one or two lines, the timeline last."""
+        shown = [*(self.plots[name] for name in self._graphs), self.timeline]
+        n_graphs = len(self._graphs)
+        first = n_graphs + 1 if n_graphs <= MOST_IN_LINE else -(-n_graphs // 2)
+        for plot in (*self.plots.values(), self.timeline):
+            for line in self._lines:
+                line.removeWidget(plot)
+            if plot is not self.timeline:
+                plot.setVisible(plot in shown)
+        for at, plot in enumerate(shown):
+            self._lines[at >= first].addWidget(plot, 1)
+        for at, line in enumerate(self._lines):
+            self._graph_lines.setStretch(at, min(1, line.count()))
+
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        if self._now_s:
+        if self.record.latest:
             self._draw()

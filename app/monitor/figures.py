@@ -1,0 +1,137 @@
+"""What the monitor shows of a device: names, units and texts of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from app.translation import tr, tr_later
+from app.units import GIB
+from engine import ClockLimit, DeviceSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of each device, with a graph of its own.
+
+    Args:
+        title: name of the graph; `tr` looks it up.
+        form: format of a value as text.
+        value: returns the value in a snapshot; None where the device does not tell.
+        top: upper end of the scale; None follows the data.
+    """
+
+    title: str
+    unit: str
+    form: str
+    value: Callable[[DeviceSnapshot], float | None]
+    top: float | None = None
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+def traffic(snapshot: DeviceSnapshot) -> float | None:
+    """Return the bytes per second over PCIe in both directions; None if unknown."""
+    sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
+    return None if sent is None or received is None else sent + received
+
+
+FIGURES: Final[Mapping[str, Figure]] = {
+    "memory": Figure(
+        tr_later("Memory"), "GiB", "{:.1f}", lambda s: s.used_bytes / GIB if s.total_bytes else None
+    ),
+    "load": Figure(tr_later("Load"), "%", "{:.0f}", lambda s: s.load_percent, 100.0),
+    "power": Figure(tr_later("Power"), "W", "{:.0f}", lambda s: s.power_w),
+    "temperature": Figure(
+        tr_later("Temperature"), "°C", "{:.0f}", lambda s: s.temperature_c, 100.0
+    ),
+    "clock": Figure(tr_later("Clock"), "MHz", "{:.0f}", lambda s: s.clock_mhz),
+    "traffic": Figure(
+        tr_later("PCIe traffic"), "GB/s", "{:.1f}", lambda s: _scaled(traffic(s), 1e9)
+    ),
+    "others": Figure(
+        tr_later("Memory of other programs"), "GiB", "{:.1f}",
+        lambda s: _scaled(s.others_bytes, GIB),
+    ),
+}  # fmt: skip
+"""Figures by name, in the order of their graphs."""
+
+RATE: Final = "rate"
+"""Name of the graph of tokens per second, which is no figure of a device."""
+
+DEFAULT_GRAPHS: Final = ("memory", "load", RATE)
+
+LIMITS: Final[Mapping[ClockLimit, str]] = {
+    "power": tr_later("power limit"),
+    "heat": tr_later("heat"),
+    "supply": tr_later("power supply"),
+    "setting": tr_later("set clocks"),
+    "hardware": tr_later("hardware"),
+}
+
+
+def limits_text(snapshot: DeviceSnapshot) -> str:
+    """Return what keeps the clock down: "heat, power limit"; "" for nothing or unknown."""
+    return ", ".join(tr(LIMITS[limit]) for limit in snapshot.clock_limits or ())
+
+
+def power_text(snapshot: DeviceSnapshot) -> str:
+    """Return the power draw and its limit: "215 / 450 W"; "" if unknown."""
+    if snapshot.power_w is None:
+        return ""
+    if snapshot.power_limit_w is None:
+        return f"{snapshot.power_w:.0f} W"
+    return f"{snapshot.power_w:.0f} / {snapshot.power_limit_w:.0f} W"
+
+
+def traffic_text(snapshot: DeviceSnapshot) -> str:
+    """Return the traffic over PCIe, to the device first: "↓ 2.0 ↑ 0.1 GB/s"; "" if unknown."""
+    sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
+    if sent is None or received is None:
+        return ""
+    return f"↓ {received / 1e9:.1f} ↑ {sent / 1e9:.1f} GB/s"
+
+
+def others_text(snapshot: DeviceSnapshot) -> str:
+    """Return what other programs take: memory of a GPU, load of the CPU; "" if unknown."""
+    if snapshot.others_bytes is not None:
+        return f"{snapshot.others_bytes / GIB:.1f} GiB"
+    return "" if snapshot.others_percent is None else f"{snapshot.others_percent:.0f} %"
+
+
+def clock_text(snapshot: DeviceSnapshot) -> str:
+    """Return the clock and what keeps it down: "2520 MHz · heat"; "" if unknown."""
+    if snapshot.clock_mhz is None:
+        return ""
+    limits = limits_text(snapshot)
+    return f"{snapshot.clock_mhz} MHz" + (f" · {limits}" if limits else "")
+
+
+def memory_text(snapshot: DeviceSnapshot) -> str:
+    """Return the memory in use: "17.3 / 24.0 GiB"; "" if unknown."""
+    if not snapshot.total_bytes:
+        return ""
+    return f"{snapshot.used_bytes / GIB:.1f} / {snapshot.total_bytes / GIB:.1f} GiB"
+
+
+def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
+    """Return the whole state of a device as one line, for a tool tip and screen readers."""
+    if snapshot.problem:
+        return f"{name}: {snapshot.problem}"
+    load, heat = snapshot.load_percent, snapshot.temperature_c
+    others = others_text(snapshot)
+    memory_clock = snapshot.memory_clock_mhz
+    parts = [
+        tr("memory {text}").format(text=memory_text(snapshot)),
+        "" if load is None else tr("load {n} %").format(n=f"{load:.0f}"),
+        tr("power {text}").format(text=power_text(snapshot)) if power_text(snapshot) else "",
+        "" if heat is None else f"{heat:.0f} °C",
+        tr("clock {text}").format(text=clock_text(snapshot)) if clock_text(snapshot) else "",
+        "" if memory_clock is None else tr("memory clock {n} MHz").format(n=memory_clock),
+        tr("PCIe {text}").format(text=traffic_text(snapshot)) if traffic_text(snapshot) else "",
+        tr("other programs {text}").format(text=others) if others else "",
+    ]
+    return f"{name}: {', '.join(part for part in parts if part)}"

@@ -1,0 +1,107 @@
+"""The monitor's presenter: what is shown is kept in the settings, and saved as a file on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtWidgets import QFileDialog
+
+from app.background import LatestJob
+from app.monitor.record import csv_text
+from app.monitor.views.monitor_head import MonitorHead, graph_names
+from app.monitor.views.monitor_panel import MonitorPanel
+from app.notice import Notice
+from app.settings import Settings, SettingsStore
+from app.translation import tr
+from engine import EngineError
+
+
+class MonitorPresenter(QObject):
+    """Connection of the monitor with its buttons and the settings.
+
+    Args:
+        keep: uses settings and has them written.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        panel: MonitorPanel,
+        head: MonitorHead,
+        settings: SettingsStore,
+        keep: Callable[[Settings], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._panel, self._head = panel, head
+        self._settings, self._keep = settings, keep
+        self._job = LatestJob("tandem-monitor-file", self)
+        self._job.failed.connect(lambda error: self.noticed.emit(Notice.of(error)))
+        self._job.done.connect(self._on_saved)
+        head.chosen.connect(self._on_chosen)
+        head.export_requested.connect(self._ask)
+        current = settings.current
+        self._show(current.monitor_overview, current.monitor_graphs)
+
+    def close(self) -> None:
+        """Wait for a file that is being written."""
+        self._job.close()
+
+    def save(self, path: Path) -> None:
+        """Write what is shown to a file, on a thread: a table, or a picture for ".png"."""
+        if path.suffix.lower() == ".png":
+            picture = self._panel.grab().toImage()
+            self._job.run(lambda: _written(path, lambda: picture.save(str(path))))
+        else:
+            text = csv_text(self._panel.table())
+            data = text.encode("utf-8")
+            self._job.run(lambda: _written(path, lambda: path.write_bytes(data)))
+
+    def _show(self, is_overview: bool, graphs: Sequence[str]) -> None:
+        known = [name for name in graph_names() if name in graphs] or list(graph_names()[:3])
+        self._panel.choose(is_overview, known)
+        self._head.show_choice(is_overview, known)
+
+    @Slot(bool, object)
+    def _on_chosen(self, is_overview: bool, graphs: tuple[str, ...]) -> None:
+        self._show(is_overview, graphs)
+        current = self._settings.current
+        self._keep(replace(current, monitor_overview=is_overview, monitor_graphs=graphs))
+
+    @Slot(str)
+    def _ask(self, suffix: str) -> None:
+        kind = tr("Table (*.csv)") if suffix == ".csv" else tr("Picture (*.png)")
+        place = str(Path.home() / f"tandem-monitor{suffix}")
+        chosen, _ = QFileDialog.getSaveFileName(self._panel, tr("Save what is shown"), place, kind)
+        if chosen:
+            path = Path(chosen)
+            self.save(path if path.suffix.lower() == suffix else Path(f"{path}{suffix}"))
+
+    @Slot(object)
+    def _on_saved(self, path: Path) -> None:
+        self.noticed.emit(Notice(tr("Saved as {name}.").format(name=path.name)))
+
+
+def _written(path: Path, write: Callable[[], object]) -> Path:
+    """Write a file and return its path.
+
+    Raises:
+        EngineError: it cannot be written.
+    """
+    try:
+        is_done = write()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EngineError(
+            tr("{name} cannot be written ({why}).").format(name=path.name, why=why),
+            tr("Choose another folder."),
+        ) from error
+    if is_done is False:
+        raise EngineError(
+            tr("{name} cannot be written.").format(name=path.name), tr("Choose another folder.")
+        )
+    return path
