@@ -1,0 +1,150 @@
+"""Finds texts that the window would show in English, whatever its language.
+
+Two rules, both over string literals that no function of `app.translation` gets: what a function
+shows that is known to show its argument (`SHOWN`), and whatever reads like words anywhere else.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOOKED_UP = ("tr", "tr_later", "tr_n")
+
+SHOWN: dict[str, tuple[int | str, ...]] = {
+    "label": (0,), "button": (0, 2, "name"), "set_tip": (1,), "PlainLabel": (0, "text"),
+    "ElidedLabel": (0, "text"), "IconButton": (1,), "HoverButton": (1,), "Dock": (0,),
+    "QDockWidget": (0,), "QAction": (0, 1), "QPushButton": (0,), "QCheckBox": (0,),
+    "QRadioButton": (0,), "QMenu": (0,), "QGroupBox": (0,),
+    "Notice": (0, 1, 3, "text", "hint", "action"),
+    "setText": (0, 1), "setAccessibleName": (0,), "setAccessibleDescription": (0,),
+    "setWindowTitle": (0,), "setPlaceholderText": (0,), "setTitle": (0,), "setToolTip": (0,),
+    "setSuffix": (0,), "setPrefix": (0,), "setSpecialValueText": (0,), "setLabelText": (0,),
+    "setHorizontalHeaderLabels": (0,), "set_text": (0,), "set_full_text": (0,), "add_button": (1,),
+    "add_panel": (1,), "addAction": (0, 1), "addItem": (0,), "addItems": (0,), "addRow": (0,),
+    "addTab": (1,), "addMenu": (0,), "insertItem": (1,), "setTabText": (1,),
+    "row_item": (0, 1, "tip"),
+    "list_item": (0, 1, "tip"), "getOpenFileName": (1, 3), "getSaveFileName": (1, 3),
+    "getExistingDirectory": (1,), "EngineError": (0, 1, "hint"), "warning": (1, 2),
+    "question": (1, 2), "information": (1, 2), "drawText": (-1,), "set_signs": (1,), "Sign": (1, 2),
+}  # fmt: skip
+"""Functions and methods that show words, and the positions or names of the arguments shown."""
+
+UNSEEN = (
+    "setObjectName", "setProperty", "QKeySequence", "setShortcut", "setStyleSheet", "LatestJob",
+    "Thread", "getLogger", "compile", "sub", "fullmatch", "match", "search", "split", "partition",
+    "ValueError", "TypeError", "RuntimeError", "AssertionError", "NotImplementedError", "KeyError",
+    "OSError", "deque", "fromtimestamp", "strftime", "namedtuple", "TypeVar", "setApplicationName",
+    "set_role", "setApplicationDisplayName", "_option",
+)  # fmt: skip
+"""Functions and methods whose words nobody sees."""
+
+LOGS = ("log", "logging")
+
+NAMES = {
+    "app/settings.py": {"Appearance", "Chats", "Models", "at once", "next load", "next start"},
+}
+"""Words that are names in the code, by file; what is shown of them is looked up elsewhere."""
+
+WORDS = re.compile(r"[A-Za-z]{2,}[,;:…]? \w*[A-Za-z]{2}|^[A-Z][a-z]+[ .…:]?$")
+"""What reads like words: two in a row, or one with a capital letter."""
+
+
+def unseen_texts(tree: ast.Module) -> set[int]:
+    """Return the identities of all nodes in which no text is shown, or all are looked up."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        inner: list[ast.AST] = []
+        if isinstance(node, ast.Call):
+            name = called(node)
+            is_log = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in LOGS
+            if name in LOOKED_UP or name in UNSEEN or is_log:
+                inner = [node]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            inner = [node]  # a docstring
+        elif isinstance(node, ast.AnnAssign | ast.arg):
+            inner = [node.annotation] if node.annotation else []
+        elif isinstance(node, ast.FunctionDef):
+            inner = [node.returns] if node.returns else []
+        elif isinstance(node, ast.Assert):
+            inner = [node]
+        elif isinstance(node, ast.Subscript):
+            inner = [node.slice]
+        elif isinstance(node, ast.Compare):
+            inner = [node.left, *node.comparators]
+        elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            inner = [node.format_spec]
+        found |= {id(each) for part in inner for each in ast.walk(part)}
+    return found
+
+
+def called(node: ast.Call) -> str:
+    """Return the name of the function or method that is called."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def shown_arguments(node: ast.Call) -> Iterator[ast.AST]:
+    """Yield the arguments of a call that a function of `SHOWN` shows."""
+    for place in SHOWN.get(called(node), ()):
+        if isinstance(place, str):
+            yield from (key.value for key in node.keywords if key.arg == place)
+        elif -len(node.args) <= place < len(node.args):
+            yield node.args[place]
+
+
+def literals(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the string literals of an argument, not those inside further calls."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node
+    if isinstance(node, ast.Call):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from literals(child)
+
+
+def forgotten_texts(path: Path) -> list[str]:
+    """Return the texts of a file that are not looked up, as "line: text"."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unseen, found = unseen_texts(tree), {}
+    names = NAMES.get(path.relative_to(ROOT).as_posix(), set())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in unseen:
+            for argument in shown_arguments(node):
+                for literal in literals(argument):
+                    if re.search("[A-Za-z]{2}", str(literal.value)):
+                        found[id(literal)] = literal
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and WORDS.search(node.value)
+        ):
+            found[id(node)] = node
+    return [
+        f"{literal.lineno}: {literal.value!r}"
+        for key, literal in found.items()
+        if key not in unseen and literal.value not in names
+    ]
+
+
+def bad_lookups(path: Path) -> list[str]:
+    """Return calls of `app.translation` that no catalog can serve, as "line: why".
+
+    An argument is one literal, or a name of a constant that `tr_later` has listed: whatever is put
+    together before it is looked up is in no catalog.
+    """
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or called(node) not in LOOKED_UP:
+            continue
+        name = called(node)
+        for argument in node.args[: 2 if name == "tr_n" else 1]:
+            is_literal = isinstance(argument, ast.Constant)
+            is_name = isinstance(argument, ast.Name | ast.Attribute | ast.Subscript)
+            if not (is_literal or (is_name and name == "tr")):
+                found.append(f"{node.lineno}: {name}() of {ast.unparse(argument)}")
+    return found
