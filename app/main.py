@@ -29,7 +29,7 @@ from app.notice import Notice
 from app.preferences.page import SettingsPage
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
-from app.process.gc_timer import GarbageCollector
+from app.process.interpreter import Interpreter
 from app.process.signals import SignalWatch
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
@@ -102,7 +102,7 @@ class Shell(QObject):
         self.model_presenter.start()
         self.chat_presenter.start()
         self.models.hold()
-        self.garbage.start()
+        self.interpreter.start()
         window.show()
         window.composer.setFocus()
         self.start_up.arm()
@@ -111,7 +111,7 @@ class Shell(QObject):
     def _on_host_imported(self) -> None:
         self.client.start()
         self.session.tidy()
-        self.garbage.settle()
+        self.interpreter.settle()
 
     @Slot()
     def save(self) -> None:
@@ -150,7 +150,7 @@ class Shell(QObject):
         )
         self._save_timer.stop()
         self.settings.save()
-        self.garbage.stop()
+        self.interpreter.stop()
 
     @Slot(object, object)
     def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
@@ -158,7 +158,7 @@ class Shell(QObject):
         self.split.set_devices(devices, machine)
         self.side_panels.set_devices(devices, self._rig)
         self.monitor.set_devices(devices)
-        self.garbage.settle()
+        self.interpreter.settle()
         self.models.release()
         if self._rig is None:
             self.poller.start()
@@ -201,7 +201,7 @@ class Shell(QObject):
         n_gib = self.settings.current.chat_cache_gib
         self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
         self.poller = DevicePoller(self)
-        self.garbage = GarbageCollector(self._is_idle, self)
+        self.interpreter = Interpreter(self._is_idle, self)
         self.sweeper = Sweeper((paths.chat_caches_dir(), paths.settings_file().parent), self)
         self.crashes = CrashReporter(self)
 
@@ -249,7 +249,7 @@ class Shell(QObject):
         self.client.token_times.connect(self.monitor.add_times)
         self.client.finished.connect(self._on_finished)
         self.client.state_changed.connect(self._on_state)
-        self.client.ready.connect(self.garbage.settle)
+        self.client.ready.connect(self.interpreter.settle)
         for signal in (self.client.ready, self.client.loaded):  # one that died is loaded anew
             signal.connect(self.sweeper.sweep)
 

@@ -1,4 +1,4 @@
-"""The process, apart from what it shows: signals, Qt's libraries, garbage collection, crashes,
+"""The process, apart from what it shows: signals, Qt's libraries, the interpreter, crashes,
 temporaries of dead processes.
 
 Imports no subject of the app.

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_client import EngineState
 from app.paths import chats_dir, settings_file
+from app.process.interpreter import SWITCH_S
 from app.widgets.dock import Dock
 from engine import EngineError, Failed, InvalidGGUF, Load, OutOfDeviceMemory
 from tests.helpers.drags import drag_enter
@@ -265,6 +267,16 @@ def test_a_bug_is_said_and_the_window_stays(
     assert shown(shell)[-1] == "Hello from the fake model."
 
 
+def test_another_thread_keeps_the_lock_of_the_interpreter_for_a_moment_only(
+    make_shell: MakeShell,
+) -> None:
+    usual = sys.getswitchinterval()
+    shell = make_shell()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S) != pytest.approx(usual)
+    shell.window.close()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
 def test_garbage_is_collected_by_the_window_alone(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     assert not gc.isenabled()
@@ -273,7 +285,7 @@ def test_garbage_is_collected_by_the_window_alone(qtbot: QtBot, make_shell: Make
     for _ in range(3000):
         loop: list[object] = []
         loop.append(loop)
-    shell.garbage._step()
+    shell.interpreter._step()
     gc.callbacks.remove(note)
     assert set(threads) == {"MainThread"}
     shell.window.close()

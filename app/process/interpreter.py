@@ -1,13 +1,18 @@
-"""Garbage collection on the GUI thread only, in small steps.
+"""How Python runs in the window's process, so that the GUI thread never waits long.
 
-Automatic collection runs on whichever thread allocates: it would delete widgets on the engine's
-thread, and a full pass over all of torch's objects would stop both threads at once. Nothing is
-collected while the engine asks for that; the next step makes up for it.
+Threads that read headers and plan splits compete with it for the interpreter's lock: each time it
+gives the lock away, as around a call of Qt or of the system, another thread may keep it for the
+switch interval. While a model is opened, that happens several times within one turn.
+
+Automatic garbage collection runs on whichever thread allocates: it would delete widgets on another
+thread, and a full pass over all objects would stop the window. So this thread collects, in small
+steps. Nothing is collected while the engine asks for that; the next step makes up for it.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Slot
@@ -16,10 +21,12 @@ from engine import collect_garbage
 
 INTERVAL_MS = 1000
 THRESHOLDS = (2000, 10, 20)
+SWITCH_S = 0.0002
+"""Seconds for which another thread may keep the interpreter's lock; Python's own are 0.005."""
 
 
-class GarbageCollector(QObject):
-    """Replacement of Python's automatic garbage collection, from `start` until `stop`.
+class Interpreter(QObject):
+    """Python's collection of garbage and switch of threads, from `start` until `stop`.
 
     Args:
         is_idle: returns whether a full pass, which takes longer, may run now.
@@ -28,16 +35,20 @@ class GarbageCollector(QObject):
     def __init__(self, is_idle: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
         self._is_idle = is_idle
+        self._usual_s = sys.getswitchinterval()
         self._timer = QTimer(self, interval=INTERVAL_MS)
         self._timer.timeout.connect(self._step)
 
     def start(self) -> None:
+        self._usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         gc.disable()
         self._timer.start()
 
     def stop(self) -> None:
         self._timer.stop()
         gc.enable()
+        sys.setswitchinterval(self._usual_s)
 
     @Slot()
     def settle(self) -> None:
