@@ -1,4 +1,4 @@
-"""The program that renders chat templates: for each line of JSON with a prompt, one with its text."""
+"""The program that renders chat templates: for each line of JSON with a prompt, one of text."""
 
 from __future__ import annotations
 
