@@ -1,0 +1,1 @@
+"""Versions of messages and what grows from them: the tree, its steps, and their presenter."""

@@ -1,0 +1,246 @@
+"""The tree of a chat's messages: versions of questions and answers, and the path that is shown.
+
+Each message follows another, its parent, or none. Messages with the same parent are *versions* of
+each other: answers to one question, or the ways a question was worded. At each fork one version is
+chosen, the newest unless a person has gone back to another. The *path* goes from the first message
+along what is chosen to a message that nothing follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+ROOT = 0
+"""The parent of a first message."""
+
+
+class Node(Protocol):
+    """What can stand in a tree.
+
+    Attributes:
+        id: number in its tree, from 1; those that are added later have larger ones.
+        parent: id of the node that it follows, smaller than its own; `ROOT` for none.
+    """
+
+    id: int
+    parent: int
+
+
+N = TypeVar("N", bound=Node)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed(Generic[N]):
+    """What was taken out of a tree, and what it takes to bring that back.
+
+    Attributes:
+        nodes: nodes by rising id; all others follow the first one.
+        above: ids of the nodes before the first one, from the tree's beginning.
+        followers: ids of the nodes that have followed the first one and stayed.
+        chosen: version chosen after each of the nodes, by its id.
+        was_chosen: whether the first node was the chosen one of its versions.
+    """
+
+    nodes: tuple[N, ...]
+    above: tuple[int, ...]
+    followers: tuple[int, ...]
+    chosen: Mapping[int, int]
+    was_chosen: bool
+
+
+class MessageTree(Generic[N]):
+    """Nodes by id, with one chosen version at each fork.
+
+    Ids are never given twice while the tree lives, so what was removed can come back. A parent's id
+    is smaller than those of its children, so there are no cycles.
+    """
+
+    def __init__(self, nodes: Iterable[N] = (), chosen: Iterable[int] = ()) -> None:
+        """Make a tree of nodes with their ids and parents.
+
+        Args:
+            chosen: ids of the chosen versions that are not the newest; ids that there are not are
+                left out.
+
+        Raises:
+            ValueError: ids are not unique or not positive, or a parent is missing or not older.
+        """
+        self._nodes: dict[int, N] = {}
+        self._children: dict[int, list[int]] = {ROOT: []}
+        self._chosen: dict[int, int] = {}
+        self._path: list[N] | None = None  # as long as it holds
+        self._last_id = ROOT
+        for node in sorted(nodes, key=lambda node: node.id):
+            self._insert(node)
+        for number in chosen:
+            if number in self._nodes:
+                parent = self._nodes[number].parent
+                self._set(parent, self._children[parent], number)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the nodes, their places and the chosen versions are the same."""
+        if not isinstance(other, MessageTree):
+            return NotImplemented
+        return self._chosen == other._chosen and self._nodes == other._nodes
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[N]:
+        """Yield all nodes by rising id, so parents before their children."""
+        return iter([self._nodes[number] for number in sorted(self._nodes)])
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._nodes
+
+    def __getitem__(self, number: int) -> N:
+        return self._nodes[number]
+
+    def get(self, number: int) -> N | None:
+        """Return the node with an id, if there is one."""
+        return self._nodes.get(number)
+
+    @property
+    def chosen(self) -> list[int]:
+        """Ids of the chosen versions that are not the newest, rising."""
+        return sorted(self._chosen.values())
+
+    @property
+    def path(self) -> Sequence[N]:
+        """The nodes from the first one along the chosen versions to the last one."""
+        if self._path is None:
+            self._path = list(self._down(ROOT))
+        return self._path
+
+    def versions(self, number: int) -> tuple[N, ...]:
+        """Return a node and those beside it, oldest first."""
+        return tuple(self._nodes[n] for n in self._children[self._nodes[number].parent])
+
+    def above(self, number: int) -> tuple[N, ...]:
+        """Return the nodes from the first one to the parent of a node."""
+        found, parent = [], self._nodes[number].parent
+        while parent != ROOT:
+            found.append(self._nodes[parent])
+            parent = self._nodes[parent].parent
+        return tuple(reversed(found))
+
+    def branch(self, number: int) -> tuple[N, ...]:
+        """Return a node and all that follow it in any version, by rising id."""
+        found, left = [], [number]
+        while left:
+            found.append(n := left.pop())
+            left += self._children[n]
+        return tuple(self._nodes[n] for n in sorted(found))
+
+    def add(self, node: N, parent: int) -> N:
+        """Add a node as the newest version after `parent`, give it an id, and choose it."""
+        node.id, node.parent = self._last_id + 1, parent
+        self._insert(node)
+        return node
+
+    def choose(self, number: int) -> None:
+        """Let the path lead through a node; behind it, to what was chosen there before."""
+        while number != ROOT:
+            parent = self._nodes[number].parent
+            self._set(parent, self._children[parent], number)
+            number = parent
+
+    def remove(self, number: int) -> Removed[N]:
+        """Take out one node; what has followed it follows its parent now."""
+        return self._remove((self._nodes[number],), tuple(self._children[number]))
+
+    def remove_branch(self, number: int) -> Removed[N]:
+        """Take out a node and all that follow it in any version."""
+        return self._remove(self.branch(number), ())
+
+    def restore(self, removed: Removed[N]) -> None:
+        """Bring back what `remove` or `remove_branch` has taken out, and choose it if it was.
+
+        Where its parent is gone, it follows the nearest node above that is left. The nodes that
+        have followed it do so again, unless they are gone or stand elsewhere now.
+        """
+        first = removed.nodes[0]
+        parent = next((n for n in reversed(removed.above) if n in self._nodes), ROOT)
+        siblings, shown = self._children[parent], self._shown(parent)
+        followers = [n for n in removed.followers if n in siblings]
+        first.parent = parent
+        for node in removed.nodes:
+            self._nodes[node.id], self._children[node.id] = node, []
+            if node is not first:
+                self._children[node.parent].append(node.id)
+        for number in followers:
+            self._nodes[number].parent = first.id
+        self._children[first.id] += followers
+        for node in removed.nodes:
+            wanted = shown if node is first and shown in followers else removed.chosen.get(node.id)
+            self._set(node.id, self._children[node.id], wanted)
+        is_chosen = removed.was_chosen or shown in followers
+        stayed = [n for n in siblings if n not in followers]
+        self._set(parent, sorted([*stayed, first.id]), first.id if is_chosen else shown)
+
+    def copy(self, copied: Callable[[N], N]) -> MessageTree[N]:
+        """Return a tree of copied nodes.
+
+        Args:
+            copied: returns a copy of a node.
+        """
+        tree = MessageTree[N]()
+        tree._nodes = {number: copied(node) for number, node in self._nodes.items()}
+        tree._children = {number: list(found) for number, found in self._children.items()}
+        tree._chosen, tree._last_id = dict(self._chosen), self._last_id
+        return tree
+
+    # inside
+
+    def _down(self, number: int) -> Iterator[N]:
+        while (child := self._shown(number)) is not None:
+            yield self._nodes[child]
+            number = child
+
+    def _shown(self, parent: int) -> int | None:
+        """Return the id of the chosen version after a node; None if nothing follows it."""
+        children = self._children[parent]
+        return self._chosen.get(parent, children[-1]) if children else None
+
+    def _set(self, parent: int, children: list[int], shown: int | None) -> None:
+        """Set what follows a node, and the chosen one of these; the newest needs no note."""
+        self._children[parent], self._path = children, None
+        if shown in children[:-1] and shown is not None:
+            self._chosen[parent] = shown
+        else:
+            self._chosen.pop(parent, None)
+
+    def _insert(self, node: N) -> None:
+        """Put a node behind the others that follow its parent, and choose it."""
+        if node.id <= self._last_id or not ROOT <= node.parent < node.id:
+            raise ValueError(f"message {node.id} cannot follow {node.parent}")
+        if node.parent not in self._children:
+            raise ValueError(f"there is no message {node.parent}")
+        self._nodes[node.id], self._children[node.id] = node, []
+        self._last_id = node.id
+        self._set(node.parent, [*self._children[node.parent], node.id], node.id)
+
+    def _remove(self, nodes: tuple[N, ...], followers: tuple[int, ...]) -> Removed[N]:
+        """Take out nodes; those that follow the first one and stay follow its parent now."""
+        first = nodes[0]
+        parent, siblings = first.parent, self._children[first.parent]
+        shown, heir, place = self._shown(parent), self._shown(first.id), siblings.index(first.id)
+        above = tuple(node.id for node in self.above(first.id))
+        chosen = {n.id: shown_there for n in nodes if (shown_there := self._shown(n.id))}
+        for node in nodes:
+            del self._nodes[node.id], self._children[node.id]
+            self._chosen.pop(node.id, None)
+        for number in followers:
+            self._nodes[number].parent = parent
+        stayed = [n for n in siblings if n != first.id]
+        if shown == first.id:  # else the version before it, or the next
+            neighbour = stayed[max(0, place - 1)] if stayed else None
+            after = heir if heir in followers else neighbour
+        else:
+            after = shown
+        self._set(parent, sorted([*stayed, *followers]), after)
+        return Removed(nodes, above, followers, chosen, shown == first.id)
