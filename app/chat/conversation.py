@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.chat.message import Message, split_thought, valid_text
+from app.chat.branches.tree import ROOT, MessageTree
+from app.chat.message import Message, plain, split_thought, unknown, valid_number, valid_text
 from engine import ChatMessage
 
-SCHEMA = 1
+SCHEMA = 2
+"""Number of the form of a chat's JSON: 1 has messages in a row, 2 a tree of them."""
+
+OF_FILES = ("schema", "messages", "chosen")
+"""Names in a chat's JSON that are not attributes of the chat."""
+
 TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
@@ -23,6 +29,8 @@ class Conversation:
 
     Attributes:
         drops_oldest: whether its oldest messages make room once its context is full.
+        tree: messages in all their versions.
+        extra: what else its file said; it is written again as it was.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -32,19 +40,36 @@ class Conversation:
     system_prompt: str = ""
     draft: str = ""
     drops_oldest: bool = False
-    messages: list[Message] = field(default_factory=list)
+    tree: MessageTree[Message] = field(default_factory=MessageTree)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, messages: Iterable[Message], **others: Any) -> Conversation:
+        """Return a chat of messages that follow each other."""
+        return cls(tree=MessageTree(in_a_row(messages)), **others)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The messages that are shown: of each question and answer the chosen version."""
+        return self.tree.path
 
     @property
     def is_empty(self) -> bool:
-        return not self.messages
+        return not len(self.tree)
 
     @property
     def shown_title(self) -> str:
         return self.title or "New chat"
 
-    def add(self, message: Message) -> Message:
-        """Append a turn and return it; the first one names the chat."""
-        self.messages.append(message)
+    def add(self, message: Message, parent: int | None = None) -> Message:
+        """Add a turn and return it; the first one names the chat.
+
+        Args:
+            parent: id of the message that it follows; None for the last one that is shown.
+        """
+        if parent is None:
+            parent = self.messages[-1].id if self.messages else ROOT
+        self.tree.add(message, parent)
         self.updated = time.time()
         if not self.title and message.role == "user":
             self.title = title_from(message.content)
@@ -52,15 +77,20 @@ class Conversation:
 
     def copy(self) -> Conversation:
         """Return a copy that does not change with this chat."""
-        return replace(self, messages=[message.copy() for message in self.messages])
+        return replace(self, tree=self.tree.copy(Message.copy))
+
+    def fork(self, last: int) -> Conversation:
+        """Return a chat of its own with the messages from the first one to `last`."""
+        messages = [message.copy() for message in (*self.tree.above(last), self.tree[last])]
+        now = time.time()
+        tree = MessageTree(in_a_row(messages))
+        made = replace(self, created=now, updated=now, draft="", tree=tree)
+        made.renew_id()
+        return made
 
     def renew_id(self) -> None:
         """Make this a chat of its own, beside another with the same id."""
         self.id = uuid.uuid4().hex
-
-    def truncate(self, n_messages: int) -> None:
-        """Keep the first `n_messages` turns."""
-        del self.messages[n_messages:]
 
     def prompt(self, *, continue_last: bool = False) -> tuple[ChatMessage, ...]:
         """Return the turns for the model: system prompt first, without thoughts and empty answers.
@@ -84,7 +114,7 @@ class Conversation:
         """Return whether title or text contain every word of a search, ignoring case."""
         if not (wanted := words.casefold().split()):
             return True  # no reason to read a long chat
-        text = "\n".join([self.title, *(m.content for m in self.messages)]).casefold()
+        text = "\n".join([self.title, *(m.content for m in self.tree)]).casefold()
         return all(word in text for word in wanted)
 
     @property
@@ -93,29 +123,58 @@ class Conversation:
         known = (m.stats.context_tokens for m in reversed(self.messages) if m.stats)
         return next(filter(None, known), 0)
 
+    def head(self) -> dict[str, Any]:
+        """Return all but the messages as values of JSON, what an older file said as well."""
+        data: dict[str, Any] = plain(self)
+        return data
+
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA} | asdict(self)
+        """Return the chat as values of JSON, with all versions of its messages."""
+        messages = [message.to_json() for message in self.tree]
+        return {"schema": SCHEMA} | self.head() | {"messages": messages, "chosen": self.tree.chosen}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conversation:
-        """Return the chat stored by `to_json`.
+        """Return the chat stored by `to_json`, or by an older version of Tandem.
 
         Raises:
+            NewerChat: a newer version has written it.
             ValueError: the data is not a chat.
         """
         try:
-            return cls(
-                id=valid_text(data["id"]),
-                title=valid_text(data["title"]),
-                created=valid_time(data["created"]),
-                updated=valid_time(data["updated"]),
-                system_prompt=valid_text(data.get("system_prompt", "")),
-                draft=valid_text(data.get("draft", "")),
-                drops_oldest=data.get("drops_oldest") is True,
-                messages=[Message.from_json(item) for item in data["messages"]],
-            )
+            schema = valid_number(data.get("schema", 1))
+            if schema > SCHEMA:
+                raise NewerChat("a newer version of Tandem has written it")
+            messages = [Message.from_json(item) for item in data["messages"]]
+            if schema < 2:  # messages in a row
+                messages = in_a_row(messages)
+            return cls.of_parts(data, MessageTree(messages, data.get("chosen", ())))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no chat: {error!r}") from error
+
+    @classmethod
+    def of_parts(cls, head: Mapping[str, Any], tree: MessageTree[Message]) -> Conversation:
+        """Return the chat of a `head` and its messages.
+
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: the head is none.
+        """
+        extra = unknown(head, cls)
+        return cls(
+            id=valid_text(head["id"]),
+            title=valid_text(head["title"]),
+            created=valid_time(head["created"]),
+            updated=valid_time(head["updated"]),
+            system_prompt=valid_text(head.get("system_prompt", "")),
+            draft=valid_text(head.get("draft", "")),
+            drops_oldest=head.get("drops_oldest") is True,
+            tree=tree,
+            extra={name: value for name, value in extra.items() if name not in OF_FILES},
+        )
+
+
+class NewerChat(ValueError):
+    """A chat that a newer version of Tandem has written; its text is the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +187,14 @@ class DamagedChat:
 
     path: Path
     why: str
+
+
+def in_a_row(messages: Iterable[Message]) -> list[Message]:
+    """Number messages that follow each other, and return them."""
+    found = list(messages)
+    for number, message in enumerate(found, 1):
+        message.id, message.parent = number, number - 1
+    return found
 
 
 def title_from(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 from html import escape
 from pathlib import Path
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, NewerChat
 from app.chat.message import split_thought
 from engine import printable
 
@@ -70,6 +70,8 @@ def imported(path: Path) -> Conversation:
         raise NotAChat(f"{path.name} cannot be read: {error.strerror or error}.") from None
     except NotAChat:
         raise
+    except NewerChat as error:
+        raise NotAChat(f"{path.name} cannot be read: {error}.") from None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise NotAChat(f"{path.name} is not a chat that Tandem has exported.") from None
     chat.renew_id()

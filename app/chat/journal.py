@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.chat.conversation import Conversation, valid_time
+from app.chat.branches.tree import MessageTree
+from app.chat.conversation import Conversation, in_a_row
 from app.chat.message import Message
 from engine import atomic_write, process_mark
 
@@ -85,21 +86,21 @@ def change_between(old: Conversation, new: Conversation) -> dict[str, Any]:
 
     A text that has only grown is stored by its length before and what was added.
     """
-    change: dict[str, Any] = {"updated": new.updated, "drops_oldest": new.drops_oldest}
+    before, after = old.head(), new.head()
+    head = {name: value for name, value in after.items() if before.get(name) != value}
     for name in TEXTS:
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after:
-            change[name] = _growth(before, after)
-    n_same = 0
-    for a, b in zip(old.messages, new.messages, strict=False):
-        if a != b:
-            break
-        n_same += 1
-    messages = [asdict(message) for message in new.messages[n_same:]]
-    if messages:
-        before = old.messages[n_same].content if n_same < len(old.messages) else ""
-        messages[0]["content"] = _growth(before, messages[0]["content"])
-    return change | {"n_kept": n_same, "messages": messages}
+        if name in head:
+            head[name] = _growth(before[name], after[name])
+    lost = [name for name in before if name not in after]
+    gone = [message.id for message in old.tree if message.id not in new.tree]
+    messages = []
+    for message in new.tree:
+        known = old.tree.get(message.id)
+        if known != message:
+            added = _growth(known.content if known else "", message.content)
+            messages.append(message.to_json() | {"content": added})
+    change = {"head": head, "lost": lost, "gone": gone, "messages": messages}
+    return change | {"chosen": new.tree.chosen}
 
 
 def changed(chat: Conversation, change: Change) -> Conversation:
@@ -109,25 +110,43 @@ def changed(chat: Conversation, change: Change) -> Conversation:
         ValueError: it is no change of this chat.
     """
     try:
-        texts: dict[str, Any] = {
-            n: _grown(getattr(chat, n), change[n]) for n in TEXTS if n in change
-        }
-        n_kept, added = change["n_kept"], [dict(item) for item in change["messages"]]
-        if not 0 <= n_kept <= len(chat.messages):
-            raise ValueError("messages are missing")
-        if added:
-            before = chat.messages[n_kept].content if n_kept < len(chat.messages) else ""
-            added[0]["content"] = _grown(before, added[0]["content"])
-        messages = [*chat.messages[:n_kept], *map(Message.from_json, added)]
-        return replace(
-            chat,
-            updated=valid_time(change["updated"]),
-            drops_oldest=change["drops_oldest"] is True,
-            messages=messages,
-            **texts,
-        )
+        if "n_kept" in change:
+            values, lost, tree = dict(change), ["n_kept"], _changed_row(chat.messages, change)
+        else:
+            values, lost = dict(change["head"]), change["lost"]
+            tree = _changed_tree(chat.tree, change)
+        for name in TEXTS:
+            if name in values:
+                values[name] = _grown(getattr(chat, name), values[name])
+        head = {name: value for name, value in (chat.head() | values).items() if name not in lost}
+        return Conversation.of_parts(head, tree)
     except WRONG as error:
         raise ValueError(f"no change: {error!r}") from error
+
+
+def _changed_tree(tree: MessageTree[Message], change: Change) -> MessageTree[Message]:
+    """Return the messages after a change."""
+    messages = {message.id: message for message in tree}
+    for number in change["gone"]:
+        del messages[number]
+    for item in change["messages"]:
+        known = messages.get(item["id"])
+        content = _grown(known.content if known else "", item["content"])
+        message = Message.from_json(item | {"content": content})
+        messages[message.id] = message
+    return MessageTree(messages.values(), change["chosen"])
+
+
+def _changed_row(row: Sequence[Message], change: Change) -> MessageTree[Message]:
+    """Return the messages after a change of a chat whose messages are in a row, as in schema 1."""
+    n_kept, added = change["n_kept"], [dict(item) for item in change["messages"]]
+    if not 0 <= n_kept <= len(row):
+        raise ValueError("messages are missing")
+    if added:
+        before = row[n_kept].content if n_kept < len(row) else ""
+        added[0]["content"] = _grown(before, added[0]["content"])
+    kept = [message.copy() for message in row[:n_kept]]
+    return MessageTree(in_a_row([*kept, *map(Message.from_json, added)]))
 
 
 def _growth(before: str, after: str) -> tuple[int, str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from engine import Finished
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -22,6 +26,7 @@ class AnswerStats:
         first_token_s: time until the first token, in seconds.
         context_tokens: number of context tokens that the conversation filled afterwards; 0 where
             that is unknown, since the answer was cut off.
+        extra: what else a file said of the figures; it is written again as it was.
     """
 
     reason: str
@@ -29,6 +34,7 @@ class AnswerStats:
     tokens_per_s: float
     first_token_s: float
     context_tokens: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, finished: Finished) -> AnswerStats:
@@ -52,6 +58,10 @@ class Message:
         stats: figures of an answer; None for a person's turn and while an answer is being written.
         thought_s: seconds that the model spent inside its thought block.
         problem: sentence shown below an answer that ended in an error.
+        id: number in its chat, from 1; 0 before it is in one.
+        parent: id of the message that it follows; 0 for none.
+        edited: whether a person has changed the text of an answer.
+        extra: what else a file said of the turn; it is written again as it was.
     """
 
     role: str
@@ -59,14 +69,23 @@ class Message:
     stats: AnswerStats | None = None
     thought_s: float | None = None
     problem: str = ""
+    id: int = 0
+    parent: int = 0
+    edited: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
         """Return a copy that does not change with this turn."""
-        return Message(self.role, self.content, self.stats, self.thought_s, self.problem)
+        return replace(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the turn as values of JSON."""
+        data: dict[str, Any] = plain(self)
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Message:
-        """Return the turn stored by `asdict`.
+        """Return the turn stored by `to_json`; one of schema 1 has neither id nor parent.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is no turn.
@@ -78,7 +97,16 @@ class Message:
             stats=_stats(stats) if stats else None,
             thought_s=float(seconds) if seconds is not None else None,
             problem=valid_text(data.get("problem", "")),
+            id=valid_number(data.get("id", 0)),
+            parent=valid_number(data.get("parent", 0)),
+            edited=data.get("edited") is True,
+            extra=unknown(data, cls),
         )
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the model has written the turn."""
+        return self.role == "assistant"
 
     @property
     def is_cut_off(self) -> bool:
@@ -112,6 +140,16 @@ def split_thought(text: str) -> Thought:
     return Thought(thought.lstrip(), "", is_open=True) if begins else Thought(None, text)
 
 
+def with_answer(content: str, answer: str) -> str:
+    """Return the text of a turn with another answer behind the same thought."""
+    parts = split_thought(content)
+    if parts.answer:
+        return content.removesuffix(parts.answer) + answer
+    return (
+        answer if parts.thought is None else f"{THINK_OPEN}{parts.thought}{THINK_CLOSE}\n\n{answer}"
+    )
+
+
 def valid_text(value: object) -> str:
     """Return a value that is a text.
 
@@ -123,6 +161,44 @@ def valid_text(value: object) -> str:
     return value
 
 
+def valid_number(value: object) -> int:
+    """Return a value that is a whole number, not negative.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"a number expected, not {value!r}")
+    if value < 0:
+        raise ValueError(f"negative: {value}")
+    return value
+
+
+@cache
+def names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the names of a type's fields that are written to files."""
+    return tuple(field.name for field in fields(kind) if field.name not in ("extra", "tree"))
+
+
+def unknown(data: Mapping[str, Any], kind: type[DataclassInstance]) -> dict[str, Any]:
+    """Return the values whose names are not those of a type's fields."""
+    known = names_of(kind)
+    return {name: value for name, value in data.items() if name not in known}
+
+
+def plain(value: Any) -> Any:
+    """Return a value, perhaps of data classes, as one of JSON.
+
+    It is several times faster than `asdict`, and keeps what is `extra`.
+    """
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    extra: Mapping[str, Any] = getattr(value, "extra", {})
+    return {**extra, **{name: plain(getattr(value, name)) for name in names_of(type(value))}}
+
+
 def _stats(data: Mapping[str, Any]) -> AnswerStats:
     return AnswerStats(
         reason=valid_text(data["reason"]),
@@ -130,4 +206,5 @@ def _stats(data: Mapping[str, Any]) -> AnswerStats:
         tokens_per_s=float(data["tokens_per_s"]),
         first_token_s=float(data["first_token_s"]),
         context_tokens=int(data["context_tokens"]),
+        extra=unknown(data, AnswerStats),
     )

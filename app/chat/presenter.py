@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog
 
+from app.chat.branches.presenter import BranchPresenter
 from app.chat.conversation import Conversation, DamagedChat
 from app.chat.export import FORMATS, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.session import ChatSession
@@ -74,6 +75,9 @@ class ChatPresenter(QObject):
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
+        self._branches = BranchPresenter(session, self._view, self)
+        self._branches.noticed.connect(self.noticed)
+        self._branches.changed.connect(self._on_path)
 
     def start(self) -> None:
         """Show the chats, with the last one open."""
@@ -146,10 +150,10 @@ class ChatPresenter(QObject):
             self._views.composer.set_text("")
 
     @Slot(int, str)
-    def edit(self, index: int, text: str) -> None:
-        """Send a changed message in place of an old one; add it to the draft if that fails."""
+    def edit(self, message_id: int, text: str) -> None:
+        """Send a question in other words; add them to the draft if that fails."""
         self.flush()
-        if not self._session.edit(index, text):
+        if not self._session.edit(message_id, text):
             draft = "\n\n".join(
                 part for part in (self._session.current.draft, text) if part.strip()
             )
@@ -181,10 +185,7 @@ class ChatPresenter(QObject):
     def _wire_answer(self) -> None:
         session, view, client = self._session, self._view, self._client
         view.resend_requested.connect(self.edit)
-        view.regenerate_requested.connect(session.regenerate)
         view.continue_requested.connect(session.go_on)
-        session.message_added.connect(self._on_message_added)
-        session.messages_cut.connect(view.cut)
         session.answer_text.connect(view.grow)
         session.answer_closed.connect(view.close_answer)
         session.answer_closed.connect(self.show_context)
@@ -206,18 +207,17 @@ class ChatPresenter(QObject):
     @Slot(object)
     def _on_opened(self, chat: Conversation) -> None:
         self.opened.emit(not chat.is_empty)
-        self._view.show_chat(chat, is_answering=self._session.is_answering_here)
+        self._view.show_chat(chat, self._session.growing)
         self._views.sampling.set_prompt(chat.system_prompt)
         self._keep(replace(self._settings.current, last_chat=chat.id))
         self._show_chats()
         self.show_context()
 
-    @Slot(int)
-    def _on_message_added(self, index: int) -> None:
-        self.opened.emit(True)
-        self._view.add_message(index)
-        if self._session.is_busy:
-            self._view.set_status("…")
+    @Slot()
+    def _on_path(self) -> None:
+        """Show what depends on the messages that are shown."""
+        self.opened.emit(not self._session.current.is_empty)
+        self.show_context()
 
     @Slot()
     def _show_chats(self) -> None:
@@ -239,7 +239,7 @@ class ChatPresenter(QObject):
 
     @Slot()
     def _refresh(self) -> None:
-        self._view.refresh(is_answering=self._session.is_answering_here)
+        self._view.show_chat(self._session.current, self._session.growing)
 
     @Slot(int, int)
     def _on_prefill(self, done: int, total: int) -> None:

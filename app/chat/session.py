@@ -6,7 +6,9 @@ another chat is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -29,10 +31,11 @@ class ChatSession(QObject):
 
     chats_changed = Signal()
     opened = Signal(object)  # Conversation
-    message_added = Signal(int)  # index in the open chat
-    messages_cut = Signal(int)  # number of messages left in the open chat
+    path_changed = Signal()  # other messages of the open chat are shown now
+    message_changed = Signal(int)  # id of a message of the open chat that has another text
+    shown_at = Signal(int)  # id of a message of the open chat that somebody looks for
     answer_text = Signal(str)  # text added to the open chat's last message
-    answer_closed = Signal(int)  # index in the open chat
+    answer_closed = Signal(int)  # id of a message of the open chat
     busy_changed = Signal(bool)
     draft_restored = Signal(str)
     answering = Signal(str)  # id of the chat, before the engine starts to answer
@@ -83,13 +86,19 @@ class ChatSession(QObject):
         cut = self._writer.cut
         if cut is None or self.is_busy or self.find(cut.chat.id) is not cut.chat:
             return None
-        return cut if cut.chat.messages and cut.chat.messages[-1] is cut.message else None
+        tree, number = cut.chat.tree, cut.message.id
+        return cut if tree.get(number) is cut.message and len(tree.branch(number)) == 1 else None
+
+    @property
+    def growing(self) -> Message | None:
+        """The answer that is being written, if it is the last message shown in the open chat."""
+        path = self.current.messages
+        return path[-1] if path and path[-1] is self._writer.message else None
 
     @property
     def is_answering_here(self) -> bool:
         """Whether the open chat's last message is the answer that is being written."""
-        last = self.current.messages[-1:]
-        return bool(last) and last[0] is self._writer.message
+        return self.growing is not None
 
     # chats
 
@@ -117,6 +126,21 @@ class ChatSession(QObject):
         chat = self.find(chat_id)
         if chat is not None and chat is not self.current:
             self._open(chat)
+
+    def open_at(self, chat_id: str, message_id: int) -> None:
+        """Open a chat at one of its messages, in whichever version that is."""
+        self.open_chat(chat_id)
+        if self.current.id == chat_id and message_id in self.current.tree:
+            self.choose(message_id)
+            self.shown_at.emit(message_id)
+
+    def choose(self, message_id: int) -> None:
+        """Show another version of a message, and what has followed it."""
+        before = list(self.current.messages)
+        self.current.tree.choose(message_id)
+        if before != self.current.messages:
+            self.path_changed.emit()
+            self._save_soon(self.current)
 
     def take(self, chat: Conversation) -> None:
         """Keep a chat that was deleted or comes from elsewhere, and open it."""
@@ -174,48 +198,60 @@ class ChatSession(QObject):
         """Send a message; return False, and say why in a notice, if that is not possible now."""
         if not text.strip() or not self._may_answer():
             return False
-        if self.is_answering_here:  # only what says so, like Stop or Regenerate, ends an answer
+        if self._writer.chat is self.current:  # only what says so, like Stop, ends an answer
             self._notice(
                 "The answer is still being written. Wait for it, or press Esc to stop it;"
                 " your message stays here as a draft."
             )
             return False
         self.current.draft = ""
-        self._ask(text)
+        self._ask(Message("user", text.strip()))
         return True
 
-    def regenerate(self) -> None:
-        """Replace the last answer by a new one."""
-        n_kept = len(self.current.messages)
-        while n_kept and self.current.messages[n_kept - 1].role == "assistant":
-            n_kept -= 1
-        if n_kept and self._may_answer():
-            self._cut(n_kept)
-            self._answer()
+    def regenerate(self, message_id: int = 0) -> None:
+        """Answer a question again; the answer so far stays as a version, if it has any text.
 
-    def edit(self, index: int, text: str) -> bool:
-        """Replace a message and all that followed it; return False as `send` does."""
+        Args:
+            message_id: id of the answer, or of the question; 0 for the last one that is shown.
+        """
+        chat = self.current
+        if chat.is_empty or not self._may_answer():
+            return
+        self._writer.cut_off()
+        old = chat.tree[message_id or chat.messages[-1].id]
+        row = [*chat.tree.above(old.id), old]
+        question = next((message for message in reversed(row) if not message.is_answer), None)
+        if question is None:
+            self._notice("There is no question above this answer.")
+            return
+        if old.is_answer and not old.content and len(chat.tree.branch(old.id)) == 1:
+            chat.tree.remove(old.id)
+        self._answer(question.id)
+
+    def edit(self, message_id: int, text: str) -> bool:
+        """Ask a question in other words, in a branch of its own; return False as `send` does."""
         if not text.strip() or not self._may_answer():
             return False
-        self._cut(index)
-        self._ask(text)
+        self._writer.cut_off()
+        old = self.current.tree[message_id]
+        self._ask(replace(old, content=text.strip()), old.parent)
         return True
 
     def go_on(self) -> None:
         """Continue the last answer where it ended."""
         messages = self.current.messages
-        if not messages or messages[-1].role != "assistant" or not self._may_answer():
+        if not messages or not messages[-1].is_answer or not self._may_answer():
             return
         if not messages[-1].content:
             self.regenerate()
             return
-        self.opened.emit(self.current)
         self._writer.begin(self.current, continue_last=True)
+        self.message_changed.emit(messages[-1].id)
 
     def resume(self) -> None:
         """Go on with the answer that a failure has cut off, from its last token."""
         if (cut := self.cut_answer) is not None:
-            self.open_chat(cut.chat.id)
+            self.open_at(cut.chat.id, cut.message.id)
             self.go_on()
 
     def stop(self) -> None:
@@ -231,11 +267,26 @@ class ChatSession(QObject):
         """Wait until all that is to be saved is on the disk."""
         self._saver.flush()
 
-    # inside
-
     def find(self, chat_id: str) -> Conversation | None:
         """Return the chat with an id, if there is one."""
         return next((chat for chat in self.chats if chat.id == chat_id), None)
+
+    def is_writing(self, message: Message) -> bool:
+        """Return whether the engine is writing this answer."""
+        return message is self._writer.message
+
+    def end_answer(self, messages: Iterable[Message]) -> None:
+        """End the answer that is being written, if it is one of these."""
+        if any(message is self._writer.message for message in messages):
+            self._writer.cut_off()
+
+    def keep(self, chat: Conversation) -> None:
+        """Save a chat whose messages have changed."""
+        chat.updated = time.time()
+        self._save(chat)
+        self.chats_changed.emit()
+
+    # inside
 
     def _open(self, chat: Conversation) -> None:
         if chat is not self.current:
@@ -264,25 +315,17 @@ class ChatSession(QObject):
             return False
         return True
 
-    def _ask(self, text: str) -> None:
-        self._add(Message("user", text.strip()))
-        self._answer()
-
-    def _add(self, message: Message) -> None:
-        self.current.add(message)
-        self.message_added.emit(len(self.current.messages) - 1)
-        self._save(self.current)
+    def _ask(self, question: Message, parent: int | None = None) -> None:
+        self.current.add(question, parent)
+        self._answer(question.id)
         self.chats_changed.emit()
 
-    def _cut(self, n_messages: int) -> None:
-        self._writer.cut_off()
-        self.current.truncate(n_messages)
-        self.messages_cut.emit(n_messages)
-
-    def _answer(self) -> None:
-        self.current.add(Message("assistant", ""))
+    def _answer(self, question: int) -> None:
+        """Have a question answered, in a version of its own."""
+        self.current.add(Message("assistant", ""), question)
         self._writer.begin(self.current, continue_last=False)
-        self.message_added.emit(len(self.current.messages) - 1)
+        self.path_changed.emit()
+        self._save(self.current)
 
     @Slot(str)
     def _on_grown(self, text: str) -> None:
@@ -295,8 +338,8 @@ class ChatSession(QObject):
     def _on_closed(self, chat: Conversation, message: Message) -> None:
         self._save(chat)
         self.busy_changed.emit(False)
-        if self.current.messages and self.current.messages[-1] is message:
-            self.answer_closed.emit(len(chat.messages) - 1)
+        if chat is self.current:
+            self.answer_closed.emit(message.id)
 
     @Slot(object, str)
     def _offer_shift(self, chat: Conversation, sentence: str) -> None:

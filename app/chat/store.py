@@ -15,7 +15,7 @@ from pathlib import Path
 
 from app.chat import chat_file, journal
 from app.chat.chat_file import write_chat
-from app.chat.conversation import Conversation, DamagedChat
+from app.chat.conversation import Conversation, DamagedChat, NewerChat
 from app.chat.journal import add_change, change_between, read_journal, start_journal
 from app.chat.stored import Stamps, files_of, read_stored, stamps_of
 from engine import has_ended, process_mark, sweep_temporaries
@@ -73,8 +73,7 @@ class ChatStore:
             try:
                 chats.append(self._read(path))
             except (OSError, ValueError, RecursionError) as error:
-                why = error.strerror if isinstance(error, OSError) else "it holds no whole chat"
-                self.damaged.append(DamagedChat(path, why or str(error)))
+                self.damaged.append(DamagedChat(path, _why(error)))
                 log.info("chat %s is skipped: %s", path.name, error)
         return sorted(chats, key=lambda chat: chat.updated, reverse=True)
 
@@ -179,6 +178,13 @@ class ChatStore:
         if not SAFE_ID.fullmatch(chat_id):
             raise ValueError(f"no chat id: {chat_id!r}")
         return self._folder / f"{chat_id}{chat_file.SUFFIX}"
+
+
+def _why(error: Exception) -> str:
+    """Return why a chat cannot be read, as the end of a sentence."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, NewerChat) else "it holds no whole chat"
 
 
 def _is_long(known: _Known) -> bool:

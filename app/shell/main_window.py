@@ -31,8 +31,9 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.views.chat_list import ChatList
-from app.chat.views.chat_view import COLUMN_WIDTH, MARGIN, ChatView
+from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer
+from app.chat.views.message_column import COLUMN_WIDTH
 from app.chat.views.sampling_panel import SamplingPanel
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView

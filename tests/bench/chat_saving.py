@@ -30,7 +30,7 @@ Save = Callable[[Conversation], None]
 def chat_of(n_bytes: int) -> Conversation:
     text = WORDS * (n_bytes // N_MESSAGES // len(WORDS.encode()))
     roles = ["user", "assistant"] * (N_MESSAGES // 2)
-    return Conversation(messages=[Message(role, text) for role in roles])
+    return Conversation.of(Message(role, text) for role in roles)
 
 
 def turn(app: QCoreApplication, seconds: float) -> None:
@@ -45,7 +45,7 @@ def sends(app: QCoreApplication, chat: Conversation, save: Save) -> str:
     """Add messages and save the chat at once, as sending does."""
     times = []
     for _ in range(N_SENDS):
-        chat.messages.append(Message("user", WORDS))
+        chat.add(Message("user", WORDS))
         start = time.perf_counter()
         save(chat)
         times.append((time.perf_counter() - start) * 1e3)
@@ -55,7 +55,7 @@ def sends(app: QCoreApplication, chat: Conversation, save: Save) -> str:
 
 def streaming(app: QCoreApplication, chat: Conversation, save: Save) -> str:
     """Let an answer grow by some words every 40 ms, and save that soon."""
-    chat.messages.append(Message("assistant", ""))
+    chat.add(Message("assistant", ""))
     before, thread_before = psutil.Process().io_counters().write_bytes, time.thread_time()
     for _ in range(SECONDS * 25):
         chat.messages[-1].content += WORDS

@@ -1,7 +1,6 @@
 """What must be on the disk: the chats of earlier rounds, and what was shown since."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ class Ledger:
     def _stored(self) -> Chats:
         """Return the chats that a window would find; each is whole."""
         store = ChatStore(self._folder)
-        found = {chat.id: asdict(chat) for chat in store.load()}
+        found = {chat.id: chat.to_json() for chat in store.load()}
         if store.damaged:
             raise WindowProblem(f"damaged chats: {store.damaged}")
         return found

@@ -1,44 +1,48 @@
-"""The turns of the open chat, in a scrolling column that follows an answer as it grows.
+"""The messages of the open chat, in a scrolling column that follows an answer as it grows.
 
-Long chats open with their last turns; earlier ones are created on request, so that
-opening costs the same for every chat. Of the last turns those that fill the view are there at once,
-and the others come one by one, as a turn with code and tables takes some 20 ms.
+The column holds a part of the path, so that opening and streaming cost the same for every chat: the
+last messages at first, others as somebody scrolls to them or looks for one. Some are there at once
+and the others come one by one, as a message with code and tables takes some 20 ms. What is seen
+stays where it is while messages come and go above and below.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import takewhile
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QWidget
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.views.message_view import AnswerView, MessageView, UserView
-from app.widgets.buttons import button
+from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, MessageColumn
+from app.chat.views.message_view import AnswerView, MessageView
 from app.widgets.controls import keep_margin
 
-N_SHOWN = 30
-MOST_SHOWN = 40
-"""Turns that stay while others are added: each one that an answer grows below costs time."""
-
 N_AT_ONCE, AT_ONCE_S = 4, 0.015
-"""Turns that an opened chat has at once: so many, and those that can be made in this time."""
+"""Messages that are there at once: so many, and those that can be made in this time."""
 
 N_LAYOUTS = 4
-"""Rounds until a turn has its place: its texts know their heights once they have their widths."""
+"""Rounds until a message has its place: texts know their heights once they have their widths."""
 
-COLUMN_WIDTH = 760
+NEAR, FAR = 1, 4
+"""Heights of the view: nearer than `NEAR` to an end, more messages come; beyond `FAR`, they go."""
+
 MARGIN = 34
 STICKY_PIXELS = 48
+TOP_PIXELS = 24
+"""Distance from the top of the view to a message that somebody looks for."""
 
 
 class ChatView(QScrollArea):
-    """View of one conversation; indices count all its turns, shown or not."""
+    """View of the messages of one conversation; the ids are those of its messages."""
 
-    resend_requested = Signal(int, str)
-    regenerate_requested = Signal()
+    resend_requested = Signal(int, str)  # id of a question, text
+    answer_edited = Signal(int, str)  # id of an answer, text
+    step_chosen = Signal(object, int)  # MessageStep, id
+    version_chosen = Signal(int)  # id
     continue_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -48,23 +52,15 @@ class ChatView(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName("Conversation")
-        self._chat = Conversation()
-        self._first = 0  # index of the first turn that is shown
-        self._views: list[MessageView] = []
         self._is_following = True
-        self._from_end = 0  # pixels from what is seen to the end
-        self._earlier = button("Show earlier messages", "quiet")
-        self._earlier.clicked.connect(self.show_earlier)
-        self._wanted = 0  # index of the first turn that will be shown
+        self._held: tuple[MessageView, int] | None = None  # stays so many pixels below the top
+        self._is_settling = False
         self._more = QTimer(self, interval=0)
         self._more.timeout.connect(self._make_more)
-        self._column = QWidget()
-        self._column.setMaximumWidth(COLUMN_WIDTH)
-        self._layout = QVBoxLayout(self._column)
-        self._layout.setContentsMargins(0, 20, 0, 24)
-        self._layout.setSpacing(18)
-        self._layout.addWidget(self._earlier, 0, Qt.AlignmentFlag.AlignHCenter)
-        self._layout.addStretch(1)
+        self._column = MessageColumn()
+        for name in ("resend_requested", "answer_edited", "step_chosen", "version_chosen"):
+            getattr(self._column, name).connect(getattr(self, name))
+        self._column.continue_requested.connect(self.continue_requested)
         content = QWidget()
         outer = QHBoxLayout(content)
         outer.setContentsMargins(MARGIN, 0, MARGIN, 0)
@@ -76,161 +72,206 @@ class ChatView(QScrollArea):
         bar = self.verticalScrollBar()
         bar.rangeChanged.connect(self._follow)
         bar.valueChanged.connect(self._on_scrolled)
+        for key, step in (("Alt+Left", -1), ("Alt+Right", 1)):
+            shortcut = QShortcut(QKeySequence(key), self)
+            shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+            shortcut.activated.connect(lambda step=step: self._switch(step))
 
     @property
     def shown(self) -> list[MessageView]:
-        return self._views
+        """The views in the column, from the top."""
+        return self._column.views
 
-    def show_chat(self, chat: Conversation, *, is_answering: bool = False) -> None:
-        """Show another chat, whose last turn is still growing if `is_answering`."""
-        for view in self._views:
-            self._remove(view)
-        self._views = []
-        self._chat = chat
-        self._more.stop()
-        self._first = len(chat.messages)
-        self._wanted = max(0, self._first - N_SHOWN)
-        end = time.perf_counter() + AT_ONCE_S
-        while self._first > self._wanted:
-            self._make_earlier(is_growing=is_answering and not self._views)
-            if len(self._views) >= N_AT_ONCE and time.perf_counter() > end:
-                break
-        if self._first > self._wanted:
-            self._more.start()
-        self._mark_last()
-        self._is_following, self._from_end = True, 0
-        QTimer.singleShot(0, self, self.scroll_to_end)
+    # what is shown
 
-    def add_message(self, index: int) -> None:
-        """Show the turn added at the end; an answer is growing at first."""
-        view = self._make(index)
-        self._views.append(view)
-        self._layout.insertWidget(self._layout.count() - 1, view)
-        self._leave_out_oldest()
-        self._mark_last()
-        self._is_following = True
+    def show_chat(self, chat: Conversation, growing: Message | None = None) -> None:
+        """Show the end of another chat.
 
-    def cut(self, n_messages: int) -> None:
-        """Show only the first `n_messages` turns."""
-        n_kept = max(0, n_messages - self._first)
-        for view in self._views[n_kept:]:
-            self._remove(view)
-        del self._views[n_kept:]
-        self._first = min(self._first, n_messages)
-        self._wanted = min(self._wanted, self._first)
-        self._mark_last()
+        Args:
+            growing: answer that is being written; None for none.
+        """
+        self._column.growing = growing
+        self._column.set_chat(chat)
+        self._show_from(len(self._column.path))
+
+    def show_path(self, growing: Message | None = None) -> None:
+        """Show the chat's messages as they are now; those that have stayed keep their places."""
+        column, path = self._column, self._column.path
+        column.growing = growing
+        kept = {view.message.id for view in column.views}
+        places = [place for place, message in enumerate(path) if message.id in kept]
+        is_new = growing is not None and growing.id not in kept
+        if not places or (is_new and places[-1] + N_AT_ONCE < len(path) - 1):
+            self._show_from(len(path))
+            return
+        steps = {v.message.parent: s for v in column.views if (s := v.versions.focused_step)}
+        last = len(path) if is_new else max(places[-1] + 1, min(len(path), places[0] + N_SHOWN))
+        new = [place for place in range(places[0], last) if path[place].id not in kept]
+        end = new[N_AT_ONCE] if len(new) > N_AT_ONCE else last
+        column.show_places(range(places[0], end))
+        column.wanted = column.first, last
+        if is_new:
+            column.leave_out(max(0, len(column.views) - MOST_SHOWN))
+        self._is_following = is_new or (self._is_following and column.is_at_end)
+        self._settle()
+        self._more.start()  # also where nothing is to be made, to see whether an end is near
+        for view in column.views:
+            if view.message.parent in steps:
+                view.versions.take_focus(steps[view.message.parent])
+
+    def show_message(self, message_id: int) -> None:
+        """Scroll to a message of the path, at the top of the view."""
+        column = self._column
+        places = (n for n, message in enumerate(column.path) if message.id == message_id)
+        if (place := next(places, None)) is None:
+            return
+        if not column.first <= place < column.end:
+            self._show_from(place)
+        self._is_following, self._held = False, (column.views[place - column.first], TOP_PIXELS)
+        self._settle()
+        QTimer.singleShot(0, self, self._settle)  # once a new chat has its width
+
+    def rebuild(self, message_id: int, growing: Message | None = None) -> None:
+        """Show a message anew, whose text is another one."""
+        self._column.growing = growing
+        self._column.rebuild(message_id)
+        self._settle()
 
     def grow(self) -> None:
-        """Show the text added to the last answer."""
-        if (view := self.last_answer()) is not None:
+        """Show the text added to the growing answer."""
+        if (view := self._growing_view) is not None:
             view.grow()
 
     def set_status(self, text: str) -> None:
         """Show the engine's present step below the growing answer."""
-        if (view := self.last_answer()) is not None:
+        if (view := self._growing_view) is not None:
             view.set_status(text)
 
-    def close_answer(self, index: int) -> None:
-        number = index - self._first
-        if 0 <= number < len(self._views):
-            view = self._views[number]
-            if isinstance(view, AnswerView):
+    def close_answer(self, message_id: int) -> None:
+        """Show an answer as complete, if it is in the column."""
+        self._column.growing = None
+        for view in self._column.views:
+            if isinstance(view, AnswerView) and view.message.id == message_id:
                 view.close_answer()
 
     def last_answer(self) -> AnswerView | None:
-        last = self._views[-1] if self._views else None
-        return last if isinstance(last, AnswerView) else None
-
-    @Slot()
-    def refresh(self, *, is_answering: bool = False) -> None:
-        """Rebuild the view, as after a change of the theme."""
-        self.show_chat(self._chat, is_answering=is_answering)
-
-    @Slot()
-    def show_earlier(self) -> None:
-        """Show more turns above, without moving the visible ones."""
-        bar = self.verticalScrollBar()
-        self._is_following, self._from_end = False, bar.maximum() - bar.value()
-        self._wanted = max(0, self._first - N_SHOWN)
-        self._more.start()
+        """Return the view of the path's last message, if that is an answer in the column."""
+        return self._column.last_answer
 
     @Slot()
     def scroll_to_end(self) -> None:
+        """Scroll to the end of the path."""
+        if not self._column.is_at_end:
+            self._show_from(len(self._column.path))
         bar = self.verticalScrollBar()
         bar.setValue(bar.maximum())
 
+    # what is in the column
+
+    @property
+    def _growing_view(self) -> AnswerView | None:
+        view, growing = self._column.last_answer, self._column.growing
+        return view if view is not None and view.message is growing else None
+
+    def _show_from(self, place: int) -> None:
+        """Show other messages: those around a place, or the last ones for the end."""
+        column = self._column
+        column.start_at(place)
+        self._is_following, self._held = place >= len(column.path), None
+        until = time.perf_counter() + AT_ONCE_S
+        while column.make_next():
+            if len(column.views) >= N_AT_ONCE and time.perf_counter() > until:
+                break
+        column.mark()
+        self._more.stop()
+        if not column.is_complete:
+            self._more.start()
+        if self._is_following:
+            QTimer.singleShot(0, self, self._follow)
+
     @Slot()
     def _make_more(self) -> None:
-        """Make one of the turns that are wanted, without moving the visible ones."""
-        if self._first > self._wanted:
-            self._make_earlier()
+        """Make one of the messages that are wanted; after the last, see whether more are."""
+        if self._column.make_next():
+            self._settle()
         else:
             self._more.stop()
-        self._mark_last()
-        from_end = self._from_end
-        for _ in range(N_LAYOUTS):  # before the next frame, in which it would be seen elsewhere
+            self._want_more()
+
+    def _want_more(self) -> None:
+        """Have messages made where an end of the column is near, and take off what is far away."""
+        column, bar, height = self._column, self.verticalScrollBar(), self.viewport().height()
+        if self._more.isActive() or self._is_settling or not column.views:
+            return
+        is_near_top = bar.value() < NEAR * height and column.first > 0
+        is_near_end = bar.maximum() - bar.value() < NEAR * height and not column.is_at_end
+        if is_near_top or is_near_end:
+            self._leave_out_far()
+            first = max(0, column.first - N_SHOWN) if is_near_top else column.first
+            end = min(len(column.path), column.end + N_SHOWN) if is_near_end else column.end
+            column.wanted = first, end
+            self._more.start()
+
+    def _leave_out_far(self) -> None:
+        """Take messages off the column that are far from what is seen."""
+        bar, height, views = self.verticalScrollBar(), self.viewport().height(), self._column.views
+        top, bottom = bar.value() - FAR * height, bar.value() + (FAR + 1) * height
+        n_most = max(0, len(views) - MOST_SHOWN)
+        n_last = sum(1 for _ in takewhile(lambda view: view.y() > bottom, reversed(views)))
+        n_last = min(n_last, n_most)
+        n_first = sum(1 for _ in takewhile(lambda view: view.geometry().bottom() < top, views))
+        self._column.leave_out(min(n_first, n_most - n_last), n_last)
+        self._settle()
+
+    # what is seen
+
+    @Slot()
+    def _settle(self) -> None:
+        """Lay the column out, with what is seen in its place, before the next frame shows it."""
+        self._column.mark()
+        self._is_settling = True
+        for _ in range(N_LAYOUTS):
             QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
         bar = self.verticalScrollBar()
-        bar.setValue(bar.maximum() - from_end)
-
-    def _make_earlier(self, *, is_growing: bool = False) -> None:
-        """Make the turn before the first one that is shown; its answer may still be growing."""
-        self._first -= 1
-        view = self._make(self._first)
-        if isinstance(view, AnswerView) and not is_growing:
-            view.close_answer()
-        self._views.insert(0, view)
-        self._layout.insertWidget(1, view)
-
-    def _make(self, index: int) -> MessageView:
-        message: Message = self._chat.messages[index]
-        if message.role == "user":
-            user = UserView(message, self._column)
-            user.fit_width(self._column_width())
-            user.resent.connect(lambda text: self.resend_requested.emit(index, text))
-            return user
-        answer = AnswerView(message, self._column)
-        answer.regenerate_requested.connect(self.regenerate_requested)
-        answer.continue_requested.connect(self.continue_requested)
-        return answer
-
-    def _leave_out_oldest(self) -> None:
-        """Take the oldest turns off the view, whose end is seen now."""
-        n_over = max(0, len(self._views) - MOST_SHOWN)
-        for view in self._views[:n_over]:
-            self._remove(view)
-        del self._views[:n_over]
-        if n_over:
-            self._first += n_over
-            self._wanted = self._first
-
-    def _remove(self, view: MessageView) -> None:
-        self._layout.removeWidget(view)
-        view.hide()
-        view.deleteLater()
-
-    def _mark_last(self) -> None:
-        self._earlier.setVisible(self._first > 0 and not self._more.isActive())
-        for view in self._views:
-            if isinstance(view, AnswerView):
-                view.set_last(view is self._views[-1])
-
-    def _column_width(self) -> int:
-        return min(COLUMN_WIDTH, max(200, self.width() - 2 * MARGIN))
+        if self._is_following:
+            bar.setValue(bar.maximum())
+        elif self._held is not None and self._held[0] in self._column.views:
+            bar.setValue(self._held[0].y() - self._held[1])
+        self._is_settling = False
+        if self._held is None or self._held[0] not in self._column.views:
+            self._note_place()
 
     @Slot()
     def _follow(self) -> None:
-        if self._is_following:
+        if self._is_following and self._column.is_at_end:
             self.scroll_to_end()
 
     @Slot()
     def _on_scrolled(self) -> None:
-        bar = self.verticalScrollBar()
-        self._from_end = bar.maximum() - bar.value()
-        self._is_following = self._from_end <= STICKY_PIXELS
+        if not self._is_settling:
+            bar = self.verticalScrollBar()
+            is_low = bar.maximum() - bar.value() <= STICKY_PIXELS
+            self._is_following = self._column.is_at_end and is_low
+            self._note_place()
+            self._want_more()
+
+    def _note_place(self) -> None:
+        """Note which message is seen where, unless the end is followed."""
+        self._held = None
+        if not self._is_following:
+            top = self.verticalScrollBar().value()
+            seen = (view for view in self._column.views if view.geometry().bottom() > top)
+            if (view := next(seen, None)) is not None:
+                self._held = view, view.y() - top
+
+    def _switch(self, step: int) -> None:
+        """Show another version of the message with the focus, else of the last with versions."""
+        focused = QApplication.focusWidget()
+        views = [view for view in reversed(self._column.views) if view.versions.text]
+        inside = (view for view in views if focused and view.isAncestorOf(focused))
+        if (view := next(inside, views[0] if views else None)) is not None:
+            view.versions.go(step)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        for view in self._views:
-            if isinstance(view, UserView):
-                view.fit_width(self._column_width())
+        self._column.fit_width(self.width() - 2 * MARGIN)

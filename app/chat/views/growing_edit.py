@@ -11,13 +11,18 @@ TEXT_PIXELS = 14
 
 
 class GrowingEdit(QPlainTextEdit):
-    """Text field that grows from one line to twelve, then scrolls."""
+    """Text field that grows from one line to twelve, then scrolls.
+
+    Args:
+        has_lines: whether Enter starts a line and Ctrl+Enter submits.
+    """
 
     submitted = Signal()
     focus_changed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None, *, has_lines: bool = False) -> None:
         super().__init__(parent)
+        self._has_lines = has_lines
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setTabChangesFocus(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -47,7 +52,9 @@ class GrowingEdit(QPlainTextEdit):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-        if is_enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+        modifiers, key = event.modifiers(), Qt.KeyboardModifier
+        is_plain = not modifiers & key.ShiftModifier
+        if is_enter and (modifiers & key.ControlModifier if self._has_lines else is_plain):
             self.submitted.emit()
         elif event.key() == Qt.Key.Key_Escape:
             event.ignore()

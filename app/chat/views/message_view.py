@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, Qt, Signal, Slot
-from PySide6.QtGui import QEnterEvent, QKeyEvent, QTextCursor
+from PySide6.QtGui import QEnterEvent
 from PySide6.QtWidgets import (
     QApplication,
     QFrame,
     QHBoxLayout,
-    QPlainTextEdit,
     QSizePolicy,
     QVBoxLayout,
     QWidget,
 )
 
+from app.chat.branches.views.message_steps import MessageStep, step_menu
+from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
 from app.chat.message import AnswerStats, Message, split_thought
-from app.chat.views.growing_edit import GrowingEdit
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
-from app.theme import theme
-from app.widgets.buttons import HoverButton, button
+from app.chat.views.thought_view import ThoughtView
+from app.chat.views.turn_editor import TurnEditor
+from app.translation import tr
+from app.widgets.buttons import HoverButton, IconButton, button
 from app.widgets.text import ElidedLabel, label
-from engine import error_line, printable
+from engine import error_line
 
 REASONS = {
     "stop": "end of turn",
@@ -48,11 +50,64 @@ def footer_text(stats: AnswerStats) -> str:
 class MessageView(QWidget):
     """Base of the views of a turn; `message` is the chat's own object."""
 
+    step_chosen = Signal(object)  # MessageStep other than `EDIT`
+    version_chosen = Signal(int)  # id of another version
+    edited = Signal(str)  # the text that is wanted instead
+
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.message = message
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self._hovered: list[HoverButton] = []
+        self.versions = VersionSwitch(self)
+        self.versions.chosen.connect(self.version_chosen)
+        self._editor: TurnEditor | None = None
+
+    @Slot()
+    def start_editing(self) -> None:
+        """Put an editor in the place of the text."""
+        if self._editor is None:
+            self._editor = TurnEditor(self.edited_text, self, is_answer=self.message.is_answer)
+            self._editor.accepted.connect(self._accept)
+            self._editor.cancelled.connect(self.stop_editing)
+            self._show_editor(self._editor)
+            self._editor.edit.setFocus()
+
+    @Slot()
+    def stop_editing(self) -> None:
+        """Show the text again."""
+        if self._editor is not None:
+            self._editor.hide()
+            self._editor.deleteLater()
+            self._editor = None
+            self._hide_editor()
+
+    @property
+    def edited_text(self) -> str:
+        """The text that the editor begins with."""
+        return self.copied_text
+
+    def _show_editor(self, editor: TurnEditor) -> None:
+        raise NotImplementedError
+
+    def _hide_editor(self) -> None:
+        raise NotImplementedError
+
+    @Slot(str)
+    def _accept(self, text: str) -> None:
+        self.stop_editing()
+        self.edited.emit(text)
+
+    def _show_menu(self, button: QWidget) -> None:
+        menu = step_menu(button, is_answer=self.message.is_answer, on_step=self._on_step)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
+
+    def _on_step(self, step: MessageStep) -> None:
+        if step is MessageStep.EDIT:
+            self.start_editing()
+        else:
+            self.step_chosen.emit(step)
 
     def add_hover_button(self, made: HoverButton) -> HoverButton:
         self._hovered.append(made)
@@ -81,8 +136,6 @@ class MessageView(QWidget):
 class UserView(MessageView):
     """View of a person's turn: a bubble on the right that can turn into an editor."""
 
-    resent = Signal(str)
-
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(message, parent)
         self.setAccessibleName("Your message")
@@ -99,17 +152,20 @@ class UserView(MessageView):
         copy.clicked.connect(self.copy)
         edit = self.add_hover_button(HoverButton("edit", "Edit and send again", self))
         edit.clicked.connect(self.start_editing)
+        more = self.add_hover_button(HoverButton("more", tr("More for this message"), self))
+        more.clicked.connect(lambda: self._show_menu(more))
         self._row = QHBoxLayout()
         self._row.setSpacing(2)
         self._row.addStretch(1)
-        self._row.addWidget(copy, 0, Qt.AlignmentFlag.AlignBottom)
-        self._row.addWidget(edit, 0, Qt.AlignmentFlag.AlignBottom)
+        for made in self._hovered:
+            self._row.addWidget(made, 0, Qt.AlignmentFlag.AlignBottom)
         self._row.addSpacing(4)
         self._row.addWidget(self._bubble)
         self._outer = QVBoxLayout(self)
         self._outer.setContentsMargins(0, 0, 0, 0)
+        self._outer.setSpacing(2)
         self._outer.addLayout(self._row)
-        self._editor: _Editor | None = None
+        self._outer.addWidget(self.versions, 0, Qt.AlignmentFlag.AlignRight)
 
     def fit_width(self, width: int) -> None:
         """Make the bubble as wide as its text, at most four fifths of the column."""
@@ -119,87 +175,28 @@ class UserView(MessageView):
         document.deleteLater()
         self._bubble.setFixedWidth(max(48, min(wanted, int(width * 0.8))))
 
-    @Slot()
-    def start_editing(self) -> None:
-        if self._editor is not None:
-            return
-        self._editor = _Editor(self.message.content, self)
-        self._editor.accepted.connect(self._resend)
-        self._editor.cancelled.connect(self.stop_editing)
+    def _show_editor(self, editor: TurnEditor) -> None:
         self._set_row_visible(False)
-        self._outer.addWidget(self._editor)
-        self._editor.edit.setFocus()
+        self._outer.insertWidget(1, editor)
 
-    @Slot()
-    def stop_editing(self) -> None:
-        if self._editor is not None:
-            self._outer.removeWidget(self._editor)
-            self._editor.hide()
-            self._editor.deleteLater()
-            self._editor = None
-            self._set_row_visible(True)
-
-    @Slot(str)
-    def _resend(self, text: str) -> None:
-        self.stop_editing()
-        self.resent.emit(text)
+    def _hide_editor(self) -> None:
+        self._set_row_visible(True)
 
     def _set_row_visible(self, visible: bool) -> None:
         for widget in (self._bubble, *self._hovered):
             widget.setVisible(visible)
 
 
-class _Editor(QFrame):
-    """Editor of a turn: Enter sends it again, Esc cancels."""
-
-    accepted = Signal(str)
-    cancelled = Signal()
-
-    def __init__(self, text: str, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setProperty("role", "composer")
-        self.edit = GrowingEdit(self)
-        self.edit.setAccessibleName("Edit your message")
-        self.edit.setPlainText(text)
-        self.edit.moveCursor(QTextCursor.MoveOperation.End)
-        self.edit.submitted.connect(self._accept)
-        self.edit.focus_changed.connect(self.update)
-        self.setFocusProxy(self.edit)  # the frame shows the focus
-        cancel = button("Cancel", "quiet", "Cancel editing")
-        cancel.clicked.connect(self.cancelled)
-        send = button("Send again", "primary")
-        send.clicked.connect(self._accept)
-        row = QHBoxLayout()
-        row.addStretch()
-        row.addWidget(cancel)
-        row.addWidget(send)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(14, 10, 10, 10)
-        layout.addWidget(self.edit)
-        layout.addLayout(row)
-
-    @Slot()
-    def _accept(self) -> None:
-        self.accepted.emit(self.edit.toPlainText())
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.cancelled.emit()
-        else:
-            super().keyPressEvent(event)
-
-
 class AnswerView(MessageView):
     """View of an answer that may still be growing."""
 
-    regenerate_requested = Signal()
     continue_requested = Signal()
 
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(message, parent)
         self.setAccessibleName("Answer")
         self._answer = ""
-        self._thought = _ThoughtView(self)
+        self._thought = ThoughtView(self)
         self.body = MessageBody(self)
         self._problem = label(role="danger")
         self._problem.setWordWrap(True)
@@ -208,9 +205,11 @@ class AnswerView(MessageView):
         copy = button("Copy", "quiet", "Copy answer")
         copy.clicked.connect(self.copy)
         self._again = button("Regenerate", "quiet", "Regenerate answer")
-        self._again.clicked.connect(self.regenerate_requested)
+        self._again.clicked.connect(lambda: self.step_chosen.emit(MessageStep.REGENERATE))
         self._go_on = button("Continue", "quiet", "Continue answer")
         self._go_on.clicked.connect(self.continue_requested)
+        more = IconButton("more", tr("More for this answer"), self, size=16)
+        more.clicked.connect(lambda: self._show_menu(more))
         self._is_last = False
         self._actions = QWidget(self)
         actions = QHBoxLayout(self._actions)
@@ -219,7 +218,9 @@ class AnswerView(MessageView):
         actions.addWidget(copy)
         actions.addWidget(self._go_on)
         actions.addWidget(self._again)
+        actions.addWidget(more)
         footer = QHBoxLayout()
+        footer.addWidget(self.versions)
         footer.addWidget(self._status, 1)
         footer.addWidget(self._actions)
         layout = QVBoxLayout(self)
@@ -228,6 +229,7 @@ class AnswerView(MessageView):
         for widget in (self._thought, self.body, self._problem):
             layout.addWidget(widget)
         layout.addLayout(footer)
+        self._column = layout
         self._actions.hide()
         self._problem.hide()
         self._show()
@@ -249,7 +251,10 @@ class AnswerView(MessageView):
         self._show()
         self.body.flush()
         message = self.message
-        self._status.set_full_text(footer_text(message.stats) if message.stats else "")
+        footer = footer_text(message.stats) if message.stats else ""
+        if message.edited:
+            footer = f"{footer} · {tr('edited')}" if footer else tr("edited")
+        self._status.set_full_text(footer)
         problem = message.problem or (INTERRUPTED if message.stats is None else "")
         self._problem.setText(error_line(problem))
         self._problem.setVisible(bool(problem))
@@ -262,6 +267,15 @@ class AnswerView(MessageView):
         """Offer to continue or replace the last answer only."""
         self._is_last = is_last
         self._show_actions()
+
+    def _show_editor(self, editor: TurnEditor) -> None:
+        self.body.hide()
+        self._actions.hide()
+        self._column.insertWidget(self._column.indexOf(self.body), editor)
+
+    def _hide_editor(self) -> None:
+        self.body.show()
+        self._actions.show()
 
     def _show_actions(self) -> None:
         stats = self.message.stats
@@ -281,54 +295,3 @@ class AnswerView(MessageView):
         self._answer = parts.answer
         if parts.thought is not None and not parts.is_open:
             self._thought.close_thought(self.message.thought_s)
-
-
-class _ThoughtView(QFrame):
-    """View of the model's thought, folded at first."""
-
-    def __init__(self, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._toggle = button("", "quiet")
-        self._toggle.setCheckable(True)
-        self._toggle.toggled.connect(self._unfold)
-        self._text = QPlainTextEdit(self, readOnly=True)
-        self._text.setAccessibleName("Thought")
-        self._text.setMaximumHeight(240)
-        self._text.hide()
-        self._thought = ""
-        self._title = ""
-        self.setObjectName("thought")
-        self.setStyleSheet(f"#thought {{ border: none; border-left: 2px solid {theme().line}; }}")
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(6, 0, 0, 0)
-        layout.setSpacing(4)
-        layout.addWidget(self._toggle, 0, Qt.AlignmentFlag.AlignLeft)
-        layout.addWidget(self._text)
-        self.hide()
-
-    def set_thought(self, thought: str | None, *, is_open: bool) -> None:
-        self.setVisible(thought is not None and (is_open or bool(thought)))
-        if thought is None or thought == self._thought:
-            return
-        self._thought = thought
-        if is_open:
-            self._set_title("Thinking…")
-        if self._text.isVisible():
-            self._text.setPlainText(printable(thought))
-
-    def close_thought(self, seconds: float | None) -> None:
-        self._set_title("Thought" if seconds is None else f"Thought for {seconds:.1f} s")
-
-    @Slot(bool)
-    def _unfold(self, unfolded: bool) -> None:
-        if unfolded:
-            self._text.setPlainText(printable(self._thought))
-        self._text.setVisible(unfolded)
-        self._set_title(self._title)
-
-    def _set_title(self, title: str) -> None:
-        arrow = "▾" if self._toggle.isChecked() else "▸"
-        if self._toggle.text() != (text := f"{arrow} {title}"):
-            self._title = title
-            self._toggle.setText(text)
-            self._toggle.setAccessibleName(title)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat.conversation import Conversation, title_from
-from app.chat.message import AnswerStats, Message, Thought, split_thought
+from app.chat.message import AnswerStats, Message, Thought, split_thought, with_answer
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from engine import ChatMessage
 
@@ -93,6 +93,11 @@ def test_any_text_survives_json(text: str) -> None:
         "", "{", "[]", '{"id": 3}', '{"id": "x", "title": "", "created": 0, "updated": 0}',
         '{"id": "x", "title": "", "created": 0, "updated": 0, "messages": [{"role": "user"}]}',
         '{"id": "../x", "title": "", "created": 0, "updated": 0, "messages": []}', "[" * 100_000,
+        '{"schema": 2, "id": "x", "title": "", "created": 0, "updated": 0, "messages": '
+        '[{"role": "user", "content": "", "id": 2, "parent": 2}]}',
+        '{"schema": 2, "id": "x", "title": "", "created": 0, "updated": 0, "messages": '
+        '[{"role": "user", "content": "", "id": 0, "parent": 0}]}',
+        '{"schema": true, "id": "x", "title": "", "created": 0, "updated": 0, "messages": []}',
         '{"id": "x", "title": "", "created": 0, "updated": NaN, "messages": []}',
         '{"id": "x", "title": "", "created": 0, "updated": 1e300, "messages": []}',
     ],
@@ -104,6 +109,86 @@ def test_a_file_that_is_no_chat_is_skipped_and_stays(tmp_path: Path, content: st
     assert store.load() == [good]
     assert len(store.damaged) == 1
     assert (tmp_path / "x.json").read_text() == content
+
+
+OLD = {
+    "schema": 1, "id": "old", "title": "Why?", "created": 1.0, "updated": 2.0, "system_prompt": "",
+    "draft": "", "drops_oldest": False, "colour": "blue",
+    "messages": [
+        {"role": "user", "content": "Why?", "stats": None, "thought_s": None, "problem": ""},
+        {"role": "assistant", "content": "So.", "stats": None, "thought_s": None, "mood": "good"},
+    ],
+}  # fmt: skip
+
+
+def test_an_old_chat_is_read_as_a_tree_and_written_only_once_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(OLD))
+    store = ChatStore(tmp_path)
+    (chat,) = store.load()
+    assert [(m.id, m.parent, m.content) for m in chat.messages] == [(1, 0, "Why?"), (2, 1, "So.")]
+    store.save(chat)
+    store.save(chat, may_append=True)
+    assert json.loads(file.read_text()) == OLD
+    chat.add(Message("user", "Really?"), 0)
+    store.save(chat)
+    stored = json.loads(file.read_text())
+    assert stored["schema"] == 2
+    assert [(m["id"], m["parent"]) for m in stored["messages"]] == [(1, 0), (2, 1), (3, 0)]
+    assert ChatStore(tmp_path).load() == [chat]
+
+
+def test_what_this_version_does_not_know_is_written_again(tmp_path: Path) -> None:
+    stats = {"reason": "stop", "n_tokens": 1, "tokens_per_s": 1, "first_token_s": 1}
+    old = json.loads(json.dumps(OLD))
+    old["messages"][1]["stats"] = stats | {"context_tokens": 3, "watts": 300}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    store = ChatStore(tmp_path)
+    (chat,) = store.load()
+    chat.add(Message("user", "Really?"))
+    store.save(chat)
+    stored = json.loads((tmp_path / "old.json").read_text())
+    assert stored["colour"] == "blue"
+    assert stored["messages"][1]["mood"] == "good"
+    assert stored["messages"][1]["stats"]["watts"] == 300
+    assert Conversation.from_json(stored) == chat
+
+
+def test_a_chat_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    newer = json.dumps(OLD | {"schema": 99})
+    (tmp_path / "old.json").write_text(newer)
+    store = ChatStore(tmp_path)
+    assert store.load() == []
+    assert [found.why for found in store.damaged] == ["a newer version of Tandem has written it"]
+    store.tidy()
+    assert (tmp_path / "old.json").read_text() == newer
+
+
+def test_a_fork_has_the_messages_up_to_one_and_nothing_else() -> None:
+    chat = a_chat()
+    other = chat.add(Message("assistant", "No."), 1)
+    chat.add(Message("user", "Sure?"))
+    made = chat.fork(other.id)
+    assert [m.content for m in made.messages] == ["Why?\nTell me.", "No."]
+    assert [(m.id, m.parent) for m in made.tree] == [(1, 0), (2, 1)]
+    assert made.id != chat.id
+    assert made.system_prompt == chat.system_prompt
+    made.messages[0].content = "changed"
+    assert chat.messages[0].content == "Why?\nTell me."
+
+
+@pytest.mark.parametrize(
+    ("content", "after"),
+    [
+        ("old", "new"),
+        ("<think>hm</think>\n\nold", "<think>hm</think>\n\nnew"),
+        ("<think>hm", "<think>hm</think>\n\nnew"),
+        ("", "new"),
+    ],
+)
+def test_another_answer_keeps_the_thought_before_it(content: str, after: str) -> None:
+    assert with_answer(content, "new") == after
+    assert split_thought(after).answer == "new"
 
 
 def test_a_failed_save_keeps_the_old_file_and_says_why(

@@ -52,7 +52,7 @@ def test_a_web_page_shows_words_as_words() -> None:
 @pytest.mark.parametrize("role", ["user", "assistant", "<script>"])
 def test_nothing_that_was_said_acts_in_a_web_page(attack: str, role: str) -> None:
     """Addresses of images are not fetched either: the page's own policy forbids it."""
-    made = Conversation(title=attack, system_prompt=attack, messages=[Message(role, attack)])
+    made = Conversation.of([Message(role, attack)], title=attack, system_prompt=attack)
     page = exported(made, ".html")
     assert "<script" not in page.lower()
     assert "<img src=x" not in page
@@ -92,7 +92,7 @@ def test_any_title_makes_a_file_name(title: str) -> None:
 
 @given(st.text(max_size=60), st.sampled_from(sorted(FORMATS)))
 def test_any_text_can_be_exported(text: str, suffix: str) -> None:
-    made = Conversation(title=text, messages=[Message("user", text), Message("assistant", text)])
+    made = Conversation.of([Message("user", text), Message("assistant", text)], title=text)
     assert exported(made, suffix)
     if suffix == ".json":
         assert json.loads(exported(made, suffix))["title"] == text

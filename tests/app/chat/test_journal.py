@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat import chat_file, store
+from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.conversation import Conversation
 from app.chat.journal import change_between, changed
 from app.chat.message import AnswerStats, Message
@@ -22,6 +23,7 @@ WORDS = ("Once", " upon", " a ½ time", "\nthere", " was", " a \ud83d", " dragon
 STATS = AnswerStats("stop", 8, 61.8, 0.3, 20)
 
 texts = st.text(st.characters(codec=None), max_size=8)
+extras = st.dictionaries(st.sampled_from(["colour", "gone", "n_kept", "head"]), texts, max_size=2)
 messages = st.builds(
     Message,
     st.sampled_from(["user", "assistant"]),
@@ -29,7 +31,25 @@ messages = st.builds(
     st.none() | st.just(STATS),
     st.none() | st.floats(0, 100),
     texts,
+    edited=st.booleans(),
+    extra=extras,
 )
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> MessageTree[Message]:
+    """Return messages in versions, of which some are gone."""
+    tree = MessageTree[Message]()
+    for message in draw(st.lists(messages, max_size=6)):
+        tree.add(message, draw(st.sampled_from([ROOT, *(m.id for m in tree)])))
+    for place in draw(st.lists(st.integers(0, 5), max_size=3)):
+        if place < len(tree):
+            tree.remove(list(tree)[place].id)
+    if len(tree):
+        tree.choose(draw(st.sampled_from([m.id for m in tree])))
+    return tree
+
+
 chats = st.builds(
     Conversation,
     id=st.just("c"),
@@ -39,7 +59,8 @@ chats = st.builds(
     system_prompt=texts,
     draft=texts,
     drops_oldest=st.booleans(),
-    messages=st.lists(messages, max_size=4),
+    tree=trees(),
+    extra=extras,
 )
 
 
@@ -82,8 +103,8 @@ def disown(path: Path) -> None:
 
 def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
-    of_chat = "id title created updated system_prompt draft drops_oldest messages"
-    of_message = "role content stats thought_s problem"
+    of_chat = "id title created updated system_prompt draft drops_oldest tree extra"
+    of_message = "role content stats thought_s problem id parent edited extra"
     assert {field.name for field in fields(Conversation)} == set(of_chat.split())
     assert {field.name for field in fields(Message)} == set(of_message.split())
 
@@ -92,6 +113,21 @@ def test_every_field_of_a_chat_is_tried() -> None:
 def test_a_change_leads_from_one_state_to_the_other(old: Conversation, new: Conversation) -> None:
     change = json.loads(json.dumps(change_between(old, new)))
     assert changed(old, change) == new
+
+
+def test_a_journal_of_messages_in_a_row_still_counts() -> None:
+    """A window of an older version was killed, and this one finds what it has left."""
+    file = {
+        "schema": 1, "id": "c", "title": "Hi", "created": 1.0, "updated": 2.0, "draft": "mo",
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}],
+    }  # fmt: skip
+    line = {
+        "updated": 3.0, "drops_oldest": True, "draft": [2, "re"], "n_kept": 1,
+        "messages": [{"role": "assistant", "content": [3, "lo"], "stats": None, "problem": ""}],
+    }  # fmt: skip
+    chat = changed(Conversation.from_json(file), line)
+    assert [(m.id, m.parent, m.content) for m in chat.messages] == [(1, 0, "Hi"), (2, 1, "Hello")]
+    assert (chat.updated, chat.draft, chat.drops_oldest, chat.extra) == (3.0, "more", True, {})
 
 
 @given(chats)

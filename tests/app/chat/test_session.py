@@ -33,7 +33,7 @@ def test_an_edit_keeps_the_draft(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "First")
     shell.window.composer.edit.setPlainText("half a question")
-    shell.window.chat_view.resend_requested.emit(0, "Better")
+    shell.window.chat_view.resend_requested.emit(1, "Better")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     assert shell.window.composer.text == shell.session.current.draft == "half a question"
 
@@ -44,7 +44,7 @@ def test_an_edit_that_cannot_be_sent_becomes_the_draft(qtbot: QtBot, make_shell:
     shell.models.eject()
     qtbot.waitUntil(lambda: shell.client.model is None)
     shell.window.composer.edit.setPlainText("half a question")
-    shell.window.chat_view.resend_requested.emit(0, "Better")
+    shell.window.chat_view.resend_requested.emit(1, "Better")
     assert shell.session.current.messages[0].content == "First"
     assert shell.window.composer.text == "half a question\n\nBetter"
     assert shell.session.current.draft == shell.window.composer.text

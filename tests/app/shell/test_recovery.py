@@ -295,7 +295,7 @@ def test_an_answer_that_is_gone_is_not_gone_on_with(
     if leave == "delete":
         shell.chat_presenter.delete_chat(shell.session.current.id)
     else:
-        shell.session.current.truncate(1)
+        shell.session.current.tree.remove(2)
     with qtbot.waitSignal(shell.client.loaded):
         load()
     assert not shell.session.is_busy

@@ -1,0 +1,1 @@
+"""Widgets of messages: the switch between versions, and the menu of steps."""

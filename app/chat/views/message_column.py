@@ -1,0 +1,174 @@
+"""A column with the views of some messages of a chat that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from app.chat.conversation import Conversation
+from app.chat.message import Message
+from app.chat.views.message_view import AnswerView, MessageView, UserView
+
+COLUMN_WIDTH = 760
+"""Largest width of the column, in pixels."""
+
+N_SHOWN = 30
+"""Messages that an opened chat has, and that come at once when somebody scrolls to an end."""
+
+MOST_SHOWN = 40
+"""Messages that stay while others are added: each one that an answer grows below costs time."""
+
+
+class MessageColumn(QWidget):
+    """Views of a part of the path; places count the messages of the path from 0.
+
+    Attributes:
+        views: views from the top.
+        growing: answer that is being written; None for none.
+        first: place of the first view's message.
+        end: place behind the last view's message.
+        wanted: `first` and `end` once all that is wanted is there.
+    """
+
+    resend_requested = Signal(int, str)  # id of a question, text
+    answer_edited = Signal(int, str)  # id of an answer, text
+    step_chosen = Signal(object, int)  # MessageStep, id
+    version_chosen = Signal(int)  # id
+    continue_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setMaximumWidth(COLUMN_WIDTH)
+        self._chat = Conversation()
+        self._width = COLUMN_WIDTH
+        self.views: list[MessageView] = []
+        self.growing: Message | None = None
+        self.first = self.end = 0
+        self.wanted = 0, 0
+        self._layout = QVBoxLayout(self)
+        self._layout.setContentsMargins(0, 20, 0, 24)
+        self._layout.setSpacing(18)
+        self._layout.addStretch(1)
+
+    @property
+    def path(self) -> Sequence[Message]:
+        """The messages of the chat that are shown, here or after scrolling."""
+        return self._chat.messages
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last message of the path is here."""
+        return self.end == len(self.path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that is wanted is here."""
+        return (self.first, self.end) == self.wanted
+
+    @property
+    def last_answer(self) -> AnswerView | None:
+        """The view of the path's last message, if that is an answer and here."""
+        last = self.views[-1] if self.views and self.is_at_end else None
+        return last if isinstance(last, AnswerView) else None
+
+    def set_chat(self, chat: Conversation) -> None:
+        """Show messages of another chat from now on."""
+        self._chat = chat
+
+    def start_at(self, place: int) -> None:
+        """Have no view, and want those around a place, or the last ones for the end of the path."""
+        for view in self.views:
+            self._remove(view)
+        self.views, n = [], len(self.path)
+        self.first = self.end = place
+        start = max(0, place - N_SHOWN // 2) if place < n else max(0, n - N_SHOWN)
+        self.wanted = start, min(n, start + N_SHOWN)
+
+    def make_next(self) -> bool:
+        """Make one more of the wanted views, those below first; return whether there was one."""
+        if self.end < self.wanted[1]:
+            self._put(len(self.views), self._make(self.end))
+            self.end += 1
+        elif self.first > self.wanted[0]:
+            self.first -= 1
+            self._put(0, self._make(self.first))
+        else:
+            return False
+        return True
+
+    def show_places(self, places: Sequence[int]) -> None:
+        """Show the messages of places that follow each other, with the views that there are."""
+        messages = {place: self.path[place] for place in places}
+        kept = {view.message.id: view for view in self.views}
+        ids = {message.id for message in messages.values()}
+        for number, view in kept.items():
+            if number not in ids:
+                self._remove(view)
+        self.views = []
+        for place, message in messages.items():
+            self._put(len(self.views), kept.get(message.id) or self._make(place))
+        self.first, self.end = places[0], places[-1] + 1
+
+    def rebuild(self, message_id: int) -> None:
+        """Make a view anew, whose message has another text."""
+        for number, view in enumerate(self.views):
+            if view.message.id == message_id:
+                self._remove(self.views.pop(number))
+                self._put(number, self._make(self.first + number))
+                break
+
+    def leave_out(self, n_first: int, n_last: int = 0) -> None:
+        """Take some of the first and last views off."""
+        n_kept = len(self.views) - n_last
+        for view in (*self.views[:n_first], *self.views[n_kept:]):
+            self._remove(view)
+        self.views = self.views[n_first:n_kept]
+        self.first, self.end = self.first + n_first, self.end - n_last
+        self.wanted = self.first, self.end
+
+    def mark(self) -> None:
+        """Tell all views the versions of their messages, and the last answer that it is that."""
+        last = self.last_answer
+        for view in self.views:
+            versions = [message.id for message in self._chat.tree.versions(view.message.id)]
+            view.versions.set_versions(versions, view.message.id)
+            if isinstance(view, AnswerView):
+                view.set_last(view is last)
+
+    def fit_width(self, width: int) -> None:
+        """Fit the bubbles into a width in pixels."""
+        self._width = min(COLUMN_WIDTH, max(200, width))
+        for view in self.views:
+            if isinstance(view, UserView):
+                view.fit_width(self._width)
+
+    def _make(self, place: int) -> MessageView:
+        message = self.path[place]
+        view: MessageView
+        if message.is_answer:
+            view = answer = AnswerView(message, self)
+            answer.continue_requested.connect(self.continue_requested)
+            answer.edited.connect(lambda text: self.answer_edited.emit(message.id, text))
+            if message is not self.growing:
+                answer.close_answer()
+        else:
+            view = question = UserView(message, self)
+            question.fit_width(self._width)
+            question.edited.connect(lambda text: self.resend_requested.emit(message.id, text))
+        view.step_chosen.connect(lambda step: self.step_chosen.emit(step, message.id))
+        view.version_chosen.connect(self.version_chosen)
+        return view
+
+    def _put(self, number: int, view: MessageView) -> None:
+        """Place a view in the column, whether it is there already or not."""
+        self.views.insert(number, view)
+        if self._layout.indexOf(view) != number:
+            self._layout.insertWidget(number, view)
+            view.show()  # now, as Qt would do so after the next layout
+
+    def _remove(self, view: MessageView) -> None:
+        self._layout.removeWidget(view)
+        view.hide()
+        view.deleteLater()
