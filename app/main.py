@@ -33,6 +33,7 @@ from app.process.interpreter import Interpreter
 from app.process.signals import SignalWatch
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
+from app.shell.language import start_language
 from app.shell.main_window import MainWindow, Panels
 from app.shell.recovery import Recovery
 from app.shell.side_panels import SidePanels
@@ -80,6 +81,7 @@ class Shell(QObject):
         self._rig = rig
         imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
         self.settings = SettingsStore(paths.settings_file(), imaginary)
+        start_language(app, self.settings.current.language)
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
         self.start_up = StartUp(rig, self)

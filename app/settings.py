@@ -97,6 +97,13 @@ class Settings:
         },
         words=tr_later("theme appearance night mode"),
     )  # fmt: skip
+    language: str = _shown(
+        "system", tr_later("Language"),
+        tr_later("Language of the window. What the command line prints stays English."),
+        "Appearance",
+        choices={"system": tr_later("As the desktop"), "en": "English", "de": "Deutsch"},
+        words=tr_later("English German translation"), takes="next start",
+    )  # fmt: skip
     system_prompt: str = _shown(
         "", tr_later("System prompt of new chats"),
         tr_later("What a model is told before the first message. Chats that exist keep theirs."),

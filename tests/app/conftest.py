@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # before Qt is imported
+os.environ["LANGUAGE"] = "en"  # of windows that speak the desktop's language
 
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QThread, QTimer
@@ -15,6 +16,7 @@ from shiboken6 import Shiboken
 
 from app.main import Shell
 from app.monitor.views.monitor_panel import MonitorPanel
+from app.shell.language import start_language
 from app.theme import apply_theme
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
@@ -92,6 +94,7 @@ def make_shell(
         shell.window.deleteLater()
         shell.deleteLater()
     apply_theme(qapp, "dark")
+    start_language(qapp, "en")
 
 
 @pytest.fixture

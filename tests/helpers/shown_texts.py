@@ -45,7 +45,20 @@ UNSEEN = (
 LOGS = ("log", "logging")
 
 NAMES = {
-    "app/settings.py": {"Appearance", "Chats", "Models", "at once", "next load", "next start"},
+    "app/settings.py": {
+        "Appearance",
+        "Chats",
+        "Models",
+        "Downloads",
+        "Engine",
+        "Notifications",
+        "Privacy",
+        "at once",
+        "next load",
+        "next start",
+        "English",
+        "Deutsch",
+    },
 }
 """Words that are names in the code, by file; what is shown of them is looked up elsewhere."""
 

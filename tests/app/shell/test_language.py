@@ -1,0 +1,65 @@
+"""The language that the window starts with."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QLocale
+from PySide6.QtWidgets import QApplication, QDialogButtonBox
+
+from app.settings import Settings, SettingsStore, parse_settings
+from app.shell.language import chosen_language, start_language
+from app.translation import languages, tr
+from tests.helpers.shell_driver import MakeShell
+
+
+def desktop_speaks(monkeypatch: pytest.MonkeyPatch, *codes: str) -> None:
+    monkeypatch.setattr(QLocale, "uiLanguages", lambda _: list(codes))
+
+
+@pytest.mark.parametrize(
+    ("setting", "desktop", "chosen"),
+    [
+        ("de", ["en-GB", "en"], "de"),
+        ("en", ["de-AT", "de"], "en"),
+        ("system", ["de-Latn-AT", "de-AT", "de"], "de"),
+        ("system", ["fr-FR", "fr", "de-DE"], "de"),
+        ("system", ["en-US", "de-DE"], "en"),
+        ("system", ["C"], "en"),
+        ("system", [], "en"),
+        ("xx", ["de-DE"], "en"),
+    ],
+)
+def test_the_language_is_the_one_that_is_set_or_the_first_of_the_desktop(
+    setting: str, desktop: list[str], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desktop_speaks(monkeypatch, *desktop)
+    assert chosen_language(setting) == chosen
+
+
+def test_every_catalog_can_be_chosen() -> None:
+    for code in languages():
+        assert parse_settings({"language": code}).language == code
+    assert parse_settings({"language": "no such"}).language == "system"
+
+
+def test_qts_own_texts_follow(qapp: QApplication) -> None:
+    def cancel() -> str:
+        box = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        return box.buttons()[0].text().replace("&", "")
+
+    start_language(qapp, "de")
+    assert (cancel(), tr("Settings")) == ("Abbrechen", "Einstellungen")
+    start_language(qapp, "en")
+    assert (cancel(), tr("Settings")) == ("Cancel", "Settings")
+
+
+def test_a_window_starts_in_the_language_that_was_set(make_shell: MakeShell, home: Path) -> None:
+    store = SettingsStore(home / "settings.json")
+    store.put(replace(Settings(), language="de"))
+    assert store.save()
+    shell = make_shell()
+    shell.settings_page.toggle()
+    view = shell.settings_page.view
+    assert view is not None
+    assert view.search.placeholderText() == "Einstellungen durchsuchen"
