@@ -165,6 +165,7 @@ if TYPE_CHECKING:
     from engine.remote.process_host import ProcessHost
     from engine.runtime.kernel_proof import prove_cards
     from engine.runtime.timeline import RankTimes, TokenTimes
+    from engine.sampling.on_device import why_sampled_on_host
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_tokenizer
     from engine.text.messages import ChatMessage
@@ -359,6 +360,7 @@ __all__ = [
     "tune",
     "tune_kernels",
     "use_measured_overheads",
+    "why_sampled_on_host",
 ]
 
 _HOME = {
@@ -452,6 +454,7 @@ _HOME = {
         "fastest_plan", "import_plan", "model_key",
     ),
     "planning.search.results_file": ("TuneFile", "last_result", "result_document"),
+    "sampling.on_device": ("why_sampled_on_host",),
     "tuning": ("tune",),
     "measuring.kernel_tuning": ("tune_kernels",),
     "gpu.matmul.tuning_report": ("KernelTuning",),

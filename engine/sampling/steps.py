@@ -2,7 +2,7 @@
 
 The meaning of each is llama.cpp's. Every filter leaves at least one candidate. To add a step, write
 it here and list it in `engine.sampling.sampler`; the paths that sample without calling the steps
-(`engine.sampling.slices`, `engine.gpu.decode.sampler_settings`) leave unknown steps to the host, as
+(`engine.sampling.slices`, `engine.sampling.on_device`) leave unknown steps to the host, as
 `all_known` tells them.
 """
 

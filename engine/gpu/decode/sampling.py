@@ -30,17 +30,13 @@ from torch import Tensor
 from engine.config import SamplingParams
 from engine.devices.routes import Routes
 from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.decode.sampler_settings import (
-    N_HISTORY,
-    ROOM,
-    most_sent,
-    settings_of,
-)
+from engine.gpu.decode.sampler_settings import settings_of
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import sample_token, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.hardware.host_memory import HostTensor
+from engine.sampling.on_device import N_HISTORY, ROOM, most_sent
 from engine.sampling.sampler import Sampler, penalises
 from engine.sampling.steps import TokenHistory
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from engine.errors import CommError, EngineError
 from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
-from engine.gpu.decode.sampler_settings import why_on_host
 from engine.gpu.decode.sampling import RING, DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.hardware.fallbacks import Fallbacks
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.parallel.executor import RankExecutor
     from engine.sampling.token_source import Logits
+from engine.sampling.on_device import why_on_host
 from engine.sampling.sampler import Sampler
 
 AHEAD = 3

@@ -11,8 +11,9 @@ import torch
 
 from engine.config import SAMPLERS, SamplingParams
 from engine.gpu.decode import sampling
-from engine.gpu.decode.sampler_settings import MOST_WANTED, settings_of, why_on_host
+from engine.gpu.decode.sampler_settings import settings_of
 from engine.gpu.decode.sampling import DeviceSampler, sampling_starts
+from engine.sampling.on_device import MOST_WANTED, why_on_host
 from engine.sampling.sampler import Sampler
 from engine.sampling.slices import n_candidates
 from engine.sampling.steps import MinP, TopK

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import SamplingParams
-from engine.gpu.decode.sampler_settings import MOST_SENT, most_sent, settings_of
+from engine.gpu.decode.sampler_settings import settings_of
 from engine.gpu.decode.sampling import (
     DeviceSampler,
     RingEntry,
@@ -17,6 +17,7 @@ from engine.gpu.decode.sampling import (
     sampling_starts,
 )
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.sampling.on_device import MOST_SENT, most_sent
 from engine.sampling.sampler import Sampler
 from tests.helpers.device_sampling import (
     GREEDY,
