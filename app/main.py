@@ -15,6 +15,7 @@ import engine
 from app import paths
 from app.chat.cache import ChatCache
 from app.chat.presenter import ChatPresenter, ChatViews
+from app.chat.sampling.presenter import SamplingPresenter
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
@@ -192,12 +193,11 @@ class Shell(QObject):
         self._save_timer.timeout.connect(self._save_settings)
 
     def _make_services(self) -> None:
-        panel = self.window.sampling
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
         self.session = ChatSession(
             ChatStore(paths.chats_dir()),
             self.client,
-            sampling=lambda: panel.params,
+            sampling=lambda chat: self.sampling_presenter.params_for(chat),
             parent=self,
         )
         n_gib = self.settings.current.chat_cache_gib
@@ -213,10 +213,15 @@ class Shell(QObject):
         self.model_presenter = ModelPresenter(
             self.models, pages, self.split, self.settings, self.keep, self
         )
-        views = ChatViews(window.chat_list, window.chat_view, window.composer, window.sampling)
-        self.chat_presenter = ChatPresenter(
-            self.session, self.client, views, self.settings, self.keep, self
+        self.sampling_presenter = SamplingPresenter(
+            window.sampling, self.session, self.client, self.settings, self.keep, self
         )
+        self.sampling_presenter.summary_changed.connect(window.composer.set_sampling_summary)
+        views = ChatViews(window.chat_list, window.chat_view, window.composer)
+        self.chat_presenter = ChatPresenter(
+            self.session, self.client, views, self.settings, self.keep,
+            self.sampling_presenter.flush, self,
+        )  # fmt: skip
 
         self.library = LibraryPage(
             self.split, self.settings, self.keep, window.show_page, self._show_chat, self
@@ -233,7 +238,8 @@ class Shell(QObject):
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
-        for source in (*presenters, self.monitor_presenter, self.crashes, self.recovery):
+        others = self.sampling_presenter, self.monitor_presenter
+        for source in (*presenters, *others, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
             success.connect(self.window.banner.dismiss_failure)

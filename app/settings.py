@@ -85,6 +85,7 @@ class Settings:
         pinned_models: paths of models that come first there.
         plans: split settings by model path, in the form of `app.split`.
         chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
+        presets: a person's own presets of sampling: values as in `sampling`, by name.
         geometry, window_state: Qt's window layout, in base64.
         unknown: keys of other versions, written back untouched.
     """
@@ -128,6 +129,7 @@ class Settings:
     last_chat: str = _option("", "Chat that was open")
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")
+    presets: Mapping[str, Any] = _option({}, "Presets of sampling")
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
@@ -143,15 +145,18 @@ class Settings:
 
     def sampling_params(self) -> SamplingParams:
         """Return the stored sampling parameters, without values that the engine refuses."""
-        accepted: dict[str, Any] = {}
-        for name, value in self.sampling.items():
-            try:
-                SamplingParams(**{name: value})
-            except (EngineError, TypeError):
-                log.info("stored sampling value dropped: %s", name)
-            else:
-                accepted[name] = value
-        return SamplingParams(**accepted)
+        return SamplingParams(**accepted_sampling(self.sampling))
+
+
+def accepted_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of fields of `SamplingParams`, without those that the engine refuses."""
+    accepted: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            accepted[name] = getattr(SamplingParams(**{name: value}), name)
+        except (EngineError, TypeError):
+            log.info("stored sampling value dropped: %s", name)
+    return accepted
 
 
 def changed_sampling(

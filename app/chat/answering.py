@@ -32,7 +32,7 @@ class AnswerWriter(QObject):
     """The writing of one answer at a time into its chat, whichever chat is open.
 
     Args:
-        sampling: returns the sampling parameters; called at the start of each answer.
+        sampling: returns the sampling parameters of a chat; called at the start of each answer.
 
     Attributes:
         chat: chat whose answer is being written; None for none.
@@ -48,8 +48,9 @@ class AnswerWriter(QObject):
     noticed = Signal(object)  # Notice
 
     def __init__(
-        self, client: EngineClient, sampling: Callable[[], SamplingParams], parent: QObject
-    ) -> None:
+        self, client: EngineClient, sampling: Callable[[Conversation], SamplingParams],
+        parent: QObject,
+    ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._sampling = client, sampling
         self.chat: Conversation | None = None
@@ -65,7 +66,7 @@ class AnswerWriter(QObject):
         cut, message = self.cut, chat.messages[-1]
         begun = cut.ids if continue_last and cut and cut.message is message else ()
         self.chat, self.message, self.cut, self._first_text_at = chat, message, None, None
-        sampling = self._sampling()
+        sampling = self._sampling(chat)
         if chat.drops_oldest:
             sampling = replace(sampling, on_overflow="shift")
         prompt = chat.prompt(continue_last=continue_last)

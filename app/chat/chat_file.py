@@ -58,7 +58,7 @@ def _pieces(value: object) -> Iterator[str]:
         for start in range(0, len(value), SLICE):
             yield json.dumps(value[start : start + SLICE], ensure_ascii=False)[1:-1]
         yield '"'
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and value:
         opening = "{\n"
         for name, entry in value.items():
             yield f"{opening}{json.dumps(name)}: "

@@ -29,6 +29,8 @@ class Conversation:
 
     Attributes:
         drops_oldest: whether its oldest messages make room once its context is full.
+        sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
+            all chats.
         tree: messages in all their versions.
         extra: what else its file said; it is written again as it was.
     """
@@ -40,6 +42,7 @@ class Conversation:
     system_prompt: str = ""
     draft: str = ""
     drops_oldest: bool = False
+    sampling: dict[str, Any] | None = None
     tree: MessageTree[Message] = field(default_factory=MessageTree)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -168,6 +171,7 @@ class Conversation:
             system_prompt=valid_text(head.get("system_prompt", "")),
             draft=valid_text(head.get("draft", "")),
             drops_oldest=head.get("drops_oldest") is True,
+            sampling=valid_sampling(head.get("sampling")),
             tree=tree,
             extra={name: value for name, value in extra.items() if name not in OF_FILES},
         )
@@ -203,6 +207,11 @@ def title_from(text: str) -> str:
     if len(line) <= TITLE_LENGTH:
         return line
     return line[:TITLE_LENGTH].rsplit(" ", 1)[0] + "…"
+
+
+def valid_sampling(value: Any) -> dict[str, Any] | None:
+    """Return values of sampling by field name; None where there are none."""
+    return dict(value) if isinstance(value, dict) else None
 
 
 def valid_time(value: Any) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from PySide6.QtCore import QObject, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices
@@ -18,12 +17,10 @@ from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
-from app.chat.views.sampling_panel import SamplingPanel
 from app.engine_client import EngineClient
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
-from engine import ModelLoaded, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +31,11 @@ class ChatViews:
         chats: list of all chats.
         conversation: messages of the open chat.
         composer: input line of the open chat.
-        sampling: panel with the system prompt and the sampling parameters.
     """
 
     chats: ChatList
     conversation: ChatView
     composer: Composer
-    sampling: SamplingPanel
 
 
 def reveal(damaged: DamagedChat) -> None:
@@ -53,6 +48,7 @@ class ChatPresenter(QObject):
 
     Args:
         keep: stores settings and has them written.
+        flush_prompt: stores a system prompt that is being typed.
     """
 
     noticed = Signal(object)  # Notice
@@ -65,13 +61,13 @@ class ChatPresenter(QObject):
         views: ChatViews,
         settings: SettingsStore,
         keep: Callable[[Settings], None],
+        flush_prompt: Callable[[], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._session, self._client, self._views = session, client, views
-        self._settings, self._keep = settings, keep
+        self._settings, self._keep, self._flush_prompt = settings, keep, flush_prompt
         self._view = views.conversation
-        self._has_recommended = False
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
@@ -82,14 +78,12 @@ class ChatPresenter(QObject):
     def start(self) -> None:
         """Show the chats, with the last one open."""
         current = self._settings.current
-        self._views.sampling.set_params(current.sampling_params())
-        self._show_sampling_summary()
         self._session.start(current.last_chat, current.system_prompt)
 
     def flush(self) -> None:
         """Store typed text at once, before a chat is left or the window closes."""
         self._views.composer.flush_draft()
-        self._views.sampling.flush_prompt()
+        self._flush_prompt()
 
     @Slot()
     def new_chat(self) -> None:
@@ -145,7 +139,7 @@ class ChatPresenter(QObject):
     @Slot(str)
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
-        self._views.sampling.flush_prompt()
+        self._flush_prompt()
         if self._session.send(text):
             self._views.composer.set_text("")
 
@@ -192,23 +186,18 @@ class ChatPresenter(QObject):
         client.prefill.connect(self._on_prefill)
         client.rate.connect(self._on_rate)
         client.shifted.connect(self._on_shifted)
-        client.loaded.connect(self._on_loaded)
 
     def _wire_composer(self) -> None:
-        session, composer, panel = self._session, self._views.composer, self._views.sampling
+        session, composer = self._session, self._views.composer
         session.draft_restored.connect(composer.set_text)
         composer.sent.connect(self.send)
         composer.stop_requested.connect(session.stop)
         composer.draft_changed.connect(session.set_draft)
-        panel.sampling_changed.connect(self._on_sampling)
-        panel.prompt_changed.connect(session.set_system_prompt)
-        panel.prompt_default_requested.connect(self._keep_prompt)
 
     @Slot(object)
     def _on_opened(self, chat: Conversation) -> None:
         self.opened.emit(not chat.is_empty)
         self._view.show_chat(chat, self._session.growing)
-        self._views.sampling.set_prompt(chat.system_prompt)
         self._keep(replace(self._settings.current, last_chat=chat.id))
         self._show_chats()
         self.show_context()
@@ -257,28 +246,3 @@ class ChatPresenter(QObject):
     def _on_shifted(self, n_dropped: int) -> None:
         text = f"The context was full: the oldest {n_dropped} tokens were dropped."
         self.noticed.emit(Notice(text))
-
-    @Slot(object)
-    def _on_sampling(self, params: SamplingParams) -> None:
-        chosen = self._views.sampling.chosen
-        self._keep(replace(self._settings.current, sampling=chosen))
-        self._show_sampling_summary()
-
-    @Slot(object)
-    def _on_loaded(self, loaded: ModelLoaded) -> None:
-        """Use what the model's file recommends, where the person has set nothing else."""
-        recommended: dict[str, Any] = dict(loaded.info.sampling)
-        self._has_recommended = bool(recommended)
-        self._views.sampling.set_default(SamplingParams(**recommended))
-        self._show_sampling_summary()
-
-    def _show_sampling_summary(self) -> None:
-        n = len(self._settings.current.sampling)
-        usual = "Sampling of the model" if self._has_recommended else "Default sampling"
-        summary = f"Sampling · {n} changed" if n else usual
-        self._views.composer.set_sampling_summary(summary)
-
-    @Slot(str)
-    def _keep_prompt(self, text: str) -> None:
-        self._keep(replace(self._settings.current, system_prompt=text))
-        self.noticed.emit(Notice("New chats will start with this system prompt."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -26,7 +27,7 @@ class ChatSession(QObject):
     """All chats, the open one, and the running answer.
 
     Args:
-        sampling: returns the sampling parameters; called at the start of each answer.
+        sampling: returns the sampling parameters of a chat; called at the start of each answer.
     """
 
     chats_changed = Signal()
@@ -46,7 +47,7 @@ class ChatSession(QObject):
         self,
         store: ChatStore,
         client: EngineClient,
-        sampling: Callable[[], SamplingParams],
+        sampling: Callable[[Conversation], SamplingParams],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
@@ -184,6 +185,12 @@ class ChatSession(QObject):
     def set_system_prompt(self, text: str) -> None:
         self.current.system_prompt = text
         self._save_soon(self.current)
+
+    def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
+        """Give the open chat, or another one, values of sampling of its own; None takes them."""
+        chat = chat or self.current
+        chat.sampling = chosen
+        self._save_soon(chat)
 
     def save_all(self) -> None:
         """Save the answer under way, and the open chat unless it is and always was empty."""

@@ -30,11 +30,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.chat.sampling.views.sampling_panel import SamplingPanel
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer
 from app.chat.views.message_column import COLUMN_WIDTH
-from app.chat.views.sampling_panel import SamplingPanel
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
 from app.shell.drop import SUFFIX, DropHint, accept_copy, dropped_model

@@ -3,7 +3,8 @@
 Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts
 or dict for numbers by token id), `min` and `max`
 (accepted range, both ends included), `soft_max` (end of a slider, if smaller), `step`, `lowest`
-(meaning of the smallest value, where it is no amount), and `choices` for a field with a few named
+(meaning of the smallest value, where it is no amount), `has_lines` (whether texts are written one
+per line), and `choices` for a field with a few named
 values.
 """
 
@@ -49,9 +50,15 @@ def number(
     return result
 
 
-def texts(default: tuple[str, ...], title: str, help: str) -> tuple[str, ...]:  # noqa: A002
-    """Return the field of a list of texts."""
-    metadata = {"title": title, "help": help, "kind": tuple}
+def texts(
+    default: tuple[str, ...], title: str, help: str, *, has_lines: bool = False  # noqa: A002
+) -> tuple[str, ...]:  # fmt: skip
+    """Return the field of a list of texts.
+
+    Args:
+        has_lines: whether people write each of them on a line of its own.
+    """
+    metadata = {"title": title, "help": help, "kind": tuple, "has_lines": has_lines}
     result: tuple[str, ...] = field(default=default, metadata=metadata)
     return result
 

@@ -244,6 +244,7 @@ class SamplingParams:
         "Banned strings",
         "No answer contains any of these strings, in large or small letters: where one comes up, "
         "the answer goes back and continues otherwise.",
+        has_lines=True,
     )
     ignore_eos: bool = field(
         default=False,

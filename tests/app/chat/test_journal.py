@@ -59,6 +59,7 @@ chats = st.builds(
     system_prompt=texts,
     draft=texts,
     drops_oldest=st.booleans(),
+    sampling=st.none() | st.dictionaries(st.sampled_from(["top_k", "stop"]), st.just([]) | texts),
     tree=trees(),
     extra=extras,
 )
@@ -103,7 +104,7 @@ def disown(path: Path) -> None:
 
 def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
-    of_chat = "id title created updated system_prompt draft drops_oldest tree extra"
+    of_chat = "id title created updated system_prompt draft drops_oldest sampling tree extra"
     of_message = "role content stats thought_s problem id parent edited extra"
     assert {field.name for field in fields(Conversation)} == set(of_chat.split())
     assert {field.name for field in fields(Message)} == set(of_message.split())

@@ -69,7 +69,7 @@ def test_a_draft_is_saved_while_it_is_typed(qtbot: QtBot, make_shell: MakeShell)
 def test_a_system_prompt_is_saved_while_it_is_typed(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
-    shell.window.sampling._prompt.setPlainText("Be brief")
+    shell.window.sampling.prompt.edit.setPlainText("Be brief")
     qtbot.waitUntil(lambda: stored()[0].system_prompt == "Be brief")
 
 

@@ -299,22 +299,22 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
 ) -> None:
     shell = make_shell(model=MODEL)
     panel = shell.window.sampling
-    temperature = panel._rows["temperature"].editor
+    temperature = panel.rows["temperature"].editor
     assert isinstance(temperature, QDoubleSpinBox)
     temperature.setValue(0.2)
-    panel._prompt.setPlainText("Be brief.")
+    panel.prompt.edit.setPlainText("Be brief.")
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
     assert isinstance(command, Generate)
     assert command.sampling.temperature == 0.2
     assert command.messages[0].content == "Be brief."
-    assert panel._rows["temperature"].label.text() == "● Temperature"
+    assert panel.rows["temperature"].label.text() == "● Temperature"
     assert shell.window.composer._sampling.text() == "Sampling · 1 changed"
     shell.window.close()
     again = make_shell()
     assert again.window.sampling.params.temperature == 0.2
     again.window.sampling.reset()
-    assert again.window.composer._sampling.text() == "Default sampling"
+    assert again.window.composer._sampling.text() == "Sampling · From the model"
 
 
 def last_stored() -> str:
@@ -348,7 +348,7 @@ def test_a_model_s_file_recommends_how_to_sample(
         lambda path: model_info(path, sampling=recommended),
     )
     shell = make_shell(model=MODEL)
-    assert shell.window.composer._sampling.text() == "Sampling of the model"
+    assert shell.window.composer._sampling.text() == "Sampling · From the model"
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
     assert isinstance(command, Generate)

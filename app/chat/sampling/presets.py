@@ -1,0 +1,97 @@
+"""Named values of sampling: those that Tandem comes with, and a person's own.
+
+Values are *chosen* ones: fields of `SamplingParams` by name that somebody has set. All others are
+what the model's file recommends, or the engine's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.settings import accepted_sampling
+from app.translation import tr, tr_later
+from engine import SamplingParams
+
+Chosen = Mapping[str, Any]
+"""Fields of `SamplingParams` that somebody has set, with their values."""
+
+OF_THE_MODEL: Final = tr_later("From the model")
+BUILT_IN: Final[Mapping[str, Chosen]] = {
+    OF_THE_MODEL: {},
+    tr_later("Precise"): {"temperature": 0.2, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+    tr_later("Balanced"): {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    tr_later("Creative"): {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
+}
+"""Presets that Tandem comes with; GPUs sample all of them by themselves."""
+
+MOST_NAME: Final = 60
+"""Largest number of characters of a preset's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Named values of sampling.
+
+    Attributes:
+        is_own: whether a person has made it.
+    """
+
+    name: str
+    chosen: Chosen
+    is_own: bool
+
+
+def all_presets(own: Mapping[str, Any]) -> list[Preset]:
+    """Return the presets that Tandem comes with, then a person's own, by name.
+
+    Args:
+        own: chosen values by name, as the settings store them; what is none is left out.
+    """
+    found = [Preset(tr(name), chosen, is_own=False) for name, chosen in BUILT_IN.items()]
+    names = sorted((name for name in own if isinstance(own[name], dict)), key=str.casefold)
+    return found + [Preset(name, accepted_sampling(own[name]), is_own=True) for name in names]
+
+
+def params_of(chosen: Chosen, recommended: SamplingParams) -> SamplingParams:
+    """Return what a model recommends, with the chosen values in place of some."""
+    values = {name: getattr(recommended, name) for name in SamplingParams.__dataclass_fields__}
+    return SamplingParams(**values | accepted_sampling(chosen))
+
+
+def matching(
+    presets: Sequence[Preset], chosen: Chosen, recommended: SamplingParams
+) -> Preset | None:
+    """Return the preset that has these values, a person's own first; None if there is none."""
+    wanted = params_of(chosen, recommended)
+    alike = [preset for preset in presets if params_of(preset.chosen, recommended) == wanted]
+    return next((preset for preset in alike if preset.is_own), alike[0] if alike else None)
+
+
+def name_problem(name: str, own: Mapping[str, Any], renamed: str = "") -> str:
+    """Return why a preset cannot have a name, as a sentence; "" if it can.
+
+    Args:
+        renamed: name of the preset that is to get this one; "" for a new preset.
+    """
+    if name in map(tr, BUILT_IN):
+        return tr("“{name}” is a preset that Tandem comes with.").format(name=name)
+    if renamed and name != renamed and name in own:
+        return tr("There is a preset “{name}” already.").format(name=name)
+    return ""
+
+
+def with_preset(own: Mapping[str, Any], name: str, chosen: Chosen) -> dict[str, Any]:
+    """Return a person's presets with another one, in place of one of that name."""
+    return {**own, name[:MOST_NAME]: dict(chosen)}
+
+
+def without_preset(own: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a person's presets without one of them."""
+    return {other: chosen for other, chosen in own.items() if other != name}
+
+
+def with_new_name(own: Mapping[str, Any], name: str, new: str) -> dict[str, Any]:
+    """Return a person's presets with another name for one of them."""
+    return {new[:MOST_NAME] if other == name else other: own[other] for other in own}
