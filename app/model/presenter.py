@@ -15,6 +15,7 @@ from app.model.views.start_view import StartView
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.split.session import SplitSession
+from app.translation import tr
 from engine import ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ModelPresenter(QObject):
     def open_demo(self) -> None:
         path = paths.demo_model()
         if path is None:
-            self.noticed.emit(Notice("This installation has no demo model.", kind="warning"))
+            self.noticed.emit(Notice(tr("This installation has no demo model."), kind="warning"))
         else:
             self._models.open(str(path))
 

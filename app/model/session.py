@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 import engine
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
+from app.translation import tr
 from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class ModelSession(QObject):
     def _on_resplit_failed(self, error: EngineError) -> None:
         model = self._client.model
         if not is_cancelled(error):
-            kept = "The old split is kept." if model else ""
+            kept = tr("The old split is kept.") if model else ""
             self.noticed.emit(Notice.of(error, kept))
         if model is not None:
             self.kept.emit(model)
@@ -196,7 +197,7 @@ class ModelSession(QObject):
         model = self._client.model
         if model is None:
             return Notice.of(error)
-        return Notice.of(error, f"{model.info.name} is still loaded.")
+        return Notice.of(error, tr("{name} is still loaded.").format(name=model.info.name))
 
     @Slot(object, object)
     def _on_lost(self, _: EngineError, __: ModelLoaded) -> None:
@@ -214,4 +215,5 @@ def _info_or_error(path: str) -> ModelInfo | EngineError:
     except EngineError as error:
         return error
     except OSError as error:
-        return EngineError(f"{Path(path).name} cannot be read: {error.strerror or error}.")
+        what = tr("{name} cannot be read: {why}.")
+        return EngineError(what.format(name=Path(path).name, why=error.strerror or error))

@@ -18,6 +18,7 @@ from app.notice import Notice
 from app.plans.views.plan_menu import PlanEntry, PlanMenu
 from app.split.loads import is_same_load
 from app.split.session import SplitSession
+from app.translation import tr
 from engine import DeviceInfo, EngineError, Finished, LoadParams, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class PlansPresenter(QObject):
         renamed = replace(engine.SavedPlan.of(new, plan.params, ()), devices=plan.devices)
         is_other = old.casefold() != renamed.name.casefold()
         if is_other and any(p.name.casefold() == renamed.name.casefold() for p in self._plans):
-            raise EngineError(f"A plan “{renamed.name}” already exists.", "Choose another name.")
+            what = tr("A plan “{name}” already exists.").format(name=renamed.name)
+            raise EngineError(what, tr("Choose another name."))
         store.save(key, replace(renamed, badge=plan.badge))
         if is_other:
             store.delete(key, old)
@@ -168,20 +170,22 @@ class PlansPresenter(QObject):
         def restore() -> None:
             self._do(lambda _: store.save(key, plan))
 
-        self.noticed.emit(Notice(f"Plan “{name}” deleted.", action="Undo", on_action=restore))
+        what = tr("Plan “{name}” deleted.").format(name=name)
+        self.noticed.emit(Notice(what, action=tr("Undo"), on_action=restore))
 
     def _export(self, key: ModelKey, name: str, path: Path) -> None:
         engine.export_plan(self._of_user().find(key, name), path)
-        self.noticed.emit(Notice(f"Plan “{name}” exported to {path.name}."))
+        what = tr("Plan “{name}” exported to {file}.").format(name=name, file=path.name)
+        self.noticed.emit(Notice(what))
 
     def _import(self, key: ModelKey, path: Path) -> None:
         plan = engine.import_plan(path)
         self._of_user().save(key, plan)
-        self.noticed.emit(Notice(f"Plan “{plan.name}” imported."))
+        self.noticed.emit(Notice(tr("Plan “{name}” imported.").format(name=plan.name)))
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self._command(self._split.load_params()))
-        self.noticed.emit(Notice("Command copied."))
+        self.noticed.emit(Notice(tr("Command copied.")))
 
     @Slot()
     def _find_fastest(self) -> None:
@@ -198,7 +202,8 @@ class PlansPresenter(QObject):
     @Slot(object)
     def _on_fastest(self, plan: engine.SavedPlan | None) -> None:
         if plan is None:
-            self._fail(EngineError("No plan fits into the free memory.", "Free some memory."))
+            what = tr("No plan fits into the free memory.")
+            self._fail(EngineError(what, tr("Free some memory.")))
         else:
             self._do(lambda key: self._choose(key, plan.name))
 

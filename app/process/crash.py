@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, QtMsgType, Signal, Slot, qInstallMessageHand
 from PySide6.QtGui import QGuiApplication
 
 from app.notice import Notice
+from app.translation import tr
 from engine import error_line
 
 log = logging.getLogger(__name__)
@@ -62,10 +63,10 @@ class CrashReporter(QObject):
     def _say(self, line: str, details: str) -> None:
         self.noticed.emit(
             Notice(
-                f"Something went wrong in the window ({line}).",
-                "This is a bug in Tandem. Your chats are safe; you can go on.",
+                tr("Something went wrong in the window ({line}).").format(line=line),
+                tr("This is a bug in Tandem. Your chats are safe; you can go on."),
                 "error",
-                "Copy details",
+                tr("Copy details"),
                 lambda: QGuiApplication.clipboard().setText(details),
             )
         )

@@ -9,6 +9,7 @@ from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QWidget
 
 from app.theme import theme
+from app.translation import tr
 from app.widgets.text import PlainLabel
 from engine import one_line
 
@@ -38,7 +39,8 @@ class DropHint(PlainLabel):
 
     def show_for(self, path: str) -> None:
         colours = theme()
-        text, room = one_line(f"Drop to load {Path(path).name}"), max(200, self.width() * 2 // 3)
+        room = max(200, self.width() * 2 // 3)
+        text = one_line(tr("Drop to load {name}").format(name=Path(path).name))
         self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
         self.setStyleSheet(
             f"background: {colours.window}; color: {colours.text}; font-size: 18px;"

@@ -10,6 +10,7 @@ from app.chat.session import ChatSession
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.model.session import ModelSession
 from app.notice import Notice
+from app.translation import tr
 from engine import EngineCrashed, EngineError, ModelLoaded
 
 
@@ -69,9 +70,11 @@ class Recovery(QObject):
         if lost is None and selected is None:
             return
         is_former = lost is not None and selected is not None and selected.path != lost.info.path
-        action = "Load the former model" if is_former else "Load again"
         if lost is not None and self._chats.cut_answer is not None:
-            action += " and go on"
+            further = tr("Load the former model and go on"), tr("Load again and go on")
+        else:
+            further = tr("Load the former model"), tr("Load again")
+        action = further[0] if is_former else further[1]
         self.noticed.emit(Notice.of(error, action=action, on_action=self._load))
 
     def _load(self) -> None:
@@ -95,8 +98,8 @@ class Recovery(QObject):
         if is_wanted:
             self._go_on()
         elif loaded.info.path == lost.info.path:  # loaded by another button
-            what = f"An answer in “{cut.chat.shown_title}” was cut off."
-            self.noticed.emit(Notice(what, "", "info", "Go on", self._go_on))
+            what = tr("An answer in “{chat}” was cut off.").format(chat=cut.chat.shown_title)
+            self.noticed.emit(Notice(what, "", "info", tr("Go on"), self._go_on))
 
     def _go_on(self) -> None:
         self._flush()

@@ -19,6 +19,7 @@ from app.plans.presenter import PlansPresenter
 from app.plans.views.plan_menu import PlanMenu
 from app.split.picture import SplitPicture
 from app.split.session import SplitSession
+from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
@@ -55,8 +56,8 @@ class SidePanels(QObject):
         self._plans = PlansPresenter(
             self.plans, split, command_for, self, devices=self._real_devices
         )
-        self.find = button("Find best split…")
-        set_tip(self.find, "Measure different splits and find the fastest")
+        self.find = button(tr("Find best split…"))
+        set_tip(self.find, tr("Measure different splits and find the fastest"))
         self._client, self._over = client, over
         self._applies = self._is_simulated = False
         self._search: TunePresenter | None = None

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.notice import Notice
 from app.theme import set_role
+from app.translation import tr
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import label
 
@@ -26,7 +27,7 @@ class Banner(QFrame):
             part.setWordWrap(True)
         self._action = button("")
         self._action.clicked.connect(self._act)
-        close = IconButton("close", "Dismiss", self, size=14)
+        close = IconButton("close", tr("Dismiss"), self, size=14)
         close.clicked.connect(self.dismiss)
         texts = QVBoxLayout()
         texts.setSpacing(2)

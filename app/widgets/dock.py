@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QDockWidget, QFrame, QHBoxLayout, QMainWindow, QWidget
 
+from app.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.text import label
 
@@ -36,7 +37,7 @@ class Dock(QDockWidget):
         self.setWidget(content)
         self._float = IconButton("detach", "", self, size=14)
         self._float.clicked.connect(self._toggle_floating)
-        close = IconButton("close", f"Close {title}", self, size=14)
+        close = IconButton("close", tr("Close {title}").format(title=title), self, size=14)
         close.clicked.connect(self.close)
         name = label(title, "title")
         bar = QFrame(self)
@@ -57,8 +58,8 @@ class Dock(QDockWidget):
 
     @Slot(bool)
     def _on_floating(self, is_floating: bool) -> None:
-        verb = "Put back" if is_floating else "Detach"
-        self._float.set_text(f"{verb} {self.windowTitle()}")
+        text = tr("Put back {title}") if is_floating else tr("Detach {title}")
+        self._float.set_text(text.format(title=self.windowTitle()))
         self.keep_frame()
 
     def keep_frame(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QSizePolicy, QToolBar, QWidget
 
+from app.translation import tr
 from app.widgets.buttons import IconButton
 
 ICON_SIZE = 20
@@ -16,7 +17,7 @@ class Rail(QToolBar):
     panel_clicked = Signal(object)  # QDockWidget
 
     def __init__(self, parent: QMainWindow) -> None:
-        super().__init__("Views", parent)
+        super().__init__(tr("Views"), parent)
         self.setObjectName("rail")
         self.setProperty("role", "rail")
         self.setMovable(False)

@@ -93,7 +93,8 @@ def test_a_catalog_that_is_not_compiled_is_found(german: Path) -> None:
     "line",
     [
         'label("Open")', 'label(f"{n} files are open")', 'field.setAccessibleName("name")',
-        'what = "Nothing is loaded."', 'TITLES = {"a": "Chats"}', 'Notice(text=why, hint="Quit")',
+        'what = "Nothing is loaded."', 'say("Select a model")', 'return f"{n} devices"',
+        'return "1 device"', 'TITLES = {"a": "Chats"}', 'Notice(text=why, hint="Quit")',
         'button(tr("Open"), "quiet", "open it")', 'label("on" if on else tr("off"))',
     ],
 )  # fmt: skip

@@ -30,8 +30,17 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
 
-DONE = ("app/preferences", "app/settings.py")
+DONE = (
+    "app/model", "app/plans", "app/preferences", "app/process", "app/widgets",
+    "app/settings.py", "app/shell/drop.py", "app/shell/recovery.py", "app/shell/side_panels.py",
+)  # fmt: skip
 """Files and folders of the app whose texts are all looked up and translated."""
+
+IN_TERMINAL = (
+    "app/cli", "app/__main__.py", "app/process/display.py", "app/process/engine_place.py",
+    "app/process/qt_libraries.py",
+)  # fmt: skip
+"""Files and folders whose texts people see in a terminal, in English."""
 
 KEYWORDS = {"tr": None, "tr_later": None, "tr_n": (1, 2)}
 """Functions of `app.translation`, and which of their arguments are texts."""
@@ -55,7 +64,7 @@ def sources() -> list[Path]:
     for name in DONE:
         path = ROOT / name
         found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return [path for path in found if "cli" not in path.relative_to(ROOT).parts]
+    return [path for path in found if not path.relative_to(ROOT).as_posix().startswith(IN_TERMINAL)]
 
 
 def template() -> Catalog:

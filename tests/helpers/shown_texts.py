@@ -45,6 +45,9 @@ UNSEEN = (
 LOGS = ("log", "logging")
 
 NAMES = {
+    "": {"Tandem"},
+    "app/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
+    "app/widgets/text.py": {'<span style="color:'},
     "app/settings.py": {
         "Appearance",
         "Chats",
@@ -60,10 +63,14 @@ NAMES = {
         "Deutsch",
     },
 }
-"""Words that are names in the code, by file; what is shown of them is looked up elsewhere."""
+"""Words that are names in the code, by file ("" is all); what is shown of them is looked up elsewhere."""
 
-WORDS = re.compile(r"[A-Za-z]{2,}[,;:…]? \w*[A-Za-z]{2}|^[A-Z][a-z]+[ .…:]?$")
-"""What reads like words: two in a row, or one with a capital letter."""
+WORDS = re.compile(
+    r"[A-Za-z]{2}\S* (\S+ )*?\S*[A-Za-z]{2}"  # two words
+    r"|^[A-Z][a-z]+[ .…:]?$"  # one with a capital letter
+    r"|\d [a-z]{3}|^ [a-z]{3}[a-z .,;:]*$|^[a-z .,;:]*[a-z]{3} $"  # with a number
+)
+"""What reads like words that people see."""
 
 
 def unseen_texts(tree: ast.Module) -> set[int]:
@@ -124,7 +131,7 @@ def forgotten_texts(path: Path) -> list[str]:
     """Return the texts of a file that are not looked up, as "line: text"."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     unseen, found = unseen_texts(tree), {}
-    names = NAMES.get(path.relative_to(ROOT).as_posix(), set())
+    names = NAMES[""] | NAMES.get(path.relative_to(ROOT).as_posix(), set())
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and id(node) not in unseen:
             for argument in shown_arguments(node):

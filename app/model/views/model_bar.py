@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolBut
 
 from app.model.views.slower_chip import SlowerChip
 from app.theme import icon, set_role, theme, theme_signals
+from app.translation import tr, tr_n
 from app.units import context_text, decimal_size
 from app.widgets.buttons import button
 from app.widgets.text import caption_text, label, set_tip
@@ -47,7 +48,7 @@ class ModelBar(QFrame):
         self.slower = SlowerChip(self)
         self.slower.changed.connect(self._fit)
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
-        self._progress.setAccessibleName("Loading")
+        self._progress.setAccessibleName(tr("Loading"))
         self._progress.setFixedWidth(PROGRESS_WIDTH)
         self._percent = label(role="muted")
         self._button = button("")
@@ -71,14 +72,15 @@ class ModelBar(QFrame):
     def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
         """Fill the menu with the models that can be opened."""
         self.menu.clear()
-        opened = self.menu.addAction("Open model…\tCtrl+O")  # the window owns the key
+        opened = self.menu.addAction(tr("Open model…\tCtrl+O"))  # the window owns the key
         opened.triggered.connect(self.open_requested)
         if has_demo:
-            demo = self.menu.addAction("Demo model")
+            demo = self.menu.addAction(tr("Demo model"))
             demo.triggered.connect(self.demo_requested)
         if recent:
             self.menu.addSeparator()
-            self.menu.addAction("Recent").setEnabled(False)  # styled menus draw no section titles
+            title = self.menu.addAction(tr("Recent"))  # styled menus draw no section titles
+            title.setEnabled(False)
         for path in recent:
             action = self.menu.addAction(caption_text(Path(path).name))
             set_tip(action, path)
@@ -88,20 +90,20 @@ class ModelBar(QFrame):
 
     def show_empty(self) -> None:
         """Show that no model is selected."""
-        self._set_name("Select a model")
+        self._set_name(tr("Select a model"))
         self._show(pills=0, button_text="")
 
     def show_selected(self, info: ModelInfo) -> None:
         """Show a selected model that can be loaded."""
         self._set_info(info)
-        self._show(pills=1, button_text="Load")
+        self._show(pills=1, button_text=tr("Load"))
         self._on_press = self.load_requested
         set_role(self._button, "primary")
 
     def show_loading(self, info: ModelInfo) -> None:
         self._set_info(info)
         self.set_progress(0.0)
-        self._show(pills=0, button_text="Cancel", is_loading=True)
+        self._show(pills=0, button_text=tr("Cancel"), is_loading=True)
         self._on_press = self.cancel_requested
         set_role(self._button, "")
 
@@ -117,11 +119,14 @@ class ModelBar(QFrame):
     def show_loaded(self, loaded: ModelLoaded) -> None:
         """Show the loaded model."""
         self._set_info(loaded.info)
-        self._context.setText(f"{context_text(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
+        context, kv_type = context_text(loaded.n_ctx), loaded.params.kv_type
+        text = tr("{context} context · KV {kv_type}")
+        self._context.setText(text.format(context=context, kv_type=kv_type))
         n_batch = min(loaded.n_batch, loaded.n_ctx)
-        set_tip(self._context, f"Prompts are computed {n_batch} tokens at a time" * bool(n_batch))
+        tip = tr("Prompts are computed {n} tokens at a time").format(n=n_batch)
+        set_tip(self._context, tip * bool(n_batch))
         self._set_loaded_text(loaded.params)
-        self._show(pills=3, button_text="Eject")
+        self._show(pills=3, button_text=tr("Eject"))
         self.set_fallbacks(loaded.fallbacks)
         self._on_press = self.eject_requested
         set_role(self._button, "")
@@ -146,7 +151,7 @@ class ModelBar(QFrame):
     def _set_name(self, name: str) -> None:
         self._full_name = one_line(name)
         set_tip(self._name, name)
-        self._name.setAccessibleName(f"Model: {self._full_name}")
+        self._name.setAccessibleName(tr("Model: {name}").format(name=self._full_name))
 
     def _set_info(self, info: ModelInfo) -> None:
         self._set_name(info.name)
@@ -154,8 +159,7 @@ class ModelBar(QFrame):
 
     def _set_loaded_text(self, params: LoadParams) -> None:
         n = len(params.devices)
-        where = "1 device" if n == 1 else f"{n} devices"
-        self._loaded.setText(f"● loaded on {where}")
+        self._loaded.setText(tr_n("● loaded on {n} device", "● loaded on {n} devices", n))
         set_tip(self._loaded, ", ".join(params.devices))
 
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:

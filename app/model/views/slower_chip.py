@@ -9,11 +9,12 @@ from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWi
 
 from app.split.views.remedies import named
 from app.theme import mix, set_role, theme, theme_signals
+from app.translation import tr, tr_later
 from app.widgets.controls import line
 from app.widgets.text import label, set_tip
 from engine import Fallback
 
-TEXT, SHORT = "Slower than it could be", "Slower"
+TEXT, SHORT = tr_later("Slower than it could be"), tr_later("Slower")
 """Texts of the chip: the usual one, and one for narrow windows."""
 
 WIDTH, MOST_HEIGHT, GAP = 420, 480, 6
@@ -26,7 +27,7 @@ class SlowerChip(QPushButton):
     changed = Signal()  # whether it is there
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(TEXT, parent)
+        super().__init__(tr(TEXT), parent)
         set_role(self, "chip")
         self._fallbacks: tuple[Fallback, ...] = ()
         self.reasons = _Reasons(self)
@@ -47,8 +48,8 @@ class SlowerChip(QPushButton):
         self._fallbacks = tuple(fallbacks)
         self.reasons.set_fallbacks(self._fallbacks)
         titles = "\n".join(named(fallback.title) for fallback in self._fallbacks)
-        set_tip(self, f"{titles}\nClick for the reasons")
-        self.setAccessibleName(TEXT)
+        set_tip(self, tr("{titles}\nClick for the reasons").format(titles=titles))
+        self.setAccessibleName(tr(TEXT))
         self.setAccessibleDescription(" ".join(named(f.sentence) for f in self._fallbacks))
         if not self._fallbacks:
             self.reasons.hide()
@@ -58,7 +59,7 @@ class SlowerChip(QPushButton):
         """Take the longest text that fits a width; the chip never hides for lack of room."""
         self.ensurePolished()  # or the first width lacks the style's padding
         for text in (TEXT, SHORT):
-            self.setText(text)
+            self.setText(tr(text))
             if self.sizeHint().width() <= width:
                 return
 
@@ -82,7 +83,7 @@ class _Reasons(QFrame):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
         self.setObjectName("reasons")
-        self.setAccessibleName(TEXT)
+        self.setAccessibleName(tr(TEXT))
         self._texts = QWidget()
         self._layout = QVBoxLayout(self._texts)
         self._layout.setContentsMargins(16, 14, 16, 14)

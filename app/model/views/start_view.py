@@ -7,6 +7,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import PlainLabel, caption_text, label, set_tip
 from engine import one_line
@@ -28,11 +29,11 @@ class StartView(QWidget):
         super().__init__(parent)
         self._title = _centred("", "title")
         self._text = _centred("", "muted")
-        self._open = button("Open model…", "primary")
+        self._open = button(tr("Open model…"), "primary")
         self._open.clicked.connect(self.open_requested)
-        self._demo = button("Try the demo model")
+        self._demo = button(tr("Try the demo model"))
         self._demo.clicked.connect(self.demo_requested)
-        self._recent_title = _centred("Recent", "muted")
+        self._recent_title = _centred(tr("Recent"), "muted")
         self._recent = QVBoxLayout()
         self._recent.setSpacing(2)
         self._buttons = [self._open, self._demo]
@@ -61,11 +62,13 @@ class StartView(QWidget):
             loading: name of the model that is being loaded, whatever is still ready; "" for none.
         """
         is_free = not (model or loading)
-        title, text = "Welcome to Tandem", "Open a model file, or drop one anywhere on this window."
+        title = tr("Welcome to Tandem")
+        text = tr("Open a model file, or drop one anywhere on this window.")
         if loading:
-            title, text = f"Loading {loading} …", "You can write your first message meanwhile."
+            title = tr("Loading {model} …").format(model=loading)
+            text = tr("You can write your first message meanwhile.")
         elif model:
-            title, text = f"{model} is ready", "Ask it something below."
+            title, text = tr("{model} is ready").format(model=model), tr("Ask it something below.")
         self._title.setText(title)
         self._text.setText(text)
         self._open.setVisible(is_free)
@@ -80,7 +83,7 @@ class StartView(QWidget):
                 old.deleteLater()
         for path in paths:
             name = one_line(Path(path).name)
-            made = button("", "quiet", f"Open {name}")
+            made = button("", "quiet", tr("Open {name}").format(name=name))
             made.setText(caption_text(_cut(name, made), 0))
             set_tip(made, path)
             made.clicked.connect(lambda _=False, path=path: self.recent_chosen.emit(path))

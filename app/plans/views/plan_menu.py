@@ -20,13 +20,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.translation import tr, tr_later
 from app.widgets.text import caption_text, label, set_tip
 
-NONE: Final = "Not saved"
-"""Text of the button while no plan is in use."""
 MAX_SHOWN: Final = 24
 """Length in characters of a name on the button at most."""
-FILTER: Final = "Plans (*.json);;All files (*)"
+FILTER: Final = tr_later("Plans (*.json);;All files (*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class PlanMenu(QWidget):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
-        caption = label("Plan", "muted")
+        caption = label(tr("Plan"), "muted")
         caption.setBuddy(self.button)
         layout.addWidget(caption)
         layout.addWidget(self.button)
@@ -86,11 +85,11 @@ class PlanMenu(QWidget):
     def set_plans(self, entries: Sequence[PlanEntry], current: str) -> None:
         """Offer plans; `current` is the name of the one in use, "" if there is none."""
         self._entries, self._current = tuple(entries), current
-        shown = current or NONE
+        shown = current or tr("Not saved")
         elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
         self.button.setText(f"{caption_text(elided)} ▾")
-        self.button.setAccessibleName(f"Plan: {shown}")
-        set_tip(self.button, shown if elided != shown else "Saved plans of this model")
+        self.button.setAccessibleName(tr("Plan: {name}").format(name=shown))
+        set_tip(self.button, shown if elided != shown else tr("Saved plans of this model"))
 
     def _on_menu(self) -> None:
         self.opened.emit()
@@ -108,20 +107,21 @@ class PlanMenu(QWidget):
             set_tip(action, entry.problem)
             action.triggered.connect(partial(self._choose, entry.name))
         if self._entries:
-            fastest = menu.addAction("Fastest that fits")
-            set_tip(fastest, "The fastest measured plan that fits into the free memory")
+            fastest = menu.addAction(tr("Fastest that fits"))
+            set_tip(fastest, tr("The fastest measured plan that fits into the free memory"))
             fastest.triggered.connect(lambda: self.fastest_requested.emit())
             menu.addSeparator()
-        menu.addAction("Save as…").triggered.connect(lambda: self._save())
+        menu.addAction(tr("Save as…")).triggered.connect(lambda: self._save())
         if self._entries:
             for title, ask in (
-                ("Rename", self._rename), ("Delete", self._delete), ("Export", self._export),
+                (tr("Rename"), self._rename), (tr("Delete"), self._delete),
+                (tr("Export"), self._export),
             ):  # fmt: skip
                 self._add_submenu(title, ask)
-        menu.addAction("Import…").triggered.connect(lambda: self._import())
+        menu.addAction(tr("Import…")).triggered.connect(lambda: self._import())
         menu.addSeparator()
-        copy = menu.addAction("Copy as command")
-        set_tip(copy, "Copies the terminal command that loads the model this way")
+        copy = menu.addAction(tr("Copy as command"))
+        set_tip(copy, tr("Copies the terminal command that loads the model this way"))
         copy.triggered.connect(lambda: self.command_requested.emit())
 
     def _add_submenu(self, title: str, ask: object) -> None:
@@ -141,16 +141,16 @@ class PlanMenu(QWidget):
 
     def _name(self, title: str, proposed: str) -> str:
         name, is_given = QInputDialog.getText(
-            self, title, "Plan name:", QLineEdit.EchoMode.Normal, proposed
+            self, title, tr("Plan name:"), QLineEdit.EchoMode.Normal, proposed
         )
         return name.strip() if is_given else ""
 
     def _save(self) -> None:
-        if name := self._name("Save plan", self._current):
+        if name := self._name(tr("Save plan"), self._current):
             self.save_requested.emit(name)
 
     def _rename(self, name: str) -> None:
-        new = self._name("Rename plan", name)
+        new = self._name(tr("Rename plan"), name)
         if new and new != name:
             self.rename_requested.emit(name, new)
 
@@ -159,12 +159,12 @@ class PlanMenu(QWidget):
 
     def _export(self, name: str) -> None:
         proposed = f"{name.replace('/', '-')}.json"
-        path, _ = QFileDialog.getSaveFileName(self, "Export plan", proposed, FILTER)
+        path, _ = QFileDialog.getSaveFileName(self, tr("Export plan"), proposed, tr(FILTER))
         if path:
             self.export_requested.emit(name, Path(path))
 
     def _import(self) -> None:
-        path, _ = QFileDialog.getOpenFileName(self, "Import plan", "", FILTER)
+        path, _ = QFileDialog.getOpenFileName(self, tr("Import plan"), "", tr(FILTER))
         if path:
             self.import_requested.emit(Path(path))
 
