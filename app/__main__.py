@@ -7,7 +7,8 @@ from app.process.interruption import Interruption, end_at_once, ending_at_once
 with ending_at_once():  # these imports take a while, and Ctrl+C in one of them is no bug
     import argparse
     import sys
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
+    from contextlib import contextmanager
     from difflib import get_close_matches
     from importlib import import_module
     from pathlib import Path
@@ -98,8 +99,8 @@ def _open_window(arguments: Sequence[str]) -> int:
     lines = [f"  {name:{width}}  {summary}" for name, (summary, _) in COMMANDS.items()]
     parser = CommandParser(
         prog="tandem",
-        usage="tandem [MODEL.gguf | --demo] [--simulate RIG]\n       tandem COMMAND [options]\n"
-        "       tandem --version",
+        usage="tandem [MODEL.gguf | --demo] [--simulate RIG] [--new-window]\n"
+        "       tandem COMMAND [options]\n       tandem --version",
         description="Run one GGUF language model on all devices of this machine.",
         epilog="commands:\n"
         + "\n".join(lines)
@@ -116,6 +117,10 @@ def _open_window(arguments: Sequence[str]) -> int:
         "--simulate", metavar="RIG", default="",
         help="plan for devices that are not here, such as 2x3090,1x3060",
     )  # fmt: skip
+    parser.add_argument(
+        "--new-window", action="store_true",
+        help="open a window even if there is one, which would take the model",
+    )  # fmt: skip
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     args = parser.parse_args(arguments)
     if args.version:
@@ -124,8 +129,17 @@ def _open_window(arguments: Sequence[str]) -> int:
     is_demo = args.demo or args.model == "demo"
     if args.model is not None and not is_demo:
         _check_model(args.model)
-    run_window = _import_window()
-    return run_window(None if is_demo else args.model, demo=is_demo, simulate=args.simulate)
+    model = None if is_demo else args.model
+    with _explaining_qt():
+        check_display()
+        if not (args.new_window or args.simulate):
+            from app.process.single_window import hand_over
+
+            if hand_over(model, demo=is_demo):
+                write("Tandem is open already: its window has been told.")
+                return 0
+        from app.main import run_window
+    return run_window(model, demo=is_demo, simulate=args.simulate)
 
 
 def _check_model(word: str) -> None:
@@ -143,20 +157,19 @@ def _check_model(word: str) -> None:
     raise EngineError(f"{word} is neither a command nor a file.", hint)
 
 
-def _import_window() -> Callable[..., int]:
-    """Import Qt and the window.
+@contextmanager
+def _explaining_qt() -> Iterator[None]:
+    """Turn the failure to import Qt into a sentence.
 
     Raises:
-        EngineError: the system lacks a library that Qt needs, or has no display.
+        EngineError: the system lacks a library that Qt needs.
     """
     try:
-        check_display()
-        from app.main import run_window
+        yield
     except ImportError as error:
         if missing := missing_qt_library(error):
             raise missing from None
         raise
-    return run_window
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.interpreter import Interpreter
 from app.process.signals import SignalWatch
+from app.process.single_window import OpenRequest, SecondStarts
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
 from app.shell.language import start_language
@@ -316,6 +317,15 @@ class Shell(QObject):
             self.monitor.add_rate(0.0)
 
     @Slot(object)
+    def take(self, request: OpenRequest) -> None:
+        """Do what a second start has asked for."""
+        if request.demo:
+            self.model_presenter.open_demo()
+        elif request.model:
+            self.models.open(request.model)
+        self.window.come_to_front(request.activation)
+
+    @Slot(object)
     def _notify(self, notice: Notice) -> None:
         log.info("%s", notice.text)
         self.window.banner.show_notice(notice)
@@ -346,7 +356,11 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     signals = SignalWatch(app)
     signals.came.connect(app.quit)
     signals.install()
+    starts = SecondStarts(app)
+    if rig is None:
+        starts.listen()
     shell = Shell(app, start_host, rig)
+    starts.requested.connect(shell.take)
     shell.crashes.install()
     app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
     app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards
@@ -356,6 +370,7 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     elif model_path is not None:
         shell.models.open(model_path)
     status = app.exec()
+    starts.close()
     shell.close()
     shell.crashes.uninstall()
     signals.uninstall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from PySide6.QtCore import QByteArray, QEvent, QSize, Qt, QTimer, Signal, Slot
@@ -115,6 +116,19 @@ class MainWindow(QMainWindow):
     def show_name(self, model: str) -> None:
         """Name the loaded model in the window's title."""
         self.setWindowTitle(f"{one_line(model, MOST_TITLE)} – Tandem" if model else "Tandem")
+
+    def come_to_front(self, activation: str) -> None:
+        """Show the window above others.
+
+        Args:
+            activation: token of the program that asks for it, which Wayland wants to see.
+        """
+        if activation:
+            os.environ["XDG_ACTIVATION_TOKEN"] = activation  # Qt reads and removes it
+        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.show()
+        self.raise_()
+        self.activateWindow()
 
     @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:

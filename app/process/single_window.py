@@ -1,0 +1,192 @@
+"""One window for each person: a second start hands its file to the window that is open.
+
+The window that holds a lock listens at a local socket. Both belong to one folder of settings, so
+that a portable copy of Tandem has a window of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QLockFile, QObject, Signal, Slot
+from PySide6.QtNetwork import QLocalServer, QLocalSocket
+
+from app import paths
+
+log = logging.getLogger(__name__)
+
+CONNECT_MS = 500
+ANSWER_S = 3.0
+"""Seconds that a second start waits for the first window, which may just be starting; then it opens
+a window of its own."""
+
+MOST_BYTES = 1 << 16
+DONE = b"done\n"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """The wish of a second start.
+
+    Attributes:
+        model: absolute path of the model to open; "" for none.
+        demo: whether to open the bundled model.
+        activation: token by which Wayland lets a window come to the front; "" without one.
+    """
+
+    model: str = ""
+    demo: bool = False
+    activation: str = ""
+
+    @classmethod
+    def parse(cls, line: bytes) -> OpenRequest:
+        """Return the request in a line of JSON.
+
+        Raises:
+            ValueError: it is none.
+        """
+        data = json.loads(line)
+        if not isinstance(data, dict):
+            raise ValueError("no request")
+        model, activation = data.get("model"), data.get("activation")
+        if not isinstance(model, str) or not isinstance(activation, str):
+            raise ValueError("no request")
+        return cls(model, data.get("demo") is True, activation)
+
+
+class SecondStarts(QObject):
+    """The receiver of what later starts hand over, in the first window of a person."""
+
+    requested = Signal(object)  # OpenRequest
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._lock = _lock()
+        self._server = QLocalServer(self)
+        self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
+        self._server.newConnection.connect(self._on_connection)
+
+    def listen(self) -> bool:
+        """Listen unless another window does; return whether this one does now."""
+        if not self._lock.tryLock(0):
+            return False
+        QLocalServer.removeServer(_address())  # of a window that was killed
+        if not self._server.listen(_address()):
+            log.info("later starts open windows of their own: %s", self._server.errorString())
+            self._lock.unlock()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave later starts to another window."""
+        if self._server.isListening():
+            self._server.close()
+            self._lock.unlock()
+
+    @Slot()
+    def _on_connection(self) -> None:
+        while (socket := self._server.nextPendingConnection()) is not None:
+            socket.disconnected.connect(socket.deleteLater)
+            socket.readyRead.connect(lambda socket=socket: self._read(socket))
+            self._read(socket)
+
+    def _read(self, socket: QLocalSocket) -> None:
+        if not socket.canReadLine():
+            if socket.bytesAvailable() > MOST_BYTES:
+                socket.abort()
+            return
+        try:
+            request = OpenRequest.parse(bytes(socket.readLine(MOST_BYTES).data()))
+        except (ValueError, RecursionError):
+            log.info("another program has sent something that is no request")
+            socket.abort()
+            return
+        socket.write(DONE)
+        socket.disconnectFromServer()
+        self.requested.emit(request)
+
+
+def hand_over(model: str | None, *, demo: bool) -> bool:
+    """Ask the window that is open to open a model, or to come to the front.
+
+    Args:
+        model: path of the model; None for none.
+
+    Returns:
+        Whether there is such a window and it has answered.
+    """
+    request = OpenRequest(
+        str(Path(model).absolute()) if model else "",
+        demo,
+        os.environ.get("XDG_ACTIVATION_TOKEN", ""),
+    )
+    until = time.monotonic() + ANSWER_S
+    while _is_locked():
+        if _send(request, until):
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return False
+
+
+def _send(request: OpenRequest, until: float) -> bool:
+    """Send a request, and return whether the window has taken it."""
+    if not _is_own(_address()):
+        return False
+    socket = QLocalSocket()
+    socket.connectToServer(_address())
+    if not socket.waitForConnected(CONNECT_MS):
+        return False
+    socket.write(json.dumps(asdict(request)).encode() + b"\n")
+    while not socket.canReadLine():
+        left_ms = int(1000 * (until - time.monotonic()))
+        if left_ms <= 0 or not socket.waitForReadyRead(left_ms):
+            break
+    return socket.readAll().data() == DONE
+
+
+def _is_locked() -> bool:
+    """Return whether a running window holds the lock."""
+    lock = _lock()
+    if lock.tryLock(0):
+        lock.unlock()
+        return False
+    return lock.error() is QLockFile.LockError.LockFailedError
+
+
+def _lock() -> QLockFile:
+    file = paths.settings_file().with_name("window.lock")
+    with suppress(OSError):  # of a home that cannot be written: then nothing is locked
+        file.parent.mkdir(parents=True, exist_ok=True)
+    lock = QLockFile(str(file))
+    lock.setStaleLockTime(0)  # however old: the process that made it tells whether it counts
+    return lock
+
+
+def _address() -> str:
+    """Return the name of the socket, which no other person's Tandem has."""
+    folder = str(paths.settings_file().parent.absolute())
+    name = f"tandem-{hashlib.sha256(folder.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    if sys.platform == "win32":
+        return name
+    return str(Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / name)
+
+
+def _is_own(address: str) -> bool:
+    """Return whether a socket in a folder that others may write to is this person's."""
+    if sys.platform == "win32":
+        return True
+    try:
+        return os.stat(address).st_uid == os.getuid()
+    except OSError:
+        return False
