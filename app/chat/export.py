@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.chat.conversation import Conversation, NewerChat
+from app.chat.markdown import formula_rules
 from app.chat.message import split_thought
 from engine import printable
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 FORMATS = {".md": "Markdown (*.md)", ".html": "Web page (*.html)", ".json": "JSON (*.json)"}
 """Suffixes of the files that can be written, and what a file dialog calls them."""
@@ -92,9 +100,7 @@ def _markdown(chat: Conversation) -> str:
 
 def _web_page(chat: Conversation) -> str:
     """Return a chat as a page of its own, in which nothing of what was said is code."""
-    from markdown_it import MarkdownIt
-
-    render = MarkdownIt("commonmark", {"html": False}).enable("table").enable("strikethrough")
+    render = web_parser()
     title = escape(" ".join(chat.shown_title.split()))
     parts = [f"<h1>{title}</h1>"]
     if chat.system_prompt.strip():
@@ -112,6 +118,27 @@ def _web_page(chat: Conversation) -> str:
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+
+
+@cache
+def web_parser() -> MarkdownIt:
+    """Return a parser that writes HTML, in which formulas stay as they were written."""
+    from markdown_it import MarkdownIt
+    from mdit_py_plugins.footnote import footnote_plugin
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    parser.use(footnote_plugin, inline=False).use(formula_rules)
+    parser.add_render_rule("formula", _formula_as_text)
+    parser.add_render_rule("formula_block", _formula_as_text)
+    return parser
+
+
+def _formula_as_text(
+    renderer: object, tokens: Sequence[Token], at: int, options: object, env: object
+) -> str:
+    """Return the HTML of a formula's source."""
+    tag = "p" if tokens[at].type == "formula_block" else "span"
+    return f'<{tag} class="formula">{escape(tokens[at].content)}</{tag}>'
 
 
 def _paragraphs(text: str) -> str:

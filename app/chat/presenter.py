@@ -175,6 +175,7 @@ class ChatPresenter(QObject):
         session.opened.connect(self._on_opened)
         session.noticed.connect(self.noticed)
         theme_signals().changed.connect(self._refresh)
+        self._view.screen_changed.connect(self._refresh)
 
     def _wire_answer(self) -> None:
         session, view, client = self._session, self._view, self._client

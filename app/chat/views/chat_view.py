@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from itertools import takewhile
 
-from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer, Signal, Slot
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QWidget
 
@@ -44,6 +44,7 @@ class ChatView(QScrollArea):
     step_chosen = Signal(object, int)  # MessageStep, id
     version_chosen = Signal(int)  # id
     continue_requested = Signal()
+    screen_changed = Signal()  # to one with more or fewer dots for each pixel
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -61,6 +62,7 @@ class ChatView(QScrollArea):
         for name in ("resend_requested", "answer_edited", "step_chosen", "version_chosen"):
             getattr(self._column, name).connect(getattr(self, name))
         self._column.continue_requested.connect(self.continue_requested)
+        self._column.place_wanted.connect(self._show_place)
         content = QWidget()
         outer = QHBoxLayout(content)
         outer.setContentsMargins(MARGIN, 0, MARGIN, 0)
@@ -165,6 +167,13 @@ class ChatView(QScrollArea):
             self._show_from(len(self._column.path))
         bar = self.verticalScrollBar()
         bar.setValue(bar.maximum())
+
+    @Slot(QPoint)
+    def _show_place(self, place: QPoint) -> None:
+        """Scroll to a place on the screen's plane, such as that of a footnote."""
+        self._is_following = False
+        at = self._column.mapFromGlobal(place)
+        self.ensureVisible(at.x(), at.y(), 0, STICKY_PIXELS)
 
     # what is in the column
 
@@ -271,6 +280,11 @@ class ChatView(QScrollArea):
         inside = (view for view in views if focused and view.isAncestorOf(focused))
         if (view := next(inside, views[0] if views else None)) is not None:
             view.versions.go(step)
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.DevicePixelRatioChange:
+            self.screen_changed.emit()
+        return super().event(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -16,9 +16,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.markdown import CodeBlock
+from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.highlight import Ranges, highlight
-from app.chat.views.prose_view import MONOSPACE
+from app.chat.views.text_block import MONOSPACE
 from app.theme import theme
 from app.widgets.buttons import button
 from app.widgets.text import label
@@ -67,6 +67,18 @@ class CodeView(QFrame):
     @property
     def code(self) -> str:
         return self._shown.text
+
+    @property
+    def plain_text(self) -> str:
+        """The code."""
+        return self._shown.text
+
+    def take(self, piece: Piece) -> bool:
+        """Show another version of the code; return False if that needs another view."""
+        if not isinstance(piece, CodeBlock):
+            return False
+        self.set_code(piece)
+        return True
 
     def set_code(self, code: CodeBlock) -> None:
         if code == self._shown:

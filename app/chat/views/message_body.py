@@ -1,20 +1,38 @@
-"""The text of an answer: a column of prose and code that grows while it is written."""
+"""The text of an answer: a column of prose, code, tables and formulas that grows."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
 
-from PySide6.QtCore import QTimer, Slot
+from PySide6.QtCore import QPoint, QTimer, Signal, Slot
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.chat.markdown import CodeBlock, MarkdownStream, Piece, TextLine, TextSpan
+from app.chat.markdown import (
+    CodeBlock,
+    DisplayFormula,
+    MarkdownStream,
+    Piece,
+    Rule,
+    Table,
+    TextLine,
+    TextSpan,
+)
 from app.chat.views.code_view import CodeView
+from app.chat.views.formula_view import FormulaView
 from app.chat.views.prose_view import START, Mark, ProseView
+from app.chat.views.table_view import TableView
+from app.chat.views.text_block import TextBlock
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
 SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from the engine
 SMOOTHING = 0.3
+
+
+SingleView = CodeView | TableView | FormulaView
+"""View of a single piece; prose has many in one view."""
+
+BodyView = ProseView | SingleView
 
 
 @dataclass(slots=True)
@@ -35,6 +53,8 @@ class _Shown:
 class MessageBody(QWidget):
     """View of Markdown; complete pieces are written once, of the rest only changes."""
 
+    place_wanted = Signal(QPoint)  # on the screen, of what a link inside the message leads to
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._layout = QVBoxLayout(self)
@@ -42,7 +62,7 @@ class MessageBody(QWidget):
         self._layout.setSpacing(10)
         self._stream = MarkdownStream()
         self._pending = ""
-        self._views: list[ProseView | CodeView] = []
+        self._views: list[BodyView] = []
         self._open: list[_Shown] = []  # the pieces at the end that are not complete
         self._due_at = 0.0
         self._cost_s = 0.0  # CPU time of one update, painting included
@@ -81,10 +101,7 @@ class MessageBody(QWidget):
 
     def pieces_shown(self) -> list[str]:
         """Return the text on screen, view by view."""
-        return [
-            view.code if isinstance(view, CodeView) else view.document().toPlainText()
-            for view in self._views
-        ]
+        return [view.plain_text for view in self._views]
 
     def _measure(self) -> None:
         """Schedule the next update by the CPU time that this thread spent since the last one.
@@ -115,9 +132,10 @@ class MessageBody(QWidget):
     def _extend(self, shown: _Shown, new: Piece) -> bool:
         """Extend the last piece on screen in place, if `new` only adds to it; return whether."""
         view = self._views[-1]
-        if isinstance(view, CodeView) and isinstance(new, CodeBlock):
-            view.set_code(new)
-        elif isinstance(view, ProseView) and (added := _added(shown.piece, new)) is not None:
+        if not isinstance(view, ProseView):
+            if not view.take(new):
+                return False
+        elif (added := _added(shown.piece, new)) is not None:
             view.extend(added)
         else:
             return False
@@ -135,7 +153,7 @@ class MessageBody(QWidget):
             last = self._views[n_views - 1]
             assert isinstance(last, ProseView)
             last.truncate(first.mark)
-        elif following is not None and not isinstance(following, CodeBlock):
+        elif isinstance(following, TextLine | Rule):
             reused = self._views[n_views]
             if isinstance(reused, ProseView):
                 reused.truncate(START)
@@ -150,22 +168,41 @@ class MessageBody(QWidget):
         is_reused = prose is not None and prose.is_empty
         mark = prose.mark() if prose is not None and not is_reused else None
         self._open.append(_Shown(piece, len(self._views) - is_reused, mark))
-        if isinstance(piece, CodeBlock):
-            self._add(CodeView(piece, self))
+        if not isinstance(piece, TextLine | Rule):
+            self._add(_single_view(piece, self))
             return
         if prose is None:
             prose = ProseView(self)
             self._add(prose)
         prose.write([piece])
 
-    def _add(self, view: ProseView | CodeView) -> None:
+    def _add(self, view: BodyView) -> None:
         self._views.append(view)
         self._layout.addWidget(view)
+        if isinstance(view, TextBlock):
+            view.note_wanted.connect(self._show_note)
 
-    def _discard(self, view: ProseView | CodeView) -> None:
+    @Slot(str)
+    def _show_note(self, label: str) -> None:
+        """Have the chat scroll to a footnote, if it is there."""
+        for view in self._views:
+            place = view.note_place(label) if isinstance(view, ProseView) else None
+            if place is not None:
+                self.place_wanted.emit(view.mapToGlobal(place.center()))
+                return
+
+    def _discard(self, view: BodyView) -> None:
         self._layout.removeWidget(view)
         view.hide()
         view.deleteLater()
+
+
+def _single_view(piece: CodeBlock | Table | DisplayFormula, parent: QWidget) -> SingleView:
+    if isinstance(piece, CodeBlock):
+        return CodeView(piece, parent)
+    if isinstance(piece, Table):
+        return TableView(piece, parent)
+    return FormulaView(piece, parent)
 
 
 def _added(old: Piece, new: Piece) -> tuple[TextSpan, ...] | None:

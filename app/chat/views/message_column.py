@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QPoint, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.conversation import Conversation
@@ -37,6 +37,7 @@ class MessageColumn(QWidget):
     step_chosen = Signal(object, int)  # MessageStep, id
     version_chosen = Signal(int)  # id
     continue_requested = Signal()
+    place_wanted = Signal(QPoint)  # on the screen, of what a link in an answer leads to
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,6 +151,7 @@ class MessageColumn(QWidget):
         if message.is_answer:
             view = answer = AnswerView(message, self)
             answer.continue_requested.connect(self.continue_requested)
+            answer.body.place_wanted.connect(self.place_wanted)
             answer.edited.connect(lambda text: self.answer_edited.emit(message.id, text))
             if message is not self.growing:
                 answer.close_answer()

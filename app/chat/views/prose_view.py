@@ -1,4 +1,4 @@
-"""The formatted text of a message, written with a cursor: no HTML is parsed anywhere.
+"""The lines of a message: paragraphs, headings, lists, quotes and footnotes.
 
 The text can grow at its end: everything behind a mark is removed and written again; the text before
 it is never touched or laid out a second time.
@@ -6,14 +6,12 @@ it is never touched or laid out a second time.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from PySide6.QtCore import QByteArray, QRectF, QSize, Qt, QUrl, Slot
+from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import (
     QBrush,
     QColor,
-    QDesktopServices,
     QFont,
     QFontMetricsF,
     QPainter,
@@ -24,62 +22,47 @@ from PySide6.QtGui import (
     QTextCursor,
     QTextFormat,
     QTextLength,
-    QTextTableFormat,
-    QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
+from PySide6.QtWidgets import QWidget
 
-from app.chat.markdown import Rule, Table, TextLine, TextSpan
+from app.chat.markdown import Rule, TextLine, TextSpan
+from app.chat.views.text_block import TextBlock
 from app.theme import theme
-from app.widgets.text import set_tip
-from engine import printable
 
-TEXT_PIXELS = 14
+NOTE_PIXELS = 12
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)
 LINE_HEIGHT_PERCENT = 145.0
 GAP, TIGHT_GAP = 10, 3
 INDENT, QUOTE_INDENT, BAR_WIDTH = 22, 16, 2
 QUOTE_DEPTH = QTextFormat.Property.UserProperty + 1
-MONOSPACE = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
+NOTE_LABEL = QTextFormat.Property.UserProperty + 4
 
-Written = TextLine | Table | Rule
+Written = TextLine | Rule
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A position in the text to return to; everything behind it is not final."""
+    """A position in the text to return to; everything behind it is not final.
 
-    position: int
+    Attributes:
+        cursor: the position, which moves with the text before it; None for the beginning.
+    """
+
+    cursor: QTextCursor | None
     is_fresh: bool
 
 
-START = Mark(0, is_fresh=True)
+START = Mark(None, is_fresh=True)
 
 
-class ProseView(QTextBrowser):
-    """Text view as high as its text, selectable by mouse and keyboard."""
+class ProseView(TextBlock):
+    """Lines of text, quotes and rules."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._is_fresh = True  # the last block exists but is unused
         self._base = QTextCharFormat()  # format of the last line's plain words
         self._bars: _QuoteBars | None = None
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setStyleSheet("background: transparent; border: none; padding: 0;")
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setOpenLinks(False)
-        self.setTextInteractionFlags(Qt.TextInteractionFlag.TextBrowserInteraction)
-        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
-        self.anchorClicked.connect(open_link)
-        font = QFont(self.font())
-        font.setPixelSize(TEXT_PIXELS)
-        document = self.document()
-        document.setUndoRedoEnabled(False)
-        document.setDocumentMargin(0)
-        document.setDefaultFont(font)
-        document.documentLayout().documentSizeChanged.connect(self._fit)
 
     def write(self, pieces: list[Written]) -> None:
         """Append pieces."""
@@ -89,8 +72,6 @@ class ProseView(QTextBrowser):
             cursor.movePosition(QTextCursor.MoveOperation.End)
             if isinstance(piece, TextLine):
                 self._write_line(cursor, piece)
-            elif isinstance(piece, Table):
-                self._write_table(cursor, piece)
             else:
                 self._write_rule(cursor)
         cursor.endEditBlock()
@@ -100,30 +81,46 @@ class ProseView(QTextBrowser):
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.beginEditBlock()
-        insert_spans(cursor, spans, self._base)
+        self.insert_spans(cursor, spans, self._base)
         cursor.endEditBlock()
 
     @property
     def is_empty(self) -> bool:
         return self._is_fresh and self.document().characterCount() == 1
 
+    def note_place(self, label: str) -> QRect | None:
+        """Return where a footnote is; None if it is not in this view."""
+        block = self.document().firstBlock()
+        while block.isValid():
+            if block.blockFormat().property(NOTE_LABEL) == label:
+                return self.document().documentLayout().blockBoundingRect(block).toRect()
+            block = block.next()
+        return None
+
     def mark(self) -> Mark:
-        return Mark(self.document().characterCount() - 1, self._is_fresh)
+        """Return the end of the text, to which `truncate` returns."""
+        cursor = QTextCursor(self.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        cursor.setKeepPositionOnInsert(True)
+        return Mark(cursor, self._is_fresh)
 
     def truncate(self, mark: Mark) -> None:
         """Remove the text written since `mark`."""
         cursor = QTextCursor(self.document())
-        cursor.setPosition(mark.position)
+        cursor.setPosition(mark.cursor.position() if mark.cursor else 0)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
         self._is_fresh = mark.is_fresh
 
     def _write_line(self, cursor: QTextCursor, line: TextLine) -> None:
         block = self._block_format(TIGHT_GAP if line.tight else GAP)
-        block.setLeftMargin(line.indent * INDENT + line.quote * QUOTE_INDENT)
+        indent = line.indent + bool(line.note)
+        block.setLeftMargin(indent * INDENT + line.quote * QUOTE_INDENT)
         if line.quote:
             block.setProperty(QUOTE_DEPTH, line.quote)
             self._bars = self._bars or _QuoteBars(self)
+        if line.note and line.marker:
+            block.setProperty(NOTE_LABEL, line.note)
         self._base = base = self._base_format(line)
         marker = f"{line.marker} " if line.marker else ""
         if marker:
@@ -132,7 +129,7 @@ class ProseView(QTextBrowser):
             )
         self._start_block(cursor, block)
         cursor.insertText(marker, base)
-        insert_spans(cursor, line.spans, base)
+        self.insert_spans(cursor, line.spans, base)
 
     def _base_format(self, line: TextLine) -> QTextCharFormat:
         """Return the format of a line's plain words."""
@@ -142,33 +139,11 @@ class ProseView(QTextBrowser):
             font.setPixelSize(HEADING_PIXELS[line.heading - 1])
             font.setWeight(QFont.Weight.DemiBold)
             base.setFont(font)
-        if line.quote:
+        if line.note:
+            base.setProperty(QTextFormat.Property.FontPixelSize, NOTE_PIXELS)
+        if line.quote or line.note:
             base.setForeground(QColor(theme().muted))
         return base
-
-    def _write_table(self, cursor: QTextCursor, table: Table) -> None:
-        if not self._is_fresh:
-            self._start_block(cursor, self._block_format(0))
-        shape = QTextTableFormat()
-        shape.setBorderCollapse(True)
-        shape.setBorder(1)
-        shape.setBorderStyle(QTextTableFormat.BorderStyle.BorderStyle_Solid)
-        shape.setBorderBrush(QBrush(QColor(theme().line)))
-        shape.setCellPadding(6)
-        shape.setTopMargin(GAP)
-        shape.setBottomMargin(GAP)
-        grid = cursor.insertTable(len(table.rows), max(len(row) for row in table.rows), shape)
-        for y, row in enumerate(table.rows):
-            base = QTextCharFormat()
-            if y == 0:
-                base.setFontWeight(QFont.Weight.DemiBold)
-            for x, spans in enumerate(row):
-                cell = grid.cellAt(y, x).firstCursorPosition()
-                cell.setBlockFormat(_aligned(table.aligns[x]))
-                insert_spans(cell, spans, base)
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.setBlockFormat(_flat())
-        self._is_fresh = True
 
     def _write_rule(self, cursor: QTextCursor) -> None:
         block = self._block_format(GAP)
@@ -192,26 +167,7 @@ class ProseView(QTextBrowser):
             cursor.insertBlock(block, QTextCharFormat())
         self._is_fresh = False
 
-    @Slot()
-    def _fit(self) -> None:
-        height = math.ceil(self.document().size().height())
-        if height != self.height():
-            self.setFixedHeight(height)
-
     # Qt
-
-    def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Return nothing, as no text may fetch anything, neither from the net nor from the disk.
-
-        It is empty rather than None, after which Qt would read a local file itself.
-        """
-        return QByteArray()
-
-    def sizeHint(self) -> QSize:
-        return QSize(super().sizeHint().width(), math.ceil(self.document().size().height()))
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # the chat scrolls, not the message
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -247,47 +203,3 @@ class _QuoteBars(QWidget):
                     painter.drawRect(QRectF(x, area.top(), BAR_WIDTH, area.height()))
             block = block.next()
         painter.end()
-
-
-@Slot(QUrl)
-def open_link(url: QUrl) -> None:
-    """Open a clicked address in the browser, if it is http or https."""
-    if url.scheme() in ("http", "https"):
-        QDesktopServices.openUrl(url)
-
-
-def insert_spans(cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat) -> None:
-    for span in spans:
-        cursor.insertText(printable(span.text).replace("\n", "\u2028"), _char_format(span, base))
-
-
-def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
-    style = QTextCharFormat(base)
-    if span.bold:
-        style.setFontWeight(QFont.Weight.DemiBold)
-    style.setFontItalic(span.italic)
-    style.setFontStrikeOut(span.strike)
-    if span.code:
-        style.setFontFamilies(MONOSPACE)
-        style.setProperty(QTextFormat.Property.FontPixelSize, TEXT_PIXELS - 1)
-        style.setBackground(QColor(theme().raised))
-    if span.href:
-        style.setAnchor(True)
-        style.setAnchorHref(span.href)
-        set_tip(style, span.href)
-        style.setForeground(QColor(theme().accent))
-    return style
-
-
-def _aligned(align: str) -> QTextBlockFormat:
-    sides = {"right": Qt.AlignmentFlag.AlignRight, "center": Qt.AlignmentFlag.AlignHCenter}
-    block = QTextBlockFormat()
-    block.setAlignment(sides.get(align, Qt.AlignmentFlag.AlignLeft))
-    return block
-
-
-def _flat() -> QTextBlockFormat:
-    """Return a format without height, for the empty block that Qt puts behind a table."""
-    block = QTextBlockFormat()
-    block.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
-    return block

@@ -12,8 +12,10 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.markdown import CodeBlock
 from app.chat.views.code_view import CodeView
+from app.chat.views.links import open_link
 from app.chat.views.message_body import MessageBody
-from app.chat.views.prose_view import ProseView, open_link
+from app.chat.views.prose_view import ProseView
+from app.chat.views.table_view import TableView
 
 TEXT = """# Title
 
@@ -54,7 +56,7 @@ def whole(qtbot: QtBot, text: str) -> list[str]:
 def test_prose_and_code_alternate(body: MessageBody) -> None:
     body.set_text(TEXT)
     kinds = [type(view) for view in body._views]
-    assert kinds == [ProseView, CodeView, ProseView]
+    assert kinds == [ProseView, CodeView, ProseView, TableView, ProseView]
     assert body.pieces_shown()[1] == 'def f(x):\n    return "<b>" + x'
     assert "• one" in body.pieces_shown()[2]
 

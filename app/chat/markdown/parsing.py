@@ -1,89 +1,46 @@
-"""A Markdown parser for views that write pieces of text and never touch HTML.
+"""The parser of whole texts, and that of a text which grows at its end.
 
-The dialect is CommonMark with tables and strikethrough. HTML stays text, images become their
-description and address, and link reference definitions stay text, too, so that every top-level
-block means the same on its own. That makes streaming exact: `MarkdownStream` returns each block
-once, when no later line can change it, and parses only the rest again.
+`MarkdownStream` returns each top-level block once, when no later line can change it, and parses
+only the rest again.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+
+from app.chat.markdown.delimiters import Formula, formula_rules
+from app.chat.markdown.pieces import (
+    CodeBlock,
+    DisplayFormula,
+    Piece,
+    Rule,
+    Table,
+    TextLine,
+    TextSpan,
+)
+from app.chat.markdown.spans import spans_of
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-OPENED_SCHEMES = ("http", "https")
-
-
-@dataclass(frozen=True, slots=True)
-class TextSpan:
-    """A run of text in one style; `href` is an http(s) address or ""."""
-
-    text: str
-    bold: bool = False
-    italic: bool = False
-    code: bool = False
-    strike: bool = False
-    href: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TextLine:
-    """A paragraph, heading or list item.
-
-    Attributes:
-        spans: text of the line.
-        heading: level of a heading, 1 to 6; 0 for other lines.
-        marker: bullet or number of a list item, such as "•" or "3."; "" for other lines.
-        indent: depth of lists around the line.
-        quote: depth of block quotes around the line.
-        tight: whether the line follows the previous one without a gap.
-    """
-
-    spans: tuple[TextSpan, ...]
-    heading: int = 0
-    marker: str = ""
-    indent: int = 0
-    quote: int = 0
-    tight: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CodeBlock:
-    """A code block; `language` is the word after the fence, may be ""."""
-
-    text: str
-    language: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: rows of cells, header first; `aligns` has "left", "center" or "right" per column."""
-
-    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
-    aligns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A horizontal line."""
-
-
-Piece = TextLine | CodeBlock | Table | Rule
+TASK = re.compile(r"\[([ xX])\]\s+")
+"""Box of a task at the beginning of a list item."""
 
 
 @cache
 def _parser(*, is_inline: bool) -> MarkdownIt:
     """Return the parser of whole texts, or the one that only tells blocks apart."""
     from markdown_it import MarkdownIt  # late: a window without messages shows sooner
+    from mdit_py_plugins.footnote import footnote_plugin
 
     parser = MarkdownIt("commonmark", {"html": False, "linkify": False})
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block"])
+    parser.use(footnote_plugin, inline=False, move_to_end=False, always_match_refs=True)
+    parser.use(formula_rules)
     return parser if is_inline else parser.disable("inline")
 
 
@@ -156,6 +113,7 @@ class _Builder:
     aligns: list[str] = field(default_factory=list)
     in_table: bool = False
     opens_list: bool = False  # the next line is the first of an outermost list
+    note: str = ""
 
     def take(self, token: Token) -> None:
         handler = getattr(self, f"_on_{token.type}", None)
@@ -203,11 +161,33 @@ class _Builder:
             self._add_line(())
 
     def _on_inline(self, token: Token) -> None:
-        spans = _spans(token.children or [])
+        spans = spans_of(token.children or [])
         if self.in_table:
             self.rows[-1].append(spans)
         else:
-            self._add_line(spans)
+            self._add_line(self._with_box(spans))
+
+    def _with_box(self, spans: tuple[TextSpan, ...]) -> tuple[TextSpan, ...]:
+        """Turn the box that the text of a list item begins with into a part of its marker."""
+        first = spans[0] if spans and self.marker and self.lists else None
+        if first is None or first.code or not (box := TASK.match(first.text)):
+            return spans
+        sign = "☐" if box[1] == " " else "☑"
+        self.marker = sign if self.marker == "•" else f"{self.marker} {sign}"
+        rest = replace(first, text=first.text[box.end() :])
+        return (rest, *spans[1:]) if rest.text else spans[1:]
+
+    def _on_formula_block(self, token: Token) -> None:
+        self._flush_marker()
+        formula: Formula = token.meta["formula"]
+        self.pieces.append(DisplayFormula(formula, len(self.lists), self.quote))
+
+    def _on_footnote_reference_open(self, token: Token) -> None:
+        self.note = self.marker = str(token.meta["label"])
+
+    def _on_footnote_reference_close(self, token: Token) -> None:
+        self._flush_marker()
+        self.note = ""
 
     def _add_line(self, spans: tuple[TextSpan, ...]) -> None:
         self.pieces.append(
@@ -218,6 +198,7 @@ class _Builder:
                 indent=len(self.lists),
                 quote=self.quote,
                 tight=self.hidden and bool(self.lists) and not self.opens_list,
+                note=self.note,
             )
         )
         self.marker, self.opens_list = "", False
@@ -251,61 +232,3 @@ class _Builder:
     def _on_table_close(self, token: Token) -> None:
         self.in_table = False
         self.pieces.append(Table(tuple(tuple(row) for row in self.rows), tuple(self.aligns)))
-
-
-_BREAKS = {"softbreak", "hardbreak"}
-
-
-def _spans(tokens: list[Token]) -> tuple[TextSpan, ...]:
-    """Return the styled runs of one paragraph, with its line breaks kept."""
-    spans: list[TextSpan] = []
-    style = TextSpan("")
-    for token in tokens:
-        name, _, event = token.type.rpartition("_")
-        is_on = event == "open"
-        if name == "strong":
-            style = replace(style, bold=is_on)
-        elif name == "em":
-            style = replace(style, italic=is_on)
-        elif name == "s":
-            style = replace(style, strike=is_on)
-        elif token.type == "link_open":
-            style = replace(style, href=_opened(str(token.attrGet("href") or "")))
-        elif token.type == "link_close":
-            style = replace(style, href="")
-        elif token.type == "image":
-            spans += _image(token, style)
-        elif token.type in _BREAKS:
-            spans.append(replace(style, text="\n"))
-        elif token.content:
-            spans.append(replace(style, text=token.content, code=token.type == "code_inline"))
-    return _joined(spans)
-
-
-def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
-    """Join neighbouring spans of equal style."""
-    result: list[TextSpan] = []
-    for span in spans:
-        if result and replace(result[-1], text="") == replace(span, text=""):
-            result[-1] = replace(span, text=result[-1].text + span.text)
-        else:
-            result.append(span)
-    return tuple(result)
-
-
-def _image(token: Token, style: TextSpan) -> list[TextSpan]:
-    """Return the description and address of an image, which is never fetched."""
-    source = str(token.attrGet("src") or "")
-    address = replace(style, text=source, href=style.href or _opened(source))
-    if not token.content:
-        return [address]
-    around = [replace(style, text=f"{token.content} ("), address, replace(style, text=")")]
-    return around if source else [replace(style, text=token.content)]
-
-
-def _opened(address: str) -> str:
-    """Return `address` if a click may open it, else ""."""
-    try:
-        return address if urlsplit(address).scheme.lower() in OPENED_SCHEMES else ""
-    except ValueError:
-        return ""

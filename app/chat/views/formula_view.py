@@ -1,0 +1,130 @@
+"""The view of a formula in a line of its own: centred, and scrolling if it is wide."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt, Slot
+from PySide6.QtGui import QContextMenuEvent, QFont, QKeyEvent, QKeySequence, QPixmap, QWheelEvent
+from PySide6.QtWidgets import QApplication, QFrame, QMenu, QScrollArea, QSizePolicy, QWidget
+
+from app.chat.formulas.pictures import FormulaLook, FormulaPicture, formula_pictures
+from app.chat.markdown import DisplayFormula, Piece
+from app.chat.views.inline_formulas import SCALE
+from app.chat.views.prose_view import INDENT, QUOTE_INDENT
+from app.chat.views.text_block import MONOSPACE, TEXT_PIXELS
+from app.theme import theme
+from app.translation import tr
+from app.widgets.text import PlainLabel, set_tip
+from engine import one_line
+
+MARGIN: Final = 4
+MOST_NAME: Final = 200
+"""Largest number of characters of the accessible name."""
+
+
+class FormulaView(QScrollArea):
+    """View of one `DisplayFormula`: its source until its picture is there, or if it has none."""
+
+    def __init__(self, shown: DisplayFormula, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._shown = shown
+        self._pictures = formula_pictures()
+        self._label = PlainLabel()
+        self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._label.setMargin(MARGIN)
+        self.setWidget(self._label)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.horizontalScrollBar().rangeChanged.connect(self._fit)
+        left = shown.indent * INDENT + shown.quote * QUOTE_INDENT
+        self.setStyleSheet("QScrollArea, QScrollArea > QWidget > QWidget { background: none; }")
+        self.setViewportMargins(left, 0, 0, 0)
+        source = shown.formula.source
+        name = tr("Formula {source}").format(source=one_line(source, MOST_NAME))
+        self.setAccessibleName(name)
+        set_tip(self, source)
+        self._look = FormulaLook(
+            shown.formula.latex,
+            is_display=True,
+            pixels=TEXT_PIXELS * SCALE,
+            colour=theme().muted if shown.quote else theme().text,
+            ratio=self.devicePixelRatioF(),
+        )
+        picture = self._pictures.find(self._look)
+        if picture is not None:
+            self._show_picture(picture)
+            return
+        self._show_source()
+        if self._pictures.want(self._look):
+            self._pictures.ready.connect(self._on_ready)
+
+    @property
+    def plain_text(self) -> str:
+        """The formula as it was written."""
+        return self._shown.formula.source
+
+    def take(self, piece: Piece) -> bool:
+        """Show another version of the formula; return False, as that needs another view."""
+        return piece == self._shown
+
+    @Slot()
+    def copy(self) -> None:
+        """Copy the formula as it was written."""
+        QApplication.clipboard().setText(self.plain_text)
+
+    @Slot(object)
+    def _on_ready(self, look: FormulaLook) -> None:
+        if look != self._look:
+            return
+        self._pictures.ready.disconnect(self._on_ready)
+        picture = self._pictures.find(look)
+        if picture is not None:
+            self._show_picture(picture)
+
+    def _show_source(self) -> None:
+        font = QFont()
+        font.setFamilies(MONOSPACE)
+        font.setPixelSize(TEXT_PIXELS - 1)
+        self._label.setFont(font)
+        self._label.setText(self.plain_text)
+        self._label.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        self._label.setStyleSheet(f"background: {theme().raised}; border-radius: 4px;")
+        self._fit()
+
+    def _show_picture(self, picture: FormulaPicture) -> None:
+        self._label.setStyleSheet("")
+        self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._label.setPixmap(QPixmap.fromImage(picture.image))
+        self._fit()
+
+    @Slot()
+    def _fit(self) -> None:
+        height = self._label.sizeHint().height()
+        if self.horizontalScrollBar().maximum() > 0:
+            height += self.horizontalScrollBar().sizeHint().height()
+        if height != self.height():
+            self.setFixedHeight(height)
+
+    # Qt
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        if event.angleDelta().x():
+            super().wheelEvent(event)
+        else:
+            event.ignore()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy()
+        else:
+            super().keyPressEvent(event)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction(tr("Copy LaTeX")).triggered.connect(self.copy)
+        menu.popup(event.globalPos())
