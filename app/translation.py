@@ -4,7 +4,7 @@ A text is looked up when it is shown, so constants of a module stay English unti
 
     label(tr("New chat"))
     label(tr("{n} of {total} files").format(n=n, total=total))
-    label(tr_n("{n} chat", "{n} chats", n))
+    label(tr_n("{n} chat in {folder}", "{n} chats in {folder}", n, folder=folder))
     TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
 """
 
@@ -17,11 +17,17 @@ from pathlib import Path
 ENGLISH = "en"
 
 _catalog: NullTranslations = NullTranslations()
+_code = ENGLISH
 
 
 def languages() -> tuple[str, ...]:
     """Return the codes of all languages that the window speaks, English first."""
     return (ENGLISH, *sorted(path.stem for path in _folder().glob("*.mo")))
+
+
+def language() -> str:
+    """Return the code of the language in use."""
+    return _code
 
 
 def use_language(code: str) -> None:
@@ -30,13 +36,14 @@ def use_language(code: str) -> None:
     Args:
         code: language, perhaps with a country: "de", "de_AT".
     """
-    global _catalog
-    path = _folder() / f"{code.partition('_')[0]}.mo"
+    global _catalog, _code
+    code = code.partition("_")[0]
+    path = _folder() / f"{code}.mo"
     if not path.is_file():
-        _catalog = NullTranslations()
+        _catalog, _code = NullTranslations(), ENGLISH
         return
     with path.open("rb") as file:
-        _catalog = GNUTranslations(file)
+        _catalog, _code = GNUTranslations(file), code
 
 
 def tr(text: str) -> str:
@@ -50,9 +57,9 @@ def tr_later(text: str) -> str:
     return text
 
 
-def tr_n(one: str, many: str, n: int) -> str:
-    """Return the form of a text that goes with `n` things, with `{n}` in it filled in."""
-    return _catalog.ngettext(one, many, n).format(n=n)
+def tr_n(one: str, many: str, n: int, **values: object) -> str:
+    """Return the form of a text that goes with `n` things, with `{n}` and `values` filled in."""
+    return _catalog.ngettext(one, many, n).format(n=n, **values)
 
 
 def _folder() -> Path:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from app.translation import tr, tr_later
+
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
-SPOKEN: Final = {"B": "bytes", "KiB": "kibibytes", "MiB": "mebibytes", "GiB": "gibibytes"}
+SPOKEN: Final = {
+    "B": tr_later("bytes"), "KiB": tr_later("kibibytes"), "MiB": tr_later("mebibytes"),
+    "GiB": tr_later("gibibytes"),
+}  # fmt: skip
 """Units of memory as a screen reader says them."""
 
 
@@ -35,16 +40,19 @@ def decimal_size(n_bytes: int) -> str:
 def spoken_size(n_bytes: float) -> str:
     """Return bytes for a screen reader: "13.3 gibibytes"."""
     number, unit = size_text(n_bytes).split()
-    return f"{number} {SPOKEN[unit]}"
+    return f"{number} {tr(SPOKEN[unit])}"
 
 
 def use_text(used: float, total: float, free: float) -> str:
     """Return a device's use: "13.3 of 24.0 GiB · 9.6 free"; negative `free` is "1.8 short"."""
     if free < 0:
-        return f"{size_text(used)} of {size_text(total)} · {size_text(-free)} short"
+        text = tr("{used} of {total} · {short} short")
+        return text.format(used=size_text(used), total=size_text(total), short=size_text(-free))
+    text = tr("{used} of {total} · {free} free")
     if used >= GIB and total >= GIB:
-        return f"{used / GIB:.1f} of {total / GIB:.1f} GiB · {free / GIB:.1f} free"
-    return f"{size_text(used)} of {size_text(total)} · {size_text(free)} free"
+        total_text = f"{total / GIB:.1f} GiB"
+        return text.format(used=f"{used / GIB:.1f}", total=total_text, free=f"{free / GIB:.1f}")
+    return text.format(used=size_text(used), total=size_text(total), free=size_text(free))
 
 
 def percent_text(share: float) -> str:
@@ -74,4 +82,4 @@ def rate_text(per_s: float) -> str:
 
 def tokens_text(n_tokens: int) -> str:
     """Return a number of tokens with grouped digits: "53 760 tokens"."""
-    return f"{n_tokens:,} tokens".replace(",", "\u202f")
+    return tr("{n} tokens").format(n=f"{n_tokens:,}".replace(",", "\u202f"))

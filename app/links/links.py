@@ -11,17 +11,21 @@ from itertools import combinations, combinations_with_replacement
 from typing import TYPE_CHECKING, Final
 
 import engine  # for names that need torch, which are resolved when they are used
+from app.translation import tr, tr_later
 from engine import DeviceInfo, EngineError, PeerMode
 
 if TYPE_CHECKING:
     from engine import LinkFacts, LinkRecord, Links, Rig
 
 LINK_NAMES: Final = {
-    "nvlink": "NVLink", "p2p": "PCIe, directly", "host": "by the host's memory",
+    "nvlink": "NVLink", "p2p": tr_later("PCIe, directly"),
+    "host": tr_later("by the host's memory"),
 }  # fmt: skip
 """Kinds of links in words; part of the command line's JSON."""
 
-PLACES: Final = {"peer": "directly", "host": "by the host", None: "copies only"}
+PLACES: Final = {
+    "peer": tr_later("directly"), "host": tr_later("by the host"), None: tr_later("copies only"),
+}  # fmt: skip
 """Places that values go through, in words; part of the command line's JSON."""
 
 
@@ -172,11 +176,11 @@ def _edge(
     *, is_measured: bool,
 ) -> Edge:  # fmt: skip
     if link is None:
-        route = "own memory" if a == b else "the GPU's slot"
+        route = tr_later("own memory") if a == b else tr_later("the GPU's slot")
         return Edge(a, b, "host", route, facts, is_measured)
-    parts = [f"Both are on {link.ancestor}." if link.ancestor else ""]
+    parts = [tr("Both are on {bus}.").format(bus=link.ancestor) if link.ancestor else ""]
     if link.peer_problem:
-        parts.append(f"No direct access: {link.peer_problem}.")
+        parts.append(tr("No direct access: {why}.").format(why=link.peer_problem))
     parts += dict.fromkeys(proof_text(route) for route in routes)
     problems = tuple(dict.fromkeys(text for route in routes for text in route.problems))
     detail = " ".join(part for part in parts if part)
@@ -189,9 +193,11 @@ def _edge(
 def proof_text(route: KnownRoute) -> str:
     """Return "Small values go directly, large ones by the host; tested on 2026-03-01."."""
     if route.small == route.large:
-        return f"Values go {route.small}; tested on {route.record.date}."
-    small = "as copies" if route.small == PLACES[None] else route.small
-    return f"Small values go {small}, large ones {route.large}; tested on {route.record.date}."
+        text = tr("Values go {route}; tested on {date}.")
+        return text.format(route=tr(route.small), date=route.record.date)
+    small = tr("as copies") if route.small == PLACES[None] else tr(route.small)
+    text = tr("Small values go {small}, large ones {large}; tested on {date}.")
+    return text.format(small=small, large=tr(route.large), date=route.record.date)
 
 
 def slot_text(generation: int, width: int) -> str:
@@ -226,7 +232,7 @@ def measure_links(
     for device in usable:
         if is_stopped():
             return
-        say(f"Measuring {device.id} …")
+        say(tr("Measuring {device} …").format(device=device.id))
         try:
             file.forget_device(device)
             engine.measure_facts(device, (), file)
@@ -242,7 +248,7 @@ def measure_links(
             return
         if a is b and a.kind != "cpu":
             continue
-        say(f"Measuring {a.id} with {b.id} …")
+        say(tr("Measuring {one} with {other} …").format(one=a.id, other=b.id))
         try:
             file.keep_link(a, b, engine.measure_link(a.id, b.id).facts)
         except EngineError as error:
@@ -252,17 +258,18 @@ def measure_links(
 def _test_kernels(devices: Sequence[DeviceInfo], say: Callable[[str], None]) -> None:
     """Test Tandem's kernels on all GPUs, in processes of their own."""
     gpus = [device.id for device in devices if device.kind != "cpu"]
-    say(f"Testing kernels on {', '.join(gpus)} …")
+    say(tr("Testing kernels on {gpus} …").format(gpus=", ".join(gpus)))
     try:
         for gpu, why in engine.prove_cards(devices).items():
-            say(f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}.")
+            text = tr("PyTorch computes on {gpu} instead of Tandem's kernels: {why}.")
+            say(text.format(gpu=gpu, why=why))
     except EngineError as error:
         say(str(error))
 
 
 def _test_routes(gpus: Sequence[str], say: Callable[[str], None]) -> None:
     """Test the routes between GPUs."""
-    say(f"Testing routes between {', '.join(gpus)} …")
+    say(tr("Testing routes between {gpus} …").format(gpus=", ".join(gpus)))
     try:
         for sentence in engine.prove_links(gpus).notes:
             say(sentence)

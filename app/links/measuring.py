@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import engine  # for names that only measuring needs, which are resolved when they are used
+from app.translation import language, tr
 from engine import DeviceInfo, EngineError, program_command
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,9 @@ def measure_apart(
     Raises:
         EngineError: the process cannot be started, or ended or hung in a measurement.
     """
-    request = {"devices": [device.id for device in devices if device.usable]}
-    doing = "its start"
+    names = [device.id for device in devices if device.usable]
+    request = {"devices": names, "language": language()}
+    doing = tr("its start")
     try:
         with engine.TrialProcess(COMMAND, request, {}) as child:
             for message in child.messages(LONGEST_S, LONGEST_S):
@@ -38,12 +40,14 @@ def measure_apart(
                     return
                 if isinstance(message, str):
                     log.warning("measuring has ended (%s): %s", message, child.said())
+                    what = tr("Measuring ended early ({why}); the last step was: {step}")
                     raise EngineError(
-                        f"Measuring ended early ({message}); the last step was: {doing}",
-                        "What was measured before is kept. Measure again.",
+                        what.format(why=message, step=doing),
+                        tr("What was measured before is kept. Measure again."),
                     )
                 doing = str(message.get("said", ""))
                 say(doing)
     except OSError as error:
         why = error.strerror or str(error)
-        raise EngineError(f"Nothing can be measured: {why}.", "Try again.") from error
+        what = tr("Nothing can be measured: {why}.").format(why=why)
+        raise EngineError(what, tr("Try again.")) from error

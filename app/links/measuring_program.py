@@ -9,13 +9,16 @@ import json
 import sys
 
 from app.links.links import measure_links
+from app.translation import ENGLISH, use_language
 from engine import list_devices, tie_to_parent
 
 
 def main() -> None:
     """Measure the devices that standard input names."""
     tie_to_parent()
-    wanted = json.loads(sys.stdin.readline())["devices"]
+    request = json.loads(sys.stdin.readline())
+    use_language(request.get("language", ENGLISH))
+    wanted = request["devices"]
     measure_links([device for device in list_devices() if device.id in wanted], _say)
 
 

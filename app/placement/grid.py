@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from app.placement.pins import Part, is_pinned
+from app.translation import tr, tr_later
 from app.units import size_text
 
 if TYPE_CHECKING:
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
 
 PARTS: Final = ("attention", "recurrent", "ffn", "experts", "shared")
 PART_TITLES: Final = {
-    "attention": "attention",
-    "recurrent": "recurrent layer",
+    "attention": tr_later("attention"),
+    "recurrent": tr_later("recurrent layer"),
     "ffn": "FFN",
-    "experts": "experts",
-    "shared": "shared expert",
-    "embedding": "embedding",
-    "output": "output head",
+    "experts": tr_later("experts"),
+    "shared": tr_later("shared expert"),
+    "embedding": tr_later("embedding"),
+    "output": tr_later("output head"),
 }
 STEMS: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "down", "output")
 """Ends of tensor names, in the order of their columns within a part."""
 
-REST: Final = "norms, rest"
+REST: Final = tr_later("norms, rest")
 """Title of the column of tensors that every rank holds."""
 INPUT_ROW, OUTPUT_ROW = "emb", "head"
 
@@ -117,7 +118,7 @@ def _columns(tensors: Iterable[TensorPlace]) -> list[str]:
 
 
 def _title(column: str) -> str:
-    return column if column == REST else column.replace("_", " ")
+    return tr(column) if column == REST else column.replace("_", " ")
 
 
 def _end_cells(
@@ -164,7 +165,8 @@ def cell_lines(cell: Cell, most: int = 3) -> list[str]:
     largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]
     rest = [tensor for tensor in cell.tensors if tensor not in largest]
     size = size_text(sum(tensor.n_bytes for tensor in rest))
-    return [*map(tensor_text, largest), f"and {len(rest)} smaller ones · {size}"]
+    text = tr("and {n} smaller ones · {size}").format(n=len(rest), size=size)
+    return [*map(tensor_text, largest), text]
 
 
 def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
@@ -175,14 +177,13 @@ def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
         for label, n_bytes in zip(labels, cell.ranks, strict=True)
         if n_bytes
     ]
-    pinned = " · pinned" if cell.is_pinned else ""
-    return " · ".join(shown) + pinned
+    return " · ".join([*shown, tr("pinned")] if cell.is_pinned else shown)
 
 
 def spoken_text(cell: Cell, title: str, labels: Sequence[str]) -> str:
     """Return a cell as one sentence for a screen reader."""
     block = cell.tensors[0].block
-    where = "Input and output" if block is None else f"Block {block}"
+    where = tr("Input and output") if block is None else tr("Block {block}").format(block=block)
     names = title if block is not None else ", ".join(tensor.name for tensor in cell.tensors)
     return f"{where}, {names}: {ranks_text(cell, labels)}"
 
@@ -196,9 +197,10 @@ def parts_text(parts: Iterable[Part]) -> str:
         blocks[part] = block
     texts = []
     for part, n in counts.items():
-        title, block = PART_TITLES[part], blocks[part]
+        title, block = tr(PART_TITLES[part]), blocks[part]
         if block is None:
             texts.append(title)
         else:
-            texts.append(f"{title} of block {block}" if n == 1 else f"{title} of {n} blocks")
+            text = tr("{part} of block {block}") if n == 1 else tr("{part} of {n} blocks")
+            texts.append(text.format(part=title, block=block, n=n))
     return ", ".join(texts)

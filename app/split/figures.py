@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.split.settings import SplitSettings
+from app.translation import tr, tr_later, tr_n
 from app.units import percent_text, size_text, spoken_size
 from engine import DeviceInfo, DeviceSnapshot, MemoryUse, ModelLoaded
 
@@ -85,7 +86,9 @@ class RowFigures:
     def spoken(self) -> str:
         """The row as one sentence for a screen reader."""
         used, total = spoken_size(self.memory.total), spoken_size(self.total)
-        return f"{self.label}, {self.share:.0%}, {used} of {total}".replace("%", " percent")
+        text = tr("{device}, {share} percent, {used} of {total}")
+        share = f"{100 * self.share:.0f}"
+        return text.format(device=self.label, share=share, used=used, total=total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +277,18 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
             continue
         device = "CPU" if row.label.startswith("CPU") else row.label
         left = row.free + needed
-        kept = f" after keeping {size_text(row.reserve)} free" if row.reserve else ""
-        sentences[device] = (
-            f"{device}: {size_text(needed)} needed, {size_text(left)} available{kept}, "
-            f"{size_text(-row.free)} short."
-            if left > 0
-            else f"{device}: {size_text(needed)} needed, none available{kept}."
-        )
+        if left > 0:
+            text = tr("{device}: {needed} needed, {left} available, {short} short.")
+            kept = tr(
+                "{device}: {needed} needed, {left} available after keeping {kept} free, "
+                "{short} short."
+            )
+        else:
+            text = tr("{device}: {needed} needed, none available.")
+            kept = tr("{device}: {needed} needed, none available after keeping {kept} free.")
+        sizes = {"needed": needed, "left": left, "kept": row.reserve, "short": -row.free}
+        words = {name: size_text(size) for name, size in sizes.items()}
+        sentences[device] = (kept if row.reserve else text).format(device=device, **words)
     return list(sentences.values())
 
 
@@ -291,15 +299,18 @@ def share_text(row: RowFigures) -> str:
     and one of bytes would not be the same number.
     """
     if row.is_taker and row.effective is not None:
-        return f"gets {percent_text(row.effective)} %"
+        return tr("gets {percent} %").format(percent=percent_text(row.effective))
     if not row.is_on:
         return ""
     if row.blocks:
-        return f"{blocks_text(row.blocks)} · {percent_text(row.of_weights)} % of bytes"
-    asked = f"asked {percent_text(row.asked)}"
+        text = tr("{blocks} · {percent} % of bytes")
+        of_weights = percent_text(row.of_weights)
+        return text.format(blocks=blocks_text(row.blocks), percent=of_weights)
+    asked = percent_text(row.asked)
     if row.effective is None:
-        return f"{asked} %"
-    return f"{asked} · gets {percent_text(row.effective)} %"
+        return tr("asked {percent} %").format(percent=asked)
+    text = tr("asked {asked} · gets {percent} %")
+    return text.format(asked=asked, percent=percent_text(row.effective))
 
 
 def blocks_text(blocks: Sequence[int]) -> str:
@@ -309,18 +320,18 @@ def blocks_text(blocks: Sequence[int]) -> str:
         first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
         runs.append((first, number))
     names = ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
-    return f"{'block' if len(blocks) == 1 else 'blocks'} {names}"
+    return tr_n("block {names}", "blocks {names}", len(blocks), names=names)
 
 
 def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
-    """Return name and bytes of each use of the row's memory; uses of 0 bytes are left out."""
+    """Return name, in English, and bytes of each use of memory; uses of 0 bytes are left out."""
     memory = row.memory
     kinds = [
-        ("weights", memory.weights),
-        ("KV cache", memory.kv),
-        ("compute", memory.compute),
-        ("rounding", memory.padding),
-        ("overhead", row.overhead),
-        ("KV cache of GPUs", row.guests),
+        (tr_later("weights"), memory.weights),
+        (tr_later("KV cache"), memory.kv),
+        (tr_later("compute"), memory.compute),
+        (tr_later("rounding"), memory.padding),
+        (tr_later("overhead"), row.overhead),
+        (tr_later("KV cache of GPUs"), row.guests),
     ]
     return [(name, size) for name, size in kinds if size]

@@ -25,6 +25,7 @@ from app.split.plan_source import PlannerFactory, PlanSource
 from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings, default_settings
 from app.split.speed import MachineFactory, MachineFacts, SpeedSource, this_machine
+from app.translation import tr
 from engine import (
     DeviceInfo,
     DeviceSnapshot,
@@ -267,7 +268,7 @@ class SplitState:
         try:
             positions = self._plans.positions(self.settings, handle)
             if positions is None:
-                raise EngineError("There is no model to cut.")
+                raise EngineError(tr("There is no model to cut."))
             index = positions.nearest(self._plans.boundary(self.settings, handle))
             if abs(notches) >= len(positions):
                 index = len(positions) - 1 if notches > 0 else 0

@@ -13,6 +13,7 @@ import engine
 from app.background import LatestJob
 from app.engine_client import EngineClient
 from app.split.session import SplitSession
+from app.translation import tr, tr_later
 from app.tune.views.tune_dialog import TuneDialog
 from engine import EngineError, LoadParams, TuneProgress
 
@@ -55,7 +56,7 @@ def estimate(question: Question) -> Answer:
         return plan.estimate, tuple(plan.space.regions())
 
 
-LEFT_OUT = "Pins to one of several ranks of a device are ignored."
+LEFT_OUT = tr_later("Pins to one of several ranks of a device are ignored.")
 
 
 def _is_of_rank(override: tuple[str, str]) -> bool:
@@ -103,7 +104,7 @@ class TunePresenter(QObject):
     @Slot()
     def open(self) -> None:
         """Show the dialog for the present split."""
-        self.dialog.open_for(self._split.tune_devices(), LEFT_OUT if self._has_pins() else "")
+        self.dialog.open_for(self._split.tune_devices(), tr(LEFT_OUT) if self._has_pins() else "")
 
     def close(self) -> None:
         """Wait for an estimate under way, and close the dialog."""
@@ -135,7 +136,7 @@ class TunePresenter(QObject):
         """Return what all runs have in common."""
         params = self._split.load_params()
         if not params.path:
-            raise EngineError("No model is open.", "Open a model first.")
+            raise EngineError(tr("No model is open."), tr("Open a model first."))
         return replace(
             params,
             devices=self._split.tune_devices(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from app.split.figures import rank_labels
+from app.translation import tr, tr_later, tr_n
 from engine import LoadParams
 
 if TYPE_CHECKING:
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 Shape = Literal["single", "tensor", "layer", "groups"]
 SHAPES: Final[tuple[Shape, ...]] = ("tensor", "layer", "groups", "single")
 SHAPE_TEXTS: Final[dict[Shape, str]] = {
-    "tensor": "Tensor", "layer": "Layers", "groups": "Groups", "single": "One device",
+    "tensor": tr_later("Tensor"), "layer": tr_later("Layers"), "groups": tr_later("Groups"),
+    "single": tr_later("One device"),
 }  # fmt: skip
 GOAL_TEXTS: Final = {
-    "chat": ("Chat", "Prompts and answers of similar length"),
-    "prompts": ("Long prompts", "Long documents with short answers"),
+    "chat": (tr_later("Chat"), tr_later("Prompts and answers of similar length")),
+    "prompts": (tr_later("Long prompts"), tr_later("Long documents with short answers")),
 }
 
 
@@ -80,7 +82,7 @@ def _cut(mode: str) -> Shape:
 
 def trial_text(trial: Trial) -> str:
     """Return the split of a trial as "Tensor: GPU 0 62.5 %, GPU 1 37.5 %"."""
-    shape = SHAPE_TEXTS[shape_of(trial.params)]
+    shape = tr(SHAPE_TEXTS[shape_of(trial.params)])
     labels = rank_labels(trial.devices)
     if len(labels) == 1:
         return f"{shape}: {labels[0]}"
@@ -93,11 +95,16 @@ def trial_text(trial: Trial) -> str:
 def estimate_text(estimate: TuneEstimate) -> str:
     """Return what a search will try and how long it takes, for display before it starts."""
     n = estimate.n_choices
-    choices = "combination" if n == 1 else "combinations"
-    return (
-        f"Tries {n} {choices} of devices and modes in about {estimate.n_trials} runs of "
-        f"{estimate.trial_s:.1f} s: {duration_text(estimate.seconds)} in total, at most "
-        f"{duration_text(estimate.budget_s)}."
+    return tr_n(
+        "Tries {n} combination of devices and modes in about {n_runs} runs of {run_s} s: {total} "
+        "in total, at most {limit}.",
+        "Tries {n} combinations of devices and modes in about {n_runs} runs of {run_s} s: {total} "
+        "in total, at most {limit}.",
+        n,
+        n_runs=estimate.n_trials,
+        run_s=f"{estimate.trial_s:.1f}",
+        total=duration_text(estimate.seconds),
+        limit=duration_text(estimate.budget_s),
     )
 
 
@@ -114,7 +121,12 @@ def result_text(result: TuneResult) -> str:
     """Return the outcome of a search in a sentence or two."""
     winner = result.winner
     if winner is None:
-        return "No split could be run. " + result.reason
-    ended = "" if result.is_complete else "The search ended early."
-    parts = (f"Best is {trial_text(winner)}.", result.reason, result.note, ended)
+        return tr("No split could be run.") + f" {result.reason}"
+    ended = "" if result.is_complete else tr("The search ended early.")
+    parts = (
+        tr("Best is {split}.").format(split=trial_text(winner)),
+        result.reason,
+        result.note,
+        ended,
+    )
     return " ".join(filter(None, parts))

@@ -8,7 +8,7 @@ from babel.messages.catalog import Catalog
 from babel.messages.mofile import write_mo
 
 from app import translation
-from app.translation import languages, tr, tr_n, use_language
+from app.translation import language, languages, tr, tr_n, use_language
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def test_texts_are_english_until_a_language_is_chosen() -> None:
 @pytest.mark.parametrize("code", ["de", "de_AT"])
 def test_a_language_is_used_for_what_its_catalog_holds(code: str) -> None:
     use_language(code)
+    assert language() == "de"
     assert tr("New chat") == "Neuer Chat"
     assert tr_n("{n} chat", "{n} chats", 1) == "1 Chat"
     assert tr_n("{n} chat", "{n} chats", 2) == "2 Chats"
@@ -45,5 +46,6 @@ def test_a_language_is_used_for_what_its_catalog_holds(code: str) -> None:
 def test_a_language_without_a_catalog_is_english() -> None:
     use_language("de")
     use_language("fi")
+    assert language() == "en"
     assert tr("New chat") == "New chat"
     assert languages() == ("en", "de")

@@ -31,11 +31,12 @@ FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
 
 DONE = (
-    "app/model", "app/plans", "app/preferences", "app/process", "app/widgets",
-    "app/settings.py", "app/shell/drop.py", "app/shell/recovery.py", "app/shell/side_panels.py",
+    "app/links", "app/model", "app/placement", "app/plans", "app/preferences", "app/process",
+    "app/shell", "app/split", "app/tune", "app/widgets", "app/settings.py", "app/units.py",
 )  # fmt: skip
 """Files and folders of the app whose texts are all looked up and translated."""
 
+NOT_YET = ("app/shell/main_window.py", "app/split/settings.py", "app/split/views/load_options.py")
 IN_TERMINAL = (
     "app/cli", "app/__main__.py", "app/process/display.py", "app/process/engine_place.py",
     "app/process/qt_libraries.py",
@@ -64,7 +65,11 @@ def sources() -> list[Path]:
     for name in DONE:
         path = ROOT / name
         found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return [path for path in found if not path.relative_to(ROOT).as_posix().startswith(IN_TERMINAL)]
+    return [
+        path
+        for path in found
+        if not path.relative_to(ROOT).as_posix().startswith(IN_TERMINAL + NOT_YET)
+    ]
 
 
 def template() -> Catalog:
@@ -160,7 +165,7 @@ def _faults(message: Message) -> Iterator[str]:
     english = set().union(*map(placeholders, texts(message)))
     for text in translations(message):
         is_plural = len(texts(message)) > 1  # "one chat" may leave out its {n}
-        given = placeholders(text) | ({"n"} if is_plural else set())
+        given = placeholders(text) | (english & {"n"} if is_plural else set())
         if given != english:
             yield f"other placeholders: {name}: {text!r}"
 

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.links.links import Edge, LinksPicture, Node
 from app.theme import theme, theme_signals
+from app.translation import tr
 
 if TYPE_CHECKING:
     from engine import LinkFacts
@@ -44,7 +45,7 @@ class LinksGraph(QWidget):
         self._picture = LinksPicture()
         self._looks: dict[str, NodeLook] = {}
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Graph of the links; the table below lists the same facts")
+        self.setAccessibleName(tr("Graph of the links; the table below lists the same facts"))
         theme_signals().changed.connect(self.update)
 
     def show_picture(self, picture: LinksPicture, looks: dict[str, NodeLook]) -> None:
@@ -159,7 +160,9 @@ def slot_line(node: Node) -> str:
     """Return a slot as "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" if it could be faster."""
     if not node.slot:
         return ""
-    return f"{node.slot} of {node.slot_at_most}" if node.slot_at_most else f"PCIe {node.slot}"
+    if not node.slot_at_most:
+        return f"PCIe {node.slot}"
+    return tr("{now} of {most}").format(now=node.slot, most=node.slot_at_most)
 
 
 def facts_text(facts: LinkFacts, *, is_measured: bool) -> str:

@@ -12,28 +12,27 @@ from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QTableView, QVBoxLayout,
 from app.links.links import Edge, LinksPicture, Node
 from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate_text, slot_line
 from app.theme import set_role
+from app.translation import tr, tr_later, tr_n
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item, set_tip
 
 if TYPE_CHECKING:
     from engine import Prediction
 
-HEADERS = ("Devices", "Link", "Latency", "Speed")
+HEADERS = (tr_later("Devices"), tr_later("Link"), tr_later("Latency"), tr_later("Speed"))
 TIPS = (
     "",
     "",
-    "Time of an all-reduce between two ranks for one token",
-    "Bytes per second of an all-reduce in a long prompt",
+    tr_later("Time of an all-reduce between two ranks for one token"),
+    tr_later("Bytes per second of an all-reduce in a long prompt"),
 )
 SHORT_ROUTES = {
     "PCIe, directly": "PCIe P2P",
-    "by the host's memory": "via host",
-    "the GPU's slot": "PCIe slot",
-    "own memory": "memory",
+    "by the host's memory": tr_later("via host"),
+    "the GPU's slot": tr_later("PCIe slot"),
+    "own memory": tr_later("memory"),
 }
 """Routes in the few letters that the table has room for; tooltips have them in full."""
-MEASURE, STOP = "Measure", "Stop"
-ESTIMATED = "~ marks estimates{}."
 
 
 class LinksPanel(QWidget):
@@ -52,7 +51,7 @@ class LinksPanel(QWidget):
         self.cost = label(role="muted")
         self.problems = label(role="shortage")
         self.status = label(role="muted")
-        self.measure = button(MEASURE, name="Measure devices and links")
+        self.measure = button(tr("Measure"), name=tr("Measure devices and links"))
         self._rows = QStandardItemModel(self)
         self._is_measuring = False
         self._is_simulated = False
@@ -86,19 +85,20 @@ class LinksPanel(QWidget):
         if not self._is_measuring:
             is_guess = not all(edge.is_measured for edge in picture.edges)
             rests = [node for node in picture.nodes if node.slot_at_most]
-            estimated = ESTIMATED.format("" if is_simulated else "; measure for real values")
-            self.set_status(f"{_rest_text(rests, names)} {estimated if is_guess else ''}")
+            estimated = _estimate_text(is_simulated=is_simulated) if is_guess else ""
+            self.set_status(f"{_rest_text(rests, names)} {estimated}")
 
     def set_token(self, prediction: Prediction | None) -> None:
         """Show the predicted cost of communication per token for the present split."""
         if prediction is None or len(prediction.ranks) < 2:
-            self.cost.setText("A single rank needs no communication.")
+            self.cost.setText(tr("A single rank needs no communication."))
             return
         link, total = prediction.path.link_s, prediction.seconds
         part = f"{prediction.part(link):.0%}".replace("%", " %")
         self.cost.setText(
-            f"Communication takes {part} of a token: {1000 * link:.2f} of {1000 * total:.1f} ms "
-            "(predicted)."
+            tr("Communication takes {part} of a token: {time} of {total} ms (predicted).").format(
+                part=part, time=f"{1000 * link:.2f}", total=f"{1000 * total:.1f}"
+            )
         )
 
     def set_measuring(self, is_measuring: bool) -> None:
@@ -112,15 +112,17 @@ class LinksPanel(QWidget):
         self.status.setText(text.strip())
 
     def _show_button(self) -> None:
-        self.measure.setText(STOP if self._is_measuring else MEASURE)
+        self.measure.setText(tr("Stop") if self._is_measuring else tr("Measure"))
         self.measure.setAccessibleName(
-            "Stop measuring" if self._is_measuring else "Measure devices and links"
+            tr("Stop measuring") if self._is_measuring else tr("Measure devices and links")
         )
         self.measure.setEnabled(not self._is_simulated)
         set_tip(self.measure,
-            "These devices are simulated." if self._is_simulated
-            else "Takes about a second per device and per pair. Transfers between GPUs are tested "
-            "again, and predictions use the results."
+            tr("These devices are simulated.") if self._is_simulated
+            else tr(
+                "Takes about a second per device and per pair. Transfers between GPUs are tested "
+                "again, and predictions use the results."
+            )
         )  # fmt: skip
 
     def _fill(self, picture: LinksPicture, names: dict[str, str]) -> None:
@@ -136,13 +138,13 @@ class LinksPanel(QWidget):
             self.table.resizeColumnToContents(column)
 
     def _build(self) -> None:
-        self._rows.setHorizontalHeaderLabels(list(HEADERS))
+        self._rows.setHorizontalHeaderLabels([tr(text) for text in HEADERS])
         for column, tip in enumerate(TIPS):
             self._rows.setHeaderData(
-                column, Qt.Orientation.Horizontal, plain_tip(tip), Qt.ItemDataRole.ToolTipRole
+                column, Qt.Orientation.Horizontal, plain_tip(tr(tip)), Qt.ItemDataRole.ToolTipRole
             )
         self.table.setModel(self._rows)
-        self.table.setAccessibleName("Links")
+        self.table.setAccessibleName(tr("Links"))
         self.table.setShowGrid(False)
         self.table.setWordWrap(False)
         self.table.setTabKeyNavigation(False)
@@ -184,16 +186,16 @@ class LinksPanel(QWidget):
 def _slot_row(node: Node, names: dict[str, str]) -> list[QStandardItem]:
     row = [row_item(text) for text in (names[node.device], slot_line(node), "", "")]
     if node.slot_at_most:
-        set_tip(row[1], "The slot could be faster; an idle GPU slows it down.")
+        set_tip(row[1], tr("The slot could be faster; an idle GPU slows it down."))
     return row
 
 
 def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
     about = "" if edge.is_measured else "~ "
     ends = names[edge.a] if edge.a == edge.b else f"{names[edge.a]} – {names[edge.b]}"
-    route = SHORT_ROUTES.get(edge.route, edge.route)
+    route = tr(SHORT_ROUTES.get(edge.route, edge.route))
     texts = (ends, route, about + latency_text(edge.facts), about + rate_text(edge.facts))
-    tip = " ".join((f"{ends}: {edge.route}.", edge.detail, *edge.problems)).strip()
+    tip = " ".join((f"{ends}: {tr(edge.route)}.", edge.detail, *edge.problems)).strip()
     return [row_item(text, tip) for text in texts]
 
 
@@ -201,5 +203,14 @@ def _rest_text(rests: Sequence[Node], names: dict[str, str]) -> str:
     if not rests:
         return ""
     who = ", ".join(names[node.device] for node in rests)
-    verb = "is" if len(rests) == 1 else "are"
-    return f"{who} {verb} below full slot speed, perhaps because idle."
+    return tr_n(
+        "{who} is below full slot speed, perhaps because idle.",
+        "{who} are below full slot speed, perhaps because idle.",
+        len(rests), who=who,
+    )  # fmt: skip
+
+
+def _estimate_text(*, is_simulated: bool) -> str:
+    if is_simulated:
+        return tr("~ marks estimates.")
+    return tr("~ marks estimates; measure for real values.")

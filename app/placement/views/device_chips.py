@@ -19,6 +19,7 @@ from PySide6.QtWidgets import QGridLayout, QPushButton, QWidget
 
 from app.placement.views.placement_table import dragged_parts
 from app.theme import theme, theme_signals
+from app.translation import tr
 from app.widgets.text import caption_text, set_tip
 
 PER_ROW = 4
@@ -52,9 +53,11 @@ class DeviceChip(QPushButton):
         self.target = target
         self.setAcceptDrops(True)
         self.setIconSize(QSize(self.ICON, self.ICON))
-        key = f" (key {number})" if number <= 9 else ""
-        set_tip(self, f"Pin the selection to {target.label}{key}")
-        self.setAccessibleName(f"Pin the selection to {target.label}")
+        name = tr("Pin the selection to {device}").format(device=target.label)
+        with_key = tr("Pin the selection to {device} (key {key})")
+        tip = with_key.format(device=target.label, key=number) if number <= 9 else name
+        set_tip(self, tip)
+        self.setAccessibleName(name)
         theme_signals().changed.connect(self._refresh)
         self._refresh()
 

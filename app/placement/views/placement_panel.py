@@ -15,15 +15,16 @@ from app.placement.views.device_chips import DeviceChips, PinTarget
 from app.placement.views.placement_table import Look
 from app.placement.views.placement_view import PlacementView
 from app.theme import set_role
+from app.translation import tr, tr_later
 from app.widgets.buttons import button
 from app.widgets.text import label, set_tip
 
 if TYPE_CHECKING:
     from engine import PlacementMap
 
-EMPTY = "Open a model to see which device holds each tensor."
-HINT = "Select cells and drag them to a device, or press its number."
-HINT_TIP = "The title of a row or column selects all of it"
+EMPTY = tr_later("Open a model to see which device holds each tensor.")
+HINT = tr_later("Select cells and drag them to a device, or press its number.")
+HINT_TIP = tr_later("The title of a row or column selects all of it")
 DETAIL_LINES = 4
 """Number of lines of the details at most."""
 
@@ -42,13 +43,13 @@ class PlacementPanel(QWidget):
         self.setProperty("role", "panel")
         self.view = PlacementView()
         self.chips = DeviceChips()
-        self.unpin = button("Unpin", "quiet")
-        self.unpin_all = button("Unpin all", "quiet")
-        self.hint = label(EMPTY, "muted")
-        set_tip(self.hint, HINT_TIP)
+        self.unpin = button(tr("Unpin"), "quiet")
+        self.unpin_all = button(tr("Unpin all"), "quiet")
+        self.hint = label(tr(EMPTY), "muted")
+        set_tip(self.hint, tr(HINT_TIP))
         self.hint.setWordWrap(True)
         self.detail = label(role="muted")
-        self.detail.setAccessibleName("Tensor")
+        self.detail.setAccessibleName(tr("Tensor"))
         self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.detail.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.detail.setWordWrap(True)
@@ -87,7 +88,7 @@ class PlacementPanel(QWidget):
         """Show that there is no model."""
         self._set_shown(False)
         set_role(self.hint, "muted")
-        self.hint.setText(EMPTY)
+        self.hint.setText(tr(EMPTY))
         self.hint.show()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -101,14 +102,15 @@ class PlacementPanel(QWidget):
     def _show_selection(self) -> None:
         parts = self.view.selected_parts
         set_role(self.hint, "muted")
-        self.hint.setText(f"Selected: {parts_text(parts)}" if parts else HINT)
+        selected = tr("Selected: {parts}")
+        self.hint.setText(selected.format(parts=parts_text(parts)) if parts else tr(HINT))
         self.unpin.setEnabled(bool(parts))
         self.unpin_all.setEnabled(bool(self._overrides))
 
     def _show_cell(self, cell: Cell | None) -> None:
         lines = [] if cell is None else [*cell_lines(cell), ranks_text(cell, self._labels)]
         if cell is not None and cell.is_shared:
-            lines.append("Every rank of the block holds a full copy.")
+            lines.append(tr("Every rank of the block holds a full copy."))
         self.detail.setText("\n".join(lines))
 
     def _build(self) -> None:

@@ -30,6 +30,7 @@ from app.placement.views.placement_table import (
     PlacementTable,
 )
 from app.theme import theme_signals
+from app.translation import tr
 
 ZOOM_STEP = 1.25
 MAX_ZOOM = 12
@@ -66,7 +67,7 @@ class PlacementView(QTableView):
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setCornerButtonEnabled(False)
         self.setTabKeyNavigation(False)
-        self.setAccessibleName("Placement map")
+        self.setAccessibleName(tr("Placement map"))
         self.entered.connect(lambda index: self.pointed.emit(self.table.cell(index)))
         theme_signals().changed.connect(self.viewport().update)
 
@@ -185,11 +186,11 @@ class PlacementView(QTableView):
         menu = QMenu(self)
         has_parts = bool(self.selected_parts)
         for target in self._targets:
-            action = menu.addAction(f"Pin to {target.label}")
+            action = menu.addAction(tr("Pin to {device}").format(device=target.label))
             action.setEnabled(has_parts)
             action.triggered.connect(lambda _=False, t=target.override: self.pin(t))
         menu.addSeparator()
-        unpin = menu.addAction("Unpin")
+        unpin = menu.addAction(tr("Unpin"))
         unpin.setEnabled(any(cell.is_pinned for cell in self._selected_cells()))
         unpin.triggered.connect(self.unpin)
         return menu

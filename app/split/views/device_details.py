@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 from app.split.figures import RowFigures, kinds_of
 from app.split.views.memory_bar import GUEST_TONE, TONES
 from app.theme import mix, theme, theme_signals
+from app.translation import tr
 from app.units import MIB, size_text
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ignore_wheel, show_number
@@ -36,11 +37,11 @@ class DeviceDetails(QWidget):
         self.reserve.setSingleStep(RESERVE_STEP_MIB)
         self.reserve.setKeyboardTracking(False)
         self.reserve.setFixedWidth(112)
-        set_tip(self.reserve, "Memory to keep free for other programs")
+        set_tip(self.reserve, tr("Memory to keep free for other programs"))
         ignore_wheel(self.reserve)
         self.up, self.down = (
-            IconButton("chevron-up", "Move up"),
-            IconButton("chevron-down", "Move down"),
+            IconButton("chevron-up", tr("Move up")),
+            IconButton("chevron-down", tr("Move down")),
         )
         self._build()
         self.reserve.valueChanged.connect(self.reserve_changed)
@@ -57,13 +58,15 @@ class DeviceDetails(QWidget):
         with QSignalBlocker(self.reserve):
             self.reserve.setMaximum(max(0, figures.total // MIB))
         show_number(self.reserve, figures.reserve // MIB)
-        self.reserve.setAccessibleName(f"Memory to keep free on {figures.label} in mebibytes")
+        self.reserve.setAccessibleName(
+            tr("Memory to keep free on {device} in mebibytes").format(device=figures.label)
+        )
         number, count = place
-        for button, word, is_possible in (
-            (self.up, "up", number > 0),
-            (self.down, "down", number < count - 1),
+        for button, text, is_possible in (
+            (self.up, tr("Move {device} up"), number > 0),
+            (self.down, tr("Move {device} down"), number < count - 1),
         ):
-            button.set_text(f"Move {figures.label} {word}")
+            button.set_text(text.format(device=figures.label))
             button.setEnabled(is_possible)
             button.setVisible(count > 1)
         self._order.setVisible(count > 1)
@@ -85,15 +88,15 @@ class DeviceDetails(QWidget):
             colour = mix(own, colours.surface, tones.get(name, 0.0))
             if name not in tones:
                 colour = mix(colours.muted, colours.surface, GUEST_TONE)
-            words = f"{name} {size_text(size)}".replace(" ", "\N{NO-BREAK SPACE}")
+            words = f"{tr(name)} {size_text(size)}".replace(" ", "\N{NO-BREAK SPACE}")
             parts.append(Sign(colour, "■", words))
-        self.kinds.set_signs(parts, "" if parts else "No part of the model is here.")
+        self.kinds.set_signs(parts, "" if parts else tr("No part of the model is here."))
 
     def _build(self) -> None:
-        self._order = label("Order", "muted")
+        self._order = label(tr("Order"), "muted")
         line = QHBoxLayout()
         line.setSpacing(6)
-        line.addWidget(label("Keep free", "muted"))
+        line.addWidget(label(tr("Keep free"), "muted"))
         line.addWidget(self.reserve)
         line.addStretch(1)
         line.addWidget(self._order)

@@ -9,13 +9,13 @@ from app.split.figures import RowFigures, share_text
 from app.split.views.device_details import DeviceDetails
 from app.split.views.memory_bar import MemoryBar
 from app.theme import set_role, theme
+from app.translation import tr
 from app.units import use_text
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
 from app.widgets.text import ElidedLabel, label
 
 SLIDER_STEPS = 1000
-JOIN_TEXT = "Same group as the device above"
 
 
 class DeviceRow(QWidget):
@@ -43,12 +43,12 @@ class DeviceRow(QWidget):
         self.name = ElidedLabel()
         self.sensors = label(role="muted")
         self.switch = Switch()
-        self.more = IconButton("chevron-down", "Show details", size=14)
+        self.more = IconButton("chevron-down", tr("Show details"), size=14)
         self.more.setCheckable(True)
         self.join = QCheckBox()
         self.slider = self._make_slider()
         self.number = self._make_number()
-        self.lock = IconButton("unlock", "Lock", size=16)
+        self.lock = IconButton("unlock", tr("Lock"), size=16)
         self.lock.setCheckable(True)
         self.memory_bar = MemoryBar()
         self.use = ElidedLabel()
@@ -81,12 +81,13 @@ class DeviceRow(QWidget):
         self.name.set_full_text(figures.name)
         self.sensors.setText(figures.sensors)
         self.switch.setChecked(figures.is_on)
-        self.switch.setAccessibleName(f"Use {figures.label}")
-        self.more.set_text(
-            f"{'Hide' if self.more.isChecked() else 'Show'} details of {figures.label}"
-        )
+        self.switch.setAccessibleName(tr("Use {device}").format(device=figures.label))
+        is_open = self.more.isChecked()
+        more = tr("Hide details of {device}") if is_open else tr("Show details of {device}")
+        self.more.set_text(more.format(device=figures.label))
         self.join.setVisible(joins is not None)
-        self.join.setAccessibleName(f"{figures.label}: {JOIN_TEXT.lower()}")
+        name = tr("{device}: same group as the device above").format(device=figures.label)
+        self.join.setAccessibleName(name)
         with QSignalBlocker(self.join):
             self.join.setChecked(bool(joins))
         self._set_share(figures)
@@ -113,12 +114,19 @@ class DeviceRow(QWidget):
         with QSignalBlocker(self.slider):
             self.slider.setValue(round(figures.asked * SLIDER_STEPS))
         show_number(self.number, 100 * figures.asked)
-        for control, what in ((self.slider, "Share"), (self.number, "Share in percent")):
-            control.setAccessibleName(f"{what} of {figures.spoken}")
+        for control, name in (
+            (self.slider, tr("Share of {device}")),
+            (self.number, tr("Share in percent of {device}")),
+        ):
+            control.setAccessibleName(name.format(device=figures.spoken))
             control.setEnabled(not figures.is_locked)
-        verb = "Unlock" if figures.is_locked else "Lock"
         self.lock.set_icon("lock" if figures.is_locked else "unlock")
-        self.lock.set_text(f"{verb} the share of {figures.label}")
+        lock = (
+            tr("Unlock the share of {device}")
+            if figures.is_locked
+            else tr("Lock the share of {device}")
+        )
+        self.lock.set_text(lock.format(device=figures.label))
         self.lock.setChecked(figures.is_locked)
 
     def _on_share(self, share: float) -> None:
@@ -161,7 +169,7 @@ class DeviceRow(QWidget):
 
     def _build(self) -> tuple[QWidget, QWidget]:
         """Lay everything out; return the parts that can hide: share and memory."""
-        self.join.setText(JOIN_TEXT)
+        self.join.setText(tr("Same group as the device above"))
         header = QHBoxLayout()
         header.setSpacing(8)
         header.addWidget(ColourDot(self.colour))

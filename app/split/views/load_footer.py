@@ -6,6 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from app.split.picture import SplitPicture
+from app.translation import tr
 from app.widgets.text import set_tip
 
 PROGRESS_STEPS = 1000
@@ -23,10 +24,10 @@ class LoadFooter(QWidget):
         self.progress = QProgressBar()
         self.progress.setRange(0, PROGRESS_STEPS)
         self.progress.setTextVisible(False)
-        self.undo = QPushButton("Undo")
-        set_tip(self.undo, "Undo the last change of the split (Ctrl+Z)")
-        self.cancel = QPushButton("Cancel")
-        self.load = QPushButton("Load")
+        self.undo = QPushButton(tr("Undo"))
+        set_tip(self.undo, tr("Undo the last change of the split (Ctrl+Z)"))
+        self.cancel = QPushButton(tr("Cancel"))
+        self.load = QPushButton(tr("Load"))
         self.load.setProperty("role", "primary")
         self.undo.clicked.connect(self.undo_requested)
         self.cancel.clicked.connect(self.cancel_requested)
@@ -51,7 +52,7 @@ class LoadFooter(QWidget):
         state = picture.load_state if picture else "empty"
         is_busy = state in ("loading", "applying")
         self.progress.setVisible(is_busy)
-        doing = "Applying the new split" if state == "applying" else "Loading the model"
+        doing = tr("Applying the new split") if state == "applying" else tr("Loading the model")
         self.progress.setAccessibleName(doing)
         self.cancel.setVisible(is_busy)
         self.undo.setVisible(not is_busy)
@@ -70,7 +71,7 @@ class LoadFooter(QWidget):
 def _load_texts(picture: SplitPicture | None) -> tuple[str, str]:
     """Return text and tooltip of the button that loads."""
     if picture is None or picture.load_state != "loaded":
-        return "Load", ""
+        return tr("Load"), ""
     if picture.has_changed and not picture.can_apply:
-        return "Reload to apply", "Loads the model again and recomputes the chat"
-    return "Apply live", "Changes the split of the loaded model; the chat goes on"
+        return tr("Reload to apply"), tr("Loads the model again and recomputes the chat")
+    return tr("Apply live"), tr("Changes the split of the loaded model; the chat goes on")

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.split.figures import RowFigures, kinds_of
 from app.theme import mix, theme
+from app.translation import tr, tr_later
 from app.units import size_text
 from app.widgets.text import set_tip
 
@@ -41,7 +42,7 @@ class MemoryBar(QWidget):
         self._figures, self._measured = figures, measured
         text = breakdown(figures)
         set_tip(self, text.replace(" · ", "\n"))
-        self.setAccessibleName(f"Memory of {figures.label}")
+        self.setAccessibleName(tr("Memory of {device}").format(device=figures.label))
         self.setAccessibleDescription(text)
         self.update()
 
@@ -101,10 +102,11 @@ def breakdown(figures: RowFigures) -> str:
     """Return the bar in words: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
     parts = [
         *kinds_of(figures),
-        ("other ranks", sum(size for _, size in figures.siblings)),
-        ("other programs", figures.outside),
-        ("kept free", figures.reserve),
-        ("free" if figures.free >= 0 else "missing", abs(figures.free)),
+        (tr_later("other ranks"), sum(size for _, size in figures.siblings)),
+        (tr_later("other programs"), figures.outside),
+        (tr_later("kept free"), figures.reserve),
+        (tr_later("free") if figures.free >= 0 else tr_later("missing"), abs(figures.free)),
     ]
     always = ("free", "missing", "other programs")
-    return " · ".join(f"{name} {size_text(size)}" for name, size in parts if size or name in always)
+    shown = [(name, size) for name, size in parts if size or name in always]
+    return " · ".join(f"{tr(name)} {size_text(size)}" for name, size in shown)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
+from app.translation import tr
 from app.units import tokens_text
 from app.widgets.flow import FlowBox
 from app.widgets.text import caption_text, set_tip
@@ -53,12 +54,12 @@ def short_text(remedy: Remedy) -> str:
     """Return a remedy in a few words."""
     params = remedy.params
     texts = {
-        "split": "Shares that fit",
-        "kv_type": f"{params.kv_type} KV cache",
-        "context": f"Context of {tokens_text(params.n_ctx or 0)}",
-        "experts": f"Experts of {params.n_cpu_moe} blocks on the CPU",
-        "kv_on_host": "KV cache in host memory",
-        "blocks": f"{params.n_cpu_blocks} blocks on the CPU",
+        "split": tr("Shares that fit"),
+        "kv_type": tr("{kv_type} KV cache").format(kv_type=params.kv_type),
+        "context": tr("Context of {tokens}").format(tokens=tokens_text(params.n_ctx or 0)),
+        "experts": tr("Experts of {n} blocks on the CPU").format(n=params.n_cpu_moe),
+        "kv_on_host": tr("KV cache in host memory"),
+        "blocks": tr("{n} blocks on the CPU").format(n=params.n_cpu_blocks),
     }
     return texts.get(remedy.kind) or named(remedy.sentence).rstrip(".")
 

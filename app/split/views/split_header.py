@@ -10,21 +10,25 @@ from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QVBoxLayou
 from app.split.figures import RowFigures
 from app.split.settings import MODES, Mode
 from app.split.views.split_bar import Segment, ShareBar
+from app.translation import tr, tr_later
 from app.widgets.text import ElidedLabel, set_tip
 
 MODE_TEXTS: dict[Mode, tuple[str, str]] = {
-    "single": ("One device", "The whole model on one device"),
+    "single": (tr_later("One device"), tr_later("The whole model on one device")),
     "tensor": (
-        "Tensor",
-        "Every layer is split across devices, which all work at the same time",
+        tr_later("Tensor"),
+        tr_later("Every layer is split across devices, which all work at the same time"),
     ),
-    "layer": ("Layers", "Each device gets whole layers; the devices work one after the other"),
+    "layer": (
+        tr_later("Layers"),
+        tr_later("Each device gets whole layers; the devices work one after the other"),
+    ),
     "groups": (
-        "Groups",
-        "Each group of devices gets whole layers, and splits each of them",
+        tr_later("Groups"),
+        tr_later("Each group of devices gets whole layers, and splits each of them"),
     ),
 }
-HINT = "Drag or arrow keys"
+HINT = tr_later("Drag or arrow keys")
 
 
 class SplitHeader(QWidget):
@@ -38,7 +42,7 @@ class SplitHeader(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.bar = ShareBar()
-        self.hint = ElidedLabel(HINT)
+        self.hint = ElidedLabel(tr(HINT))
         self._modes = QButtonGroup(self)
         self._below = QWidget()
         layout = QVBoxLayout(self)
@@ -74,7 +78,7 @@ class SplitHeader(QWidget):
             ]
         )
         labels = [row.label for row in active]
-        self.hint.set_full_text(groups_text(labels, groups) if groups else HINT)
+        self.hint.set_full_text(groups_text(labels, groups) if groups else tr(HINT))
         self.bar.setVisible(is_split or bool(takers))
         self._below.setVisible(is_split)
 
@@ -87,10 +91,10 @@ class SplitHeader(QWidget):
         layout.setSpacing(0)
         for number, mode in enumerate(MODES):
             text, help_text = MODE_TEXTS[mode]
-            button = QPushButton(text)
+            button = QPushButton(tr(text))
             button.setCheckable(True)
             button.setProperty("role", "segment")
-            set_tip(button, help_text)
+            set_tip(button, tr(help_text))
             self._modes.addButton(button, number)
             layout.addWidget(button, 1)
         self._modes.idClicked.connect(lambda number: self.mode_chosen.emit(MODES[number]))
@@ -103,11 +107,11 @@ class SplitHeader(QWidget):
         self.hint.setProperty("role", "muted")
         layout.addWidget(self.hint, 1)
         for text, tip, signal in (
-            ("Even", "The same share for every device", self.even_requested),
-            ("By memory", "Shares in proportion to free memory", self.by_memory_requested),
+            (tr("Even"), tr("The same share for every device"), self.even_requested),
+            (tr("By memory"), tr("Shares in proportion to free memory"), self.by_memory_requested),
             (
-                "By speed",
-                "Shares in proportion to memory bandwidth",
+                tr("By speed"),
+                tr("Shares in proportion to memory bandwidth"),
                 self.by_speed_requested,
             ),
         ):

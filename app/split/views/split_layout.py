@@ -11,6 +11,7 @@ from app.split.views.load_options import LoadOptions
 from app.split.views.remedies import RemedyButtons
 from app.split.views.split_header import SplitHeader
 from app.split.views.split_summary import MemoryComparison, SplitSummary
+from app.translation import tr
 from app.widgets.controls import ignore_wheel, keep_margin, line
 from app.widgets.text import label, set_tip
 
@@ -81,12 +82,12 @@ class SplitLayout(QWidget):
 
     def _make_cpu_ranks(self) -> QWidget:
         self.cpu_ranks.setRange(1, MAX_CPU_RANKS)
-        self.cpu_ranks.setAccessibleName("CPU ranks")
-        set_tip(self.cpu_ranks, "Split the model across several virtual CPU devices")
+        self.cpu_ranks.setAccessibleName(tr("CPU ranks"))
+        set_tip(self.cpu_ranks, tr("Split the model across several virtual CPU devices"))
         ignore_wheel(self.cpu_ranks)
         layout = QHBoxLayout(self.cpu_ranks_host)
         layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(label("CPU ranks", "muted"), 1)
+        layout.addWidget(label(tr("CPU ranks"), "muted"), 1)
         layout.addWidget(self.cpu_ranks)
         return self.cpu_ranks_host
 

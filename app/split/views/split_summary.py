@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.split.picture import SpeedFigures
+from app.translation import tr, tr_later
 from app.units import rate_text, signed_percent_text, size_text
 from app.widgets.text import ElidedLabel, label, set_tip
 from engine import DeviceMemory, ModelLoaded
@@ -16,8 +17,8 @@ from engine import DeviceMemory, ModelLoaded
 if TYPE_CHECKING:
     from engine import Plan
 
-UNMEASURED = "Estimate. Measure your devices on Links for a better one."
-DEQUANTISED = "Weights are dequantised to F32 in memory."
+UNMEASURED = tr_later("Estimate. Measure your devices on Links for a better one.")
+DEQUANTISED = tr_later("Weights are dequantised to F32 in memory.")
 
 
 class SplitSummary(QWidget):
@@ -28,9 +29,9 @@ class SplitSummary(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "card")
         self.predicted = label(role="figure")
-        self.predicted_note = ElidedLabel("predicted")
+        self.predicted_note = ElidedLabel(tr("predicted"))
         self.predicted_note.setProperty("role", "muted")
-        self.measured_note = label("measured", "muted")
+        self.measured_note = label(tr("measured"), "muted")
         self.measured = label(role="measured")
         self.reason = label(role="muted")
         self.note = label(role="muted")
@@ -51,8 +52,8 @@ class SplitSummary(QWidget):
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
         self.predicted.setText(f"{rate} tok/s" if rate else "")
-        where = f" at token {speed.n_past}" if speed.n_past else ""
-        self.predicted_note.set_full_text(f"predicted{where}")
+        note = tr("predicted at token {n}") if speed.n_past else tr("predicted")
+        self.predicted_note.set_full_text(note.format(n=speed.n_past))
         for part in (self.predicted, self.predicted_note):
             part.setVisible(forecast is not None)
         self.measured.setText(rate_text(speed.measured))
@@ -85,29 +86,35 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
     """Yield sentences on a plan, the most important first."""
     yield from plan.warnings
     if speed.error is not None:
-        side = "high" if speed.error >= 0 else "low"
         off = signed_percent_text(abs(speed.error)).removeprefix("+")
         expected = rate_text(speed.expected)
-        yield f"Before the last answer, {expected} tok/s were predicted for it, {off} too {side}."
+        if speed.error >= 0:
+            text = tr("Before the last answer, {rate} tok/s were predicted for it, {off} too high.")
+        else:
+            text = tr("Before the last answer, {rate} tok/s were predicted for it, {off} too low.")
+        yield text.format(rate=expected, off=off)
     if speed.forecast is not None:
-        yield f"Prompts: {rate_text(speed.forecast.prefill.tokens_per_s)} tok/s."
+        rate = rate_text(speed.forecast.prefill.tokens_per_s)
+        yield tr("Prompts: {rate} tok/s.").format(rate=rate)
         if speed.is_simulated:
-            yield "Simulated devices."
+            yield tr("Simulated devices.")
         elif not speed.is_measured:
-            yield UNMEASURED
-    yield f"Memory: {size_text(plan.total_bytes)}."
+            yield tr(UNMEASURED)
+    yield tr("Memory: {size}.").format(size=size_text(plan.total_bytes))
     if "f32" in plan.storage:
-        yield DEQUANTISED
+        yield tr(DEQUANTISED)
 
 
 def _empty_text(has_model: bool) -> str:
-    return "" if has_model else "Open a model to see what it needs."
+    return "" if has_model else tr("Open a model to see what it needs.")
 
 
 class MemoryComparison(QWidget):
     """Table of predicted and measured memory per rank; hidden when empty."""
 
-    HEADINGS = ("Weights and KV", "predicted", "measured", "error")
+    HEADINGS = (
+        tr_later("Weights and KV"), tr_later("predicted"), tr_later("measured"), tr_later("error"),
+    )  # fmt: skip
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -132,7 +139,7 @@ class MemoryComparison(QWidget):
         if loaded is None:
             return
         for column, heading in enumerate(self.HEADINGS):
-            self._add(0, column, heading)
+            self._add(0, column, tr(heading))
         for row, (name, memory) in enumerate(zip(labels, loaded.memory, strict=False), 1):
             for column, text in enumerate(comparison(name, memory)):
                 self._add(row, column, text)

@@ -23,6 +23,7 @@ import engine
 from app.notice import Notice
 from app.split.figures import rank_labels
 from app.theme import set_role
+from app.translation import tr, tr_later
 from app.tune.results import GOAL_TEXTS, Point, estimate_text, point_of, request_rate, result_text
 from app.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
@@ -40,8 +41,12 @@ ASK_MS: Final = 250
 """Milliseconds from a change of the time limit to a new estimate."""
 SHOWN_MS: Final = 60
 """Milliseconds from opening to the first estimate: it holds Python's lock, which painting needs."""
-HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Overall tok/s", "Measured")
-COUNTING: Final = "Planning the search …"
+HEADERS = (
+    tr_later("Split"), tr_later("Prompt tok/s"), tr_later("Answer tok/s"),
+    tr_later("Overall tok/s"),
+    tr_later("Measured"),
+)  # fmt: skip
+COUNTING: Final = tr_later("Planning the search …")
 
 
 class TuneDialog(QDialog):
@@ -54,7 +59,7 @@ class TuneDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Find the best split")
+        self.setWindowTitle(tr("Find the best split"))
         self.resize(720, 660)
         self.state: State = "ready"
         self._trials: list[Trial] = []
@@ -83,7 +88,7 @@ class TuneDialog(QDialog):
             self._forget()
             self._set_state("ready")
             self._estimate = None
-            self.what.setText(COUNTING)
+            self.what.setText(tr(COUNTING))
             self._first_ask.start()
         self.show()
         self.raise_()
@@ -102,7 +107,7 @@ class TuneDialog(QDialog):
 
     def wait(self) -> None:
         """Show that a search was requested and waits for the engine."""
-        self.outcome.setText("The search starts as soon as the engine is free …")
+        self.outcome.setText(tr("The search starts as soon as the engine is free …"))
         self.progress.setRange(0, 0)
         self._set_state("running")
 
@@ -126,10 +131,11 @@ class TuneDialog(QDialog):
         self.progress.setRange(0, max(1, n_trials))
         self.progress.setValue(n_done)
         self._show_trials(best)
-        text = f"{n_done} of about {n_trials}"
+        text = tr("{n} of about {total}")
         if best is not None:
-            text += f" · best so far: {point_of(best, self._goal, self._devices).text}"
-        self.outcome.setText(text)
+            text = tr("{n} of about {total} · best so far: {split}")
+        split = point_of(best, self._goal, self._devices).text if best is not None else ""
+        self.outcome.setText(text.format(n=n_done, total=n_trials, split=split))
 
     def finish(self, result: TuneResult) -> None:
         """Show the result of the search."""
@@ -168,7 +174,7 @@ class TuneDialog(QDialog):
 
     def _on_goal(self) -> None:
         """Ask for an estimate with its own time limit, as another goal takes another time."""
-        self.what.setText(COUNTING)
+        self.what.setText(tr(COUNTING))
         self._ask_anew()
 
     def _ask_anew(self) -> None:
@@ -195,7 +201,7 @@ class TuneDialog(QDialog):
             field.setEnabled(not is_running)
         self.start.setVisible(not is_running)
         self.start.setEnabled(self._estimate is not None)
-        self.start.setText("Search again" if state == "done" else "Start")
+        self.start.setText(tr("Search again") if state == "done" else tr("Start"))
         self.cancel.setVisible(is_running)
         self.cancel.setEnabled(True)
         self.progress.setVisible(is_running)
@@ -235,17 +241,17 @@ class TuneDialog(QDialog):
     def _make_fields(self) -> None:
         self.goal = QComboBox()
         for name, (text, tip) in GOAL_TEXTS.items():
-            self.goal.addItem(text, name)
+            self.goal.addItem(tr(text), name)
             self.goal.setItemData(
-                self.goal.count() - 1, plain_tip(tip), Qt.ItemDataRole.ToolTipRole
+                self.goal.count() - 1, plain_tip(tr(tip)), Qt.ItemDataRole.ToolTipRole
             )
-        self.goal.setAccessibleName("Optimise for")
+        self.goal.setAccessibleName(tr("Optimise for"))
         self.goal.currentIndexChanged.connect(self._on_goal)
         self.budget = QSpinBox()
         self.budget.setRange(SHORTEST_S, LONGEST_S)
         self.budget.setSuffix(" s")
         self.budget.setSingleStep(10)
-        self.budget.setAccessibleName("Time limit in seconds")
+        self.budget.setAccessibleName(tr("Time limit in seconds"))
         self.budget.setMinimumWidth(90)
         self.budget.valueChanged.connect(self._on_budget)
         self.what = label()
@@ -253,15 +259,15 @@ class TuneDialog(QDialog):
 
     def _make_results(self) -> None:
         self.progress = QProgressBar()
-        self.progress.setAccessibleName("Runs done")
+        self.progress.setAccessibleName(tr("Runs done"))
         self.plot = TunePlot()
         self.outcome = label()
         self.outcome.setWordWrap(True)
         self._rows = QStandardItemModel(0, len(HEADERS), self)
-        self._rows.setHorizontalHeaderLabels(list(HEADERS))
+        self._rows.setHorizontalHeaderLabels([tr(text) for text in HEADERS])
         self.table = QTableView()
         self.table.setModel(self._rows)
-        self.table.setAccessibleName("Tried splits")
+        self.table.setAccessibleName(tr("Tried splits"))
         self.table.setShowGrid(False)
         self.table.setTabKeyNavigation(False)
         self.table.verticalHeader().hide()
@@ -275,20 +281,20 @@ class TuneDialog(QDialog):
         self.banner = Banner()
 
     def _make_buttons(self) -> None:
-        self.start = button("Start", "primary")
+        self.start = button(tr("Start"), "primary")
         self.start.clicked.connect(self._on_start)
-        self.cancel = button("Stop", name="Stop the search")
+        self.cancel = button(tr("Stop"), name=tr("Stop the search"))
         self.cancel.clicked.connect(self._on_start)
-        self.apply = button("Apply", name="Use the best split")
+        self.apply = button(tr("Apply"), name=tr("Use the best split"))
         self.apply.clicked.connect(self._on_apply)
-        self.close_button = button("Close")
+        self.close_button = button(tr("Close"))
         self.close_button.clicked.connect(self.close)
         for each in (self.cancel, self.apply, self.close_button):
             each.setAutoDefault(False)
 
     def _build(self) -> None:
         fields = QHBoxLayout()
-        for text, field in (("Optimise for", self.goal), ("Time limit", self.budget)):
+        for text, field in ((tr("Optimise for"), self.goal), (tr("Time limit"), self.budget)):
             caption = label(text, "muted")
             caption.setBuddy(field)
             fields.addWidget(caption)
@@ -329,8 +335,9 @@ class TuneDialog(QDialog):
 
 
 def _row_texts(trial: Trial, point: Point, goal: Goal, *, is_best: bool) -> tuple[str, ...]:
-    text = f"Best · {point.text}" if is_best else point.text
+    text = tr("Best · {split}").format(split=point.text) if is_best else point.text
     if not point.can_run:
-        return text, "–", "–", "cannot run", ""
+        return text, "–", "–", tr("cannot run"), ""
     rates = (trial.prefill_ts, trial.decode_ts, request_rate(trial, goal))
-    return text, *(f"{rate:.1f}" for rate in rates), "in turns" if trial.is_final else "once"
+    how = tr("in turns") if trial.is_final else tr("once")
+    return text, *(f"{rate:.1f}" for rate in rates), how

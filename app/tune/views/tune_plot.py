@@ -11,6 +11,7 @@ from PySide6.QtGui import QColor, QFont
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from app.theme import theme, theme_signals
+from app.translation import tr
 from app.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
 from app.widgets.axis import nice_top
 from app.widgets.text import LegendLabel, Sign, html_text
@@ -42,7 +43,7 @@ class TunePlot(QWidget):
         layout.addWidget(self.legend)
         self.setMinimumHeight(200)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setAccessibleName("Graph of speed by share; the table below lists the same trials")
+        self.setAccessibleName(tr("Graph of speed by share; the table below lists the same trials"))
         theme_signals().changed.connect(self._draw)
         self._draw()
 
@@ -79,8 +80,11 @@ class TunePlot(QWidget):
             axis.setTextPen(QColor(colours.muted))
             axis.setPen(pg.mkPen(None))
             axis.enableAutoSIPrefix(enable=False)
-        name = self._first or "the first device"
-        for side, text in (("bottom", f"share of {name}, %"), ("left", "tok/s")):
+        name = self._first or tr("the first device")
+        for side, text in (
+            ("bottom", tr("share of {device}, %").format(device=name)),
+            ("left", "tok/s"),
+        ):
             self.plot.setLabel(side, html_text(text), color=colours.muted, **{"font-size": "11px"})
         for item in self._items:
             self.plot.removeItem(item)
@@ -134,12 +138,12 @@ class TunePlot(QWidget):
     def _show_legend(self) -> None:
         shapes = {point.shape for point in self._points}
         signs = [
-            Sign(_colour(shape), SIGNS[shape], SHAPE_TEXTS[shape])
+            Sign(_colour(shape), SIGNS[shape], tr(SHAPE_TEXTS[shape]))
             for shape in SHAPES
             if shape in shapes
         ]
         if self._regions:
-            signs.append(Sign(theme().danger, "▒", "does not fit"))
+            signs.append(Sign(theme().danger, "▒", tr("does not fit")))
         self.legend.set_signs(signs)
 
 
