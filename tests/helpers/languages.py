@@ -84,8 +84,9 @@ def template() -> Catalog:
 
 
 def engine_texts() -> Iterator[str]:
-    """Yield the names and explanations that the engine gives its sampling parameters."""
+    """Yield the names, explanations and choices that the engine gives its sampling parameters."""
     for spec in fields(SamplingParams):
+        yield from (choice.capitalize() for choice in spec.metadata.get("choices", ()))
         yield from (
             spec.metadata[key] for key in ("title", "help", "lowest") if spec.metadata.get(key)
         )

@@ -162,7 +162,7 @@ def forgotten_texts(path: Path) -> list[str]:
 def bad_lookups(path: Path) -> list[str]:
     """Return calls of `app.translation` that no catalog can serve, as "line: why".
 
-    An argument is one literal, or a name of a constant that `tr_later` has listed: whatever is put
+    An argument is one literal, or comes from a constant that `tr_later` has listed: whatever is put
     together before it is looked up is in no catalog.
     """
     found = []
@@ -172,9 +172,9 @@ def bad_lookups(path: Path) -> list[str]:
         name = called(node)
         for argument in node.args[: 2 if name == "tr_n" else 1]:
             is_literal = isinstance(argument, ast.Constant)
-            is_name = isinstance(argument, ast.Name | ast.Attribute | ast.Subscript) or (
-                isinstance(argument, ast.Call) and called(argument) == "get"  # of a table
+            is_made = isinstance(argument, ast.JoinedStr | ast.BinOp) or (
+                isinstance(argument, ast.Call) and called(argument) in ("format", "join", "replace")
             )
-            if not (is_literal or (is_name and name == "tr")):
+            if not is_literal and (is_made or name != "tr"):
                 found.append(f"{node.lineno}: {name}() of {ast.unparse(argument)}")
     return found
