@@ -45,6 +45,7 @@ from app.split.session import SplitSession
 from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
+from app.translation import tr
 from app.units import GIB
 from engine import (
     DeviceInfo,
@@ -181,8 +182,8 @@ class Shell(QObject):
         self.settings.save()
         if self.settings.problem and not self._is_settings_loss_known:
             self._is_settings_loss_known = True
-            why = f"The settings cannot be saved ({self.settings.problem})."
-            self._notify(Notice(why, "They are kept until the window closes.", "warning"))
+            what = tr("The settings cannot be saved ({why}).").format(why=self.settings.problem)
+            self._notify(Notice(what, tr("They are kept until the window closes."), "warning"))
 
     def _panels(self) -> Panels:
         side = self.side_panels

@@ -39,6 +39,7 @@ from app.chat.views.message_column import COLUMN_WIDTH
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
 from app.shell.drop import SUFFIX, DropHint, accept_copy, dropped_model
+from app.translation import tr
 from app.widgets.banner import Banner
 from app.widgets.dock import Dock
 from app.widgets.rail import Rail, is_in_front
@@ -149,8 +150,9 @@ class MainWindow(QMainWindow):
     @Slot()
     def pick_model(self) -> None:
         """Ask for a model file."""
+        files = tr("GGUF models (*{suffix});;All files (*)")
         path, _ = QFileDialog.getOpenFileName(
-            self, "Open model", "", f"GGUF models (*{SUFFIX});;All files (*)"
+            self, tr("Open model"), "", files.format(suffix=SUFFIX)
         )
         if path:
             self.model_picked.emit(path)
@@ -203,18 +205,18 @@ class MainWindow(QMainWindow):
         self.setDockNestingEnabled(False)
         self.setCorner(Qt.Corner.BottomLeftCorner, side.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, side.BottomDockWidgetArea)
-        self.chats_dock = QDockWidget("Chats", self)
+        self.chats_dock = QDockWidget(tr("Chats"), self)
         self.chats_dock.setObjectName("chats")
         self.chats_dock.setWidget(self.chat_list)
         self.addDockWidget(side.LeftDockWidgetArea, self.chats_dock)
         self.chats_dock.setFeatures(QDockWidget.DockWidgetFeature.NoDockWidgetFeatures)
         self.chats_dock.setTitleBarWidget(QWidget(self.chats_dock))
-        self.split_dock = self._dock("Split", panels.split, right, panels.plans)
-        self.placement_dock = self._dock("Map", panels.placement, right)
-        self.links_dock = self._dock("Links", panels.links, right)
-        self.sampling_dock = self._dock("Sampling", self.sampling, right)
+        self.split_dock = self._dock("split", tr("Split"), panels.split, right, panels.plans)
+        self.placement_dock = self._dock("map", tr("Map"), panels.placement, right)
+        self.links_dock = self._dock("links", tr("Links"), panels.links, right)
+        self.sampling_dock = self._dock("sampling", tr("Sampling"), self.sampling, right)
         self.monitor_dock = self._dock(
-            "Monitor", panels.monitor, side.BottomDockWidgetArea, panels.monitor_head
+            "monitor", tr("Monitor"), panels.monitor, side.BottomDockWidgetArea, panels.monitor_head
         )
         for dock in (self.placement_dock, self.links_dock, self.sampling_dock):
             self.tabifyDockWidget(self.split_dock, dock)
@@ -225,27 +227,30 @@ class MainWindow(QMainWindow):
 
     def _dock(
         self,
+        name: str,
         title: str,
         widget: QWidget,
         area: Qt.DockWidgetArea,
         beside: QWidget | None = None,
     ) -> QDockWidget:
-        dock = Dock(title, widget, self, beside)
+        dock = Dock(name, title, widget, self, beside)
         dock.closed.connect(self.composer.setFocus)
         self.addDockWidget(area, dock)
         return dock
 
     def _make_rail(self) -> None:
         rail = Rail(self)
-        rail.add_panel("chat", "Chats (Ctrl+B)", self.chats_dock)
-        rail.add_button("models", "Models").clicked.connect(self.models_requested)
-        rail.add_panel("split", "Split", self.split_dock)
-        rail.add_panel("map", "Tensor map", self.placement_dock)
-        rail.add_panel("links", "Links between devices", self.links_dock)
-        rail.add_panel("monitor", "Monitor", self.monitor_dock)
+        rail.add_panel("chat", tr("Chats (Ctrl+B)"), self.chats_dock)
+        rail.add_button("models", tr("Models")).clicked.connect(self.models_requested)
+        rail.add_panel("split", tr("Split"), self.split_dock)
+        rail.add_panel("map", tr("Tensor map"), self.placement_dock)
+        rail.add_panel("links", tr("Links between devices"), self.links_dock)
+        rail.add_panel("monitor", tr("Monitor"), self.monitor_dock)
         rail.add_space()
-        rail.add_panel("sampling", "Sampling and system prompt (Ctrl+.)", self.sampling_dock)
-        rail.add_button("settings", "Settings (Ctrl+,)").clicked.connect(self.settings_requested)
+        rail.add_panel("sampling", tr("Sampling and system prompt (Ctrl+.)"), self.sampling_dock)
+        rail.add_button("settings", tr("Settings (Ctrl+,)")).clicked.connect(
+            self.settings_requested
+        )
         rail.panel_clicked.connect(self.toggle_dock)
         self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
         self._rail = rail
@@ -263,7 +268,7 @@ class MainWindow(QMainWindow):
 
     def _name_tabs(self) -> None:
         for tabs in self.findChildren(QTabBar):  # Qt makes them when docks share a place
-            tabs.setAccessibleName("Panels")
+            tabs.setAccessibleName(tr("Panels"))
         QTimer.singleShot(0, self, self._hide_stray_tabs)  # when all have their places
 
     def _hide_stray_tabs(self) -> None:
@@ -276,14 +281,14 @@ class MainWindow(QMainWindow):
                 tabs.hide()
 
     def _make_shortcuts(self) -> None:
-        self._key("Ctrl+N", "New chat", self.new_chat_requested)
-        self._key("Ctrl+K", "Search chats", self._search)
-        self._key("Ctrl+O", "Open model", self.pick_model)
-        self._key("Ctrl+B", "Show or hide chats", self._toggle_chats)
-        self._key("Ctrl+R", "Regenerate", self.regenerate_requested)
-        self._key("Ctrl+,", "Settings", self.settings_requested)
-        self._key("Ctrl+.", "Sampling and system prompt", self.toggle_sampling)
-        self._key("Ctrl+Q", "Quit", self.close)
+        self._key("Ctrl+N", tr("New chat"), self.new_chat_requested)
+        self._key("Ctrl+K", tr("Search chats"), self._search)
+        self._key("Ctrl+O", tr("Open model"), self.pick_model)
+        self._key("Ctrl+B", tr("Show or hide chats"), self._toggle_chats)
+        self._key("Ctrl+R", tr("Regenerate"), self.regenerate_requested)
+        self._key("Ctrl+,", tr("Settings"), self.settings_requested)
+        self._key("Ctrl+.", tr("Sampling and system prompt"), self.toggle_sampling)
+        self._key("Ctrl+Q", tr("Quit"), self.close)
         self._stop = QShortcut(QKeySequence("Esc"), self)
         self._stop.activated.connect(self.stop_requested)
         self._stop.setEnabled(False)

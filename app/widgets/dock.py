@@ -24,28 +24,34 @@ class Dock(QDockWidget):
     """A dock for one panel, moved by its title, detached by its button or a double click.
 
     Args:
-        beside: widget in the title bar, right of the name.
+        name: what the window's layout is stored by, in all languages.
+        beside: widget in the title bar, right of the title.
     """
 
     closed = Signal()
 
     def __init__(
-        self, title: str, content: QWidget, parent: QMainWindow, beside: QWidget | None = None
+        self,
+        name: str,
+        title: str,
+        content: QWidget,
+        parent: QMainWindow,
+        beside: QWidget | None = None,
     ) -> None:
         super().__init__(title, parent)
-        self.setObjectName(title.lower())
+        self.setObjectName(name)
         self.setWidget(content)
         self._float = IconButton("detach", "", self, size=14)
         self._float.clicked.connect(self._toggle_floating)
         close = IconButton("close", tr("Close {title}").format(title=title), self, size=14)
         close.clicked.connect(self.close)
-        name = label(title, "title")
+        shown = label(title, "title")
         bar = QFrame(self)
         bar.setProperty("role", "panel")
         layout = QHBoxLayout(bar)
         layout.setContentsMargins(16, 8, 8, 4)
         layout.setSpacing(2)
-        layout.addWidget(name)
+        layout.addWidget(shown)
         layout.addStretch()
         if beside is not None:
             layout.addWidget(beside)

@@ -155,7 +155,7 @@ def forgotten_texts(path: Path) -> list[str]:
         for key, literal in found.items()
         if key not in unseen
         and literal.value not in names
-        and str(literal.value).strip() not in EVERYWHERE
+        and str(literal.value).strip(" –") not in EVERYWHERE
     ]
 
 
