@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QW
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, MessageColumn
+from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
 from app.chat.views.message_view import AnswerView, MessageView
 from app.widgets.controls import keep_margin
 
@@ -32,8 +32,6 @@ NEAR, FAR = 1, 4
 
 MARGIN = 34
 STICKY_PIXELS = 48
-TOP_PIXELS = 24
-"""Distance from the top of the view to a message that somebody looks for."""
 
 
 class ChatView(QScrollArea):
@@ -110,6 +108,7 @@ class ChatView(QScrollArea):
         last = len(path) if is_new else max(places[-1] + 1, min(len(path), places[0] + N_SHOWN))
         new = [place for place in range(places[0], last) if path[place].id not in kept]
         end = new[N_AT_ONCE] if len(new) > N_AT_ONCE else last
+        self._hold_one_of({path[place].id for place in places})
         column.show_places(range(places[0], end))
         column.wanted = column.first, last
         if is_new:
@@ -267,11 +266,17 @@ class ChatView(QScrollArea):
     def _note_place(self) -> None:
         """Note which message is seen where, unless the end is followed."""
         self._held = None
+        if self._column.views:
+            self._hold_one_of({view.message.id for view in self._column.views})
+
+    def _hold_one_of(self, ids: set[int]) -> None:
+        """Hold the first of the messages with these ids that is seen, else the last one above."""
         if not self._is_following:
             top = self.verticalScrollBar().value()
-            seen = (view for view in self._column.views if view.geometry().bottom() > top)
-            if (view := next(seen, None)) is not None:
-                self._held = view, view.y() - top
+            views = [view for view in self._column.views if view.message.id in ids]
+            seen = (view for view in views if view.geometry().bottom() > top)
+            view = next(seen, views[-1])
+            self._held = view, view.y() - top
 
     def _switch(self, step: int) -> None:
         """Show another version of the message with the focus, else of the last with versions."""

@@ -14,6 +14,9 @@ from app.chat.views.message_view import AnswerView, MessageView, UserView
 COLUMN_WIDTH = 760
 """Largest width of the column, in pixels."""
 
+TOP_PIXELS = 20
+"""Distance from the top to the column's first message, and to one that somebody looks for."""
+
 N_SHOWN = 30
 """Messages that an opened chat has, and that come at once when somebody scrolls to an end."""
 
@@ -49,7 +52,7 @@ class MessageColumn(QWidget):
         self.first = self.end = 0
         self.wanted = 0, 0
         self._layout = QVBoxLayout(self)
-        self._layout.setContentsMargins(0, 20, 0, 24)
+        self._layout.setContentsMargins(0, TOP_PIXELS, 0, 24)
         self._layout.setSpacing(18)
         self._layout.addStretch(1)
 
