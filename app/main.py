@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication
 import engine
 from app import paths
 from app.chat.cache import ChatCache
+from app.chat.formulas.pictures import formula_pictures
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.sampling.presenter import SamplingPresenter
 from app.chat.session import ChatSession
@@ -143,6 +144,7 @@ class Shell(QObject):
         self.models.close()
         self.chat_cache.close()
         self.client.shutdown()
+        formula_pictures().close()
         self.session.close()
         geometry, state = self.window.layout_state()
         self.settings.put(

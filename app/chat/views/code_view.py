@@ -1,13 +1,15 @@
-"""The view of a code block: its language, a copy button and coloured text that may grow."""
+"""The view of a code block: its language, buttons, and coloured text that may grow."""
 
 from __future__ import annotations
 
 from math import ceil
+from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer, Slot
-from PySide6.QtGui import QFont, QFontMetrics, QTextCursor, QWheelEvent
+from PySide6.QtGui import QFont, QFontMetrics, QResizeEvent, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import (
     QApplication,
+    QFileDialog,
     QFrame,
     QHBoxLayout,
     QPlainTextEdit,
@@ -17,9 +19,10 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.markdown import CodeBlock, Piece
-from app.chat.views.highlight import Ranges, highlight
+from app.chat.views.highlight import Ranges, highlight, suffix_of
 from app.chat.views.text_block import MONOSPACE
 from app.theme import theme
+from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import label
 from engine import one_line, printable
@@ -29,6 +32,9 @@ COPIED_MS = 1500
 
 MOST_TITLE = 40
 """Largest number of characters of a block's title."""
+
+MOST_PROBLEM = 80
+"""Largest number of characters of why a block was not saved."""
 
 
 class CodeView(QFrame):
@@ -45,8 +51,14 @@ class CodeView(QFrame):
         self._language = label(_title(code), "muted")
         self._copy = button("Copy", "quiet", "Copy code")
         self._copy.clicked.connect(self.copy)
+        self._save = button(tr("Save as…"), "quiet", tr("Save code as a file"))
+        self._save.clicked.connect(self.save)
+        self._wrap = button(tr("Wrap"), "quiet", tr("Wrap long lines"))
+        self._wrap.setCheckable(True)
+        self._wrap.toggled.connect(self.wrap)
+        self._problem = label("", "danger")
         self._copied = QTimer(self, singleShot=True, interval=COPIED_MS)
-        self._copied.timeout.connect(self._offer_copy)
+        self._copied.timeout.connect(self._offer_again)
         self._text = _CodeText(self)
         self._text.setAccessibleName(f"Code, {one_line(code.language, MOST_TITLE) or 'plain text'}")
         self._shown = CodeBlock("")
@@ -56,7 +68,8 @@ class CodeView(QFrame):
         header.setContentsMargins(12, 2, 4, 0)
         header.addWidget(self._language)
         header.addStretch()
-        header.addWidget(self._copy)
+        for part in (self._problem, self._wrap, self._save, self._copy):
+            header.addWidget(part)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 8)
         layout.setSpacing(0)
@@ -98,8 +111,31 @@ class CodeView(QFrame):
         self._copied.start()
 
     @Slot()
-    def _offer_copy(self) -> None:
+    def save(self) -> None:
+        """Ask for a file and write the code there."""
+        name = f"code{suffix_of(self._shown.language)}"
+        chosen, _ = QFileDialog.getSaveFileName(self, tr("Save code"), name)
+        if not chosen:
+            return
+        try:
+            Path(chosen).write_text(self.code + "\n", encoding="utf-8", errors="replace")
+        except OSError as error:
+            why = tr("Not saved: {reason}").format(reason=error.strerror or error)
+            self._problem.setText(one_line(why, MOST_PROBLEM))
+        else:
+            self._problem.setText("")
+            self._save.setText(tr("Saved"))
+            self._copied.start()
+
+    @Slot(bool)
+    def wrap(self, wrapped: bool) -> None:
+        """Wrap long lines, or have them scroll."""
+        self._text.set_wrapped(wrapped)
+
+    @Slot()
+    def _offer_again(self) -> None:
         self._copy.setText("Copy")
+        self._save.setText(tr("Save as…"))
 
     def _write(self, text: str) -> int:
         """Show a text, and return the number of the first line that may have changed."""
@@ -133,7 +169,7 @@ def _title(code: CodeBlock) -> str:
 
 
 class _CodeText(QPlainTextEdit):
-    """Read-only text, never wrapped, as high as its lines."""
+    """Read-only text as high as its lines, which wrap only on request."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -153,6 +189,7 @@ class _CodeText(QPlainTextEdit):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(4)
         self.setTabStopDistance(4 * QFontMetrics(font).horizontalAdvance(" "))
+        self._is_wrapped = False
         self._ends: list[float] = []  # where each line ends, in pixels from the first line's top
         self.horizontalScrollBar().rangeChanged.connect(self._fit)
 
@@ -170,6 +207,18 @@ class _CodeText(QPlainTextEdit):
             self._ends.append(end + layout.blockBoundingRect(block).height())
             block = block.next()
         self._fit()
+
+    def set_wrapped(self, wrapped: bool) -> None:
+        """Wrap lines at the width of the view, or never."""
+        self._is_wrapped = wrapped
+        mode = QPlainTextEdit.LineWrapMode
+        self.setLineWrapMode(mode.WidgetWidth if wrapped else mode.NoWrap)
+        self.measure(0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._is_wrapped and event.size().width() != event.oldSize().width():
+            self.measure(0)
 
     @Slot()
     def _fit(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from app.theme import Theme
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
+SUFFIX = re.compile(r"\*\.\w+")
 MAX_CHARACTERS = 20_000  # colouring a longer text would be felt as a pause
 
 Ranges = list[QTextLayout.FormatRange]
@@ -34,6 +36,13 @@ def highlight(code: str, language: str, colours: Theme) -> list[Ranges]:
                 lines[line].append(_range(column, len(part), style))
             column += len(part)
     return lines
+
+
+def suffix_of(language: str) -> str:
+    """Return the usual suffix of files in a language, such as ".py"; ".txt" for an unknown one."""
+    lexer = _lexer(language.lower())
+    names = lexer.filenames if lexer is not None else []
+    return next((name[1:] for name in names if SUFFIX.fullmatch(name)), ".txt")
 
 
 @cache

@@ -1,7 +1,9 @@
 """The height of a code block: all of its lines are seen, whatever characters they have."""
 
+from pathlib import Path
+
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.chat.markdown import CodeBlock
@@ -49,3 +51,60 @@ def test_a_text_that_is_replaced_by_a_shorter_one_shrinks(qtbot: QtBot, qapp: QA
     high = view._text.height()
     view.set_code(CodeBlock("a = 1\nb = 2", "python"))
     assert view._text.height() < high / 4
+
+
+@pytest.mark.parametrize(
+    ("language", "suffix"),
+    [
+        ("python", ".py"),
+        ("C++", ".cpp"),
+        ("rust", ".rs"),
+        ("sh", ".sh"),
+        ("", ".txt"),
+        ("x/..", ".txt"),
+    ],
+)
+def test_code_is_saved_with_the_suffix_of_its_language(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str, suffix: str
+) -> None:
+    view = CodeView(CodeBlock("x = 'é\udc80'", language))
+    qtbot.addWidget(view)
+    offered: list[str] = []
+
+    def choose(parent: object, title: str, name: str) -> tuple[str, str]:
+        offered.append(name)
+        return str(tmp_path / name), ""
+
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", choose)
+    view.save()
+    assert offered == [f"code{suffix}"]
+    assert (tmp_path / f"code{suffix}").read_text(encoding="utf-8") == "x = 'é?'\n"
+    assert view._save.text() == "Saved"
+    view._copied.stop()
+
+
+def test_a_failure_to_save_is_said(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = CodeView(CodeBlock("x", "python"))
+    qtbot.addWidget(view)
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: ("/no/such/folder/x.py", ""))
+    view.save()
+    assert view._problem.text().startswith("Not saved: No such file")
+
+
+def test_wrapped_code_is_whole_and_does_not_scroll(qtbot: QtBot, qapp: QApplication) -> None:
+    view = CodeView(CodeBlock("\n".join([*LINES, "word " * 100]), "text"))
+    qtbot.addWidget(view)
+    view.resize(300, 100)
+    view.show()
+    view._wrap.setChecked(True)
+    qapp.processEvents()
+    assert view._text.horizontalScrollBar().maximum() == 0
+    assert is_whole(view)
+    before = view._text.height()
+    view.resize(600, 100)
+    qapp.processEvents()
+    assert view._text.height() < before
+    assert is_whole(view)
+    view._wrap.setChecked(False)
+    qapp.processEvents()
+    assert view._text.horizontalScrollBar().maximum() > 0
