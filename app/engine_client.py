@@ -198,19 +198,25 @@ class EngineClient(QObject):
         *,
         continue_last: bool = False,
         begun: Sequence[int] = (),
+        thinks: bool | None = None,
     ) -> None:
         """Answer `messages`; remaining events of an earlier answer are dropped.
 
         Args:
             continue_last: whether the last message is the assistant's and is continued.
             begun: the tokens of that message, if they are known.
+            thinks: whether the model shall think first; None as its template has it.
         """
         host = self._running()
         if self._answer_number >= 0:
             host.cancel()
         self._answer_ids = list(begun)
         command = Generate(
-            tuple(messages), sampling=sampling, continue_last=continue_last, begun=tuple(begun)
+            tuple(messages),
+            sampling=sampling,
+            continue_last=continue_last,
+            begun=tuple(begun),
+            thinks=thinks,
         )
         self._answer_number = host.submit(command)
         self._rate, self.answer_meter = TokenRate(), AnswerMeter()

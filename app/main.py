@@ -19,6 +19,7 @@ from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.sampling.presenter import SamplingPresenter
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
+from app.chat.thinking import ThinkingSwitch
 from app.engine_client import EngineClient, EngineState
 from app.library.page import LibraryPage
 from app.model.presenter import ModelPresenter, ModelViews
@@ -227,6 +228,7 @@ class Shell(QObject):
             self.sampling_presenter.flush, self,
         )  # fmt: skip
 
+        self.thinking = ThinkingSwitch(window.composer, self.session, self.client, self)
         self.library = LibraryPage(
             self.split, self.settings, self.keep, window.show_page, self._show_chat, self
         )

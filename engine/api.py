@@ -291,6 +291,7 @@ class Model:
             continue_last=request.continue_last,
             is_shortened=request.sampling.on_overflow == "shift",
             begun=begun,
+            thinks=request.thinks,
         )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)

@@ -222,6 +222,8 @@ class Generate:
             that it goes on from exactly these; its text counts where they do not spell it, or
             there are none. `SamplingParams.max_tokens` counts them.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
+        thinks: whether the model shall think before it answers, where its chat template can say so
+            (`ModelInfo.can_think`); None as the template has it.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -230,6 +232,7 @@ class Generate:
     continue_last: bool = False
     begun: tuple[int, ...] = ()
     timed_every: int = TIMED_EVERY
+    thinks: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

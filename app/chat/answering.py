@@ -72,7 +72,9 @@ class AnswerWriter(QObject):
         prompt = chat.prompt(continue_last=continue_last)
         message.problem = ""
         self.beginning.emit(chat.id)
-        self._client.generate(prompt, sampling, continue_last=continue_last, begun=begun)
+        self._client.generate(
+            prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks
+        )
         self.begun.emit()
 
     def stop(self) -> None:
@@ -101,6 +103,7 @@ class AnswerWriter(QObject):
         recent = message.content[-len(text) - len(THINK_CLOSE) :]
         if message.thought_s is None and THINK_CLOSE in recent:
             message.thought_s = time.perf_counter() - self._first_text_at
+            message.thought_tokens = self._client.answer_meter.n_tokens
         self.grown.emit(text)
 
     @Slot(object)

@@ -31,6 +31,7 @@ class Conversation:
         drops_oldest: whether its oldest messages make room once its context is full.
         sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
             all chats.
+        thinks: whether models shall think before they answer here; None as their templates have it.
         tree: messages in all their versions.
         extra: what else its file said; it is written again as it was.
     """
@@ -43,6 +44,7 @@ class Conversation:
     draft: str = ""
     drops_oldest: bool = False
     sampling: dict[str, Any] | None = None
+    thinks: bool | None = None
     tree: MessageTree[Message] = field(default_factory=MessageTree)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -172,6 +174,7 @@ class Conversation:
             draft=valid_text(head.get("draft", "")),
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
+            thinks=thinks if isinstance(thinks := head.get("thinks"), bool) else None,
             tree=tree,
             extra={name: value for name, value in extra.items() if name not in OF_FILES},
         )

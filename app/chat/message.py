@@ -57,6 +57,7 @@ class Message:
         content: text of the turn; of an answer with its thought block.
         stats: figures of an answer; None for a person's turn and while an answer is being written.
         thought_s: seconds that the model spent inside its thought block.
+        thought_tokens: number of tokens of the thought; None where that is unknown.
         problem: sentence shown below an answer that ended in an error.
         id: number in its chat, from 1; 0 before it is in one.
         parent: id of the message that it follows; 0 for none.
@@ -72,6 +73,7 @@ class Message:
     id: int = 0
     parent: int = 0
     edited: bool = False
+    thought_tokens: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
@@ -91,6 +93,7 @@ class Message:
             ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is no turn.
         """
         stats, seconds = data.get("stats"), data.get("thought_s")
+        tokens = data.get("thought_tokens")
         return cls(
             role=valid_text(data["role"]),
             content=valid_text(data["content"]),
@@ -100,6 +103,7 @@ class Message:
             id=valid_number(data.get("id", 0)),
             parent=valid_number(data.get("parent", 0)),
             edited=data.get("edited") is True,
+            thought_tokens=valid_number(tokens) if tokens is not None else None,
             extra=unknown(data, cls),
         )
 

@@ -192,6 +192,11 @@ class ChatSession(QObject):
         chat.sampling = chosen
         self._save_soon(chat)
 
+    def set_thinking(self, thinks: bool) -> None:
+        """Set whether models shall think before they answer in the open chat."""
+        self.current.thinks = thinks
+        self._save_soon(self.current)
+
     def save_all(self) -> None:
         """Save the answer under way, and the open chat unless it is and always was empty."""
         if self._writer.chat is not None:

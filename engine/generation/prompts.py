@@ -5,17 +5,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import PromptError, TemplateError
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.support import NO_VOCABULARY, has_vocabulary
+from engine.text.thinking import THINKING_VARIABLES
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile
     from engine.text.messages import ChatMessage
+
+
+class EncodeChat(Protocol):
+    """Encoder of a conversation."""
+
+    def __call__(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ class Prompts:
 
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
-        begun: Sequence[int] = (),
+        begun: Sequence[int] = (), thinks: bool | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -103,6 +110,7 @@ class Prompts:
                 tokens and an eighth of the context is left for the answer; where the answer that
                 is continued is too long by itself, its beginning is dropped as well.
             begun: tokens of the answer that is continued, which replace its text.
+            thinks: whether the model shall think first, for templates that ask for it.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
@@ -110,14 +118,15 @@ class Prompts:
         if not turns:
             raise PromptError("There is no message to answer.", "Write something first.")
         droppable = _droppable(turns, 1 + continue_last)
+        encode_chat = partial(self._encode_chat, thinks=thinks)
 
         @cache
         def encode(n_dropped: int) -> list[int]:
             messages = _without(turns, droppable[:n_dropped])
             if not begun:
-                return self._encode_chat(messages, continue_last=continue_last)
+                return encode_chat(messages, continue_last=continue_last)
             question = [*messages[:-1], _with_text(messages[-1], "")]
-            return [*self._encode_chat(question, continue_last=True), *begun]
+            return [*encode_chat(question, continue_last=True), *begun]
 
         if not is_shortened:
             return Prompt(encode(0))
@@ -125,12 +134,12 @@ class Prompts:
         n_dropped = _first(lambda n: len(encode(n)) <= most, len(droppable))
         messages, ids = _without(turns, droppable[:n_dropped]), encode(n_dropped)
         if continue_last and len(ids) > most:
-            ids = self._without_beginning(messages, ids, most)
-        n_system = self._n_system(messages, ids, continue_last=continue_last)
+            ids = self._without_beginning(messages, ids, most, encode_chat)
+        n_system = self._n_system(messages, ids, continue_last, encode_chat)
         return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids))
 
     def _without_beginning(
-        self, messages: Sequence[ChatMessage], ids: list[int], most: int
+        self, messages: Sequence[ChatMessage], ids: list[int], most: int, encode_chat: EncodeChat
     ) -> list[int]:
         """Return a prompt without the older part of the answer that it continues.
 
@@ -141,17 +150,21 @@ class Prompts:
             ids: whole prompt.
             most: largest number of tokens that a prompt may have.
         """
-        question = self._encode_chat(
-            [*messages[:-1], _with_text(messages[-1], "")], continue_last=True
-        )
+        question = encode_chat([*messages[:-1], _with_text(messages[-1], "")], continue_last=True)
         n_question = _n_common(question, ids)
         n_kept = (most - n_question) // 2
         return ids[:n_question] + ids[-n_kept:] if n_kept > 0 else ids
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:
+    def _encode_chat(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool, thinks: bool | None
+    ) -> list[int]:
         turns = [{"role": m.role, "content": m.content} for m in messages]
         last = turns.pop()["content"] if continue_last else ""
-        return self._encode(self.template.render(turns, add_generation_prompt=True) + last)
+        variables: dict[str, Any] = (
+            {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
+        )
+        text = self.template.render(turns, add_generation_prompt=True, **variables)
+        return self._encode(text + last)
 
     def _encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt: with one BOS token at most and no added EOS token."""
@@ -164,12 +177,13 @@ class Prompts:
         return ids
 
     def _n_system(
-        self, messages: Sequence[ChatMessage], ids: Sequence[int], *, continue_last: bool
-    ) -> int:
+        self, messages: Sequence[ChatMessage], ids: Sequence[int], continue_last: bool,
+        encode_chat: EncodeChat,
+    ) -> int:  # fmt: skip
         """Return the number of tokens of the system prompt at the start of a chat prompt."""
         others = [_with_text(m, "?") if m.role != "system" else m for m in messages]
         try:
-            with_others = self._encode_chat(others, continue_last=continue_last)
+            with_others = encode_chat(others, continue_last=continue_last)
         except TemplateError:  # the template accepts only certain texts
             return 0
         return _n_common(with_others, ids)

@@ -29,6 +29,7 @@ class ModelInfo:
         has_chat_template: whether the file has a chat template.
         tensor_types: pairs of a type name and its number of tensors, most used first.
         sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
+        can_think: whether the chat template asks if the model shall think before it answers.
     """
 
     path: str
@@ -47,6 +48,7 @@ class ModelInfo:
     has_chat_template: bool
     tensor_types: tuple[tuple[str, int], ...]
     sampling: tuple[tuple[str, float], ...] = ()
+    can_think: bool = False
 
 
 @dataclass(frozen=True, slots=True)

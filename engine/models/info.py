@@ -10,6 +10,7 @@ from engine.errors import EngineError, InvalidGGUF
 from engine.gguf import GGUFFile
 from engine.models.description import Inspection, ModelInfo, TensorSummary
 from engine.sharding.parts import SplitPart, split_parts
+from engine.text.thinking import can_think
 
 FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
@@ -30,6 +31,7 @@ SAMPLING_KEYS = {
 UNKNOWN = "unknown"
 MAX_NAME = 200  # characters of a model's name to show
 MAX_LIST = 4096  # elements of a list of counts to look at
+MAX_TEMPLATE = 1 << 17  # characters of a chat template to look at
 
 
 def inspect_model(path: str | Path) -> Inspection:
@@ -108,7 +110,14 @@ def describe(file: GGUFFile) -> ModelInfo:
         has_chat_template="tokenizer.chat_template" in file.meta,
         tensor_types=tuple(types.most_common()),
         sampling=_sampling(file),
+        can_think=can_think(_template(file)),
     )
+
+
+def _template(file: GGUFFile) -> str:
+    """Return the source of the chat template, as far as it is looked at; "" without one."""
+    source = file.meta.get("tokenizer.chat_template")
+    return source[:MAX_TEMPLATE] if isinstance(source, str) else ""
 
 
 def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:

@@ -44,6 +44,9 @@ class Composer(QFrame):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self._sampling)
+        self._tools = QHBoxLayout()
+        self._tools.setSpacing(8)
+        row.addLayout(self._tools)
         row.addStretch()
         row.addWidget(self._gauge)
         row.addWidget(self._send)
@@ -56,6 +59,10 @@ class Composer(QFrame):
         self._draft_timer = QTimer(self, singleShot=True, interval=DRAFT_MS)
         self._draft_timer.timeout.connect(self._report_draft)
         self._update_button()
+
+    def add_tool(self, tool: QWidget) -> None:
+        """Add a button below the text."""
+        self._tools.addWidget(tool)
 
     @property
     def text(self) -> str:

@@ -261,7 +261,7 @@ class AnswerView(MessageView):
         self._again.setText("Retry" if message.is_cut_off else "Regenerate")
         self._show_actions()
         self._actions.show()
-        self._thought.close_thought(message.thought_s)
+        self._thought.close_thought(message.thought_s, message.thought_tokens)
 
     def set_last(self, is_last: bool) -> None:
         """Offer to continue or replace the last answer only."""
@@ -294,4 +294,4 @@ class AnswerView(MessageView):
             self.body.set_text(parts.answer)
         self._answer = parts.answer
         if parts.thought is not None and not parts.is_open:
-            self._thought.close_thought(self.message.thought_s)
+            self._thought.close_thought(self.message.thought_s, self.message.thought_tokens)

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.theme import theme
+from app.translation import tr, tr_n
 from app.widgets.buttons import button
 from engine import printable
 
@@ -43,8 +44,12 @@ class ThoughtView(QFrame):
         if self._text.isVisible():
             self._text.setPlainText(printable(thought))
 
-    def close_thought(self, seconds: float | None) -> None:
-        self._set_title("Thought" if seconds is None else f"Thought for {seconds:.1f} s")
+    def close_thought(self, seconds: float | None, n_tokens: int | None = None) -> None:
+        """Show how long the thought has taken, which is complete."""
+        parts = [tr("Thought for {seconds} s").format(seconds=f"{seconds:.1f}")] if seconds else []
+        if n_tokens:
+            parts.append(tr_n("{n} token", "{n} tokens", n_tokens))
+        self._set_title(" · ".join(parts) or tr("Thought"))
 
     @Slot(bool)
     def _unfold(self, unfolded: bool) -> None:

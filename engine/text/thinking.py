@@ -1,0 +1,17 @@
+"""How chat templates are told whether the model shall think before it answers."""
+
+from __future__ import annotations
+
+import re
+
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""Variables of templates: the name that Qwen and GLM use, and that of DeepSeek and Granite."""
+
+_ASKS = re.compile(
+    r"\b(?:enable_thinking\b|thinking is defined\b|(?:if|not|and|or) thinking\b(?!\s*[=(.\[]))"
+)
+
+
+def can_think(template: str) -> bool:
+    """Return whether a template's source asks for one of `THINKING_VARIABLES`."""
+    return _ASKS.search(template) is not None

@@ -1,0 +1,78 @@
+"""The wish that a model thinks before it answers: its button, its chat, and its figures."""
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.chat.message import Message
+from app.chat.views.message_view import AnswerView
+from app.main import Shell
+from engine import Generate
+from tests.helpers.fake_host import Script, model_info
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, host_of
+
+
+def wishes(shell: Shell) -> list[bool | None]:
+    return [command.thinks for command in host_of(shell).commands if isinstance(command, Generate)]
+
+
+@pytest.fixture
+def thinking_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tests.helpers.fake_host.model_info", lambda path: model_info(path, can_think=True)
+    )
+
+
+def test_a_model_that_cannot_be_told_has_no_button(make_shell: MakeShell) -> None:
+    assert make_shell(model=MODEL).thinking.button.isHidden()
+
+
+def test_each_chat_has_its_own_wish(
+    qtbot: QtBot, make_shell: MakeShell, thinking_model: None
+) -> None:
+    shell = make_shell(model=MODEL)
+    switch = shell.thinking.button
+    assert switch.isVisible()
+    assert switch.isChecked()
+    ask(qtbot, shell, "Hi")
+    switch.click()
+    ask(qtbot, shell, "Quick?")
+    first = shell.session.current.id
+    shell.chat_presenter.new_chat()
+    assert switch.isChecked()
+    ask(qtbot, shell, "Other")
+    assert wishes(shell) == [None, False, None]
+    shell.chat_presenter.open_chat(first)
+    assert not switch.isChecked()
+    shell.window.close()
+    again = make_shell(model=MODEL)
+    assert again.session.current.id == first
+    assert not again.thinking.button.isChecked()
+    again.thinking.button.click()
+    ask(qtbot, again, "Slow?")
+    assert wishes(again) == [True]
+
+
+def test_a_thought_has_its_tokens_and_keeps_them(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    script.answer, script.chunk = "<think>hmmm</think>\n\nYes.", 5
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Well?")
+    message = shell.session.current.messages[-1]
+    assert message.thought_tokens
+    assert message.thought_tokens <= 6
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    assert answer._thought._toggle.text().endswith(f"{message.thought_tokens} tokens")
+    shell.window.close()
+    again = make_shell()
+    assert again.session.current.messages[-1].thought_tokens == message.thought_tokens
+
+
+def test_a_thought_without_figures_is_a_thought(qtbot: QtBot) -> None:
+    """As in a chat of an earlier version."""
+    stored = {"role": "assistant", "content": "<think>a</think>b"}
+    view = AnswerView(Message.from_json(stored))
+    qtbot.addWidget(view)
+    view.close_answer()
+    assert view._thought._toggle.text() == "▸ Thought"

@@ -1,0 +1,46 @@
+"""Which chat templates ask whether the model shall think, and what they are told."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import ChatMessage, read_model_info
+from engine.generation.prompts import Prompts
+from engine.gguf import GGUFFile
+from engine.text.thinking import can_think
+from tests.helpers.tiny_gguf import tiny_gguf
+
+QWEN = "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{% endif %}"
+DEEPSEEK = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% if thinking %}T{% endif %}"
+GRANITE = "{%- if thinking %}think{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "template", [QWEN, DEEPSEEK, GRANITE, "{% if tools and thinking %}{% endif %}"]
+)
+def test_templates_that_ask_are_known(template: str) -> None:
+    assert can_think(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["", "{{ messages }}", "{% if message.thinking %}{{ message.thinking }}{% endif %}",
+     "You are thinking aloud.", "{%- set thinking = '' %}", "{{ reasoning_effort }}"],
+)  # fmt: skip
+def test_others_are_not(template: str) -> None:
+    assert not can_think(template)
+
+
+TEMPLATE = "{% if enable_thinking is defined %}{{ enable_thinking }}{% else %}none{% endif %}"
+
+
+@pytest.mark.parametrize(("thinks", "said"), [(None, "none"), (True, "True"), (False, "False")])
+def test_a_prompt_tells_the_template(tmp_path: Path, thinks: bool | None, said: str) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", chat_template=TEMPLATE)
+    assert read_model_info(path).can_think
+    with GGUFFile.open(path) as file:
+        prompts = Prompts(file, "m")
+        made = prompts.chat(
+            (ChatMessage("user", "Hi"),), 64, continue_last=False, is_shortened=False, thinks=thinks
+        )
+        assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
