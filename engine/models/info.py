@@ -116,8 +116,8 @@ def describe(file: GGUFFile) -> ModelInfo:
 
 def _template(file: GGUFFile) -> str:
     """Return the source of the chat template, as far as it is looked at; "" without one."""
-    source = file.meta.get("tokenizer.chat_template")
-    return source[:MAX_TEMPLATE] if isinstance(source, str) else ""
+    source = file.meta.get("tokenizer.chat_template", limit=MAX_TEMPLATE)
+    return source if isinstance(source, str) else ""
 
 
 def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:

@@ -10,7 +10,7 @@ from engine import answer_lines, ending_after
 MAX_MEMORY = 512 << 20
 """Largest number of bytes that the program may take."""
 
-MAX_SECONDS = 1.0
+MAX_SECONDS = 2.0
 """Longest time for one formula."""
 
 MAX_SVG = 2 << 20

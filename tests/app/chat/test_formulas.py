@@ -184,7 +184,7 @@ def test_a_hostile_formula_is_shown_as_its_source_in_time(
     start = time.monotonic()
     qtbot.waitUntil(lambda: n_pictures(body) >= 1, timeout=15_000)
     qtbot.waitUntil(lambda: not formula_pictures()._waiting, timeout=15_000)
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < 20
     assert latex in "\n".join(body.pieces_shown())
     assert all(view.width() <= body.width() for view in body._views)
 
@@ -211,7 +211,7 @@ def test_without_the_child_formulas_are_their_source(
 
 
 def test_a_wide_formula_scrolls_in_its_place(qtbot: QtBot, body: MessageBody) -> None:
-    body.set_text("$$\n" + " + ".join(f"x_{{{n}}}" for n in range(60)) + "\n$$")
+    body.set_text("$$\n" + " + ".join("x" for n in range(60)) + "\n$$")
     (view,) = body._views
     assert isinstance(view, FormulaView)
     qtbot.waitUntil(lambda: n_pictures(body) == 1)

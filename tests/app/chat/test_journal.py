@@ -32,6 +32,7 @@ messages = st.builds(
     st.none() | st.floats(0, 100),
     texts,
     edited=st.booleans(),
+    thought_tokens=st.none() | st.integers(0, 9),
     extra=extras,
 )
 
@@ -59,6 +60,7 @@ chats = st.builds(
     system_prompt=texts,
     draft=texts,
     drops_oldest=st.booleans(),
+    thinks=st.none() | st.booleans(),
     sampling=st.none() | st.dictionaries(st.sampled_from(["top_k", "stop"]), st.just([]) | texts),
     tree=trees(),
     extra=extras,
@@ -104,8 +106,8 @@ def disown(path: Path) -> None:
 
 def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
-    of_chat = "id title created updated system_prompt draft drops_oldest sampling tree extra"
-    of_message = "role content stats thought_s problem id parent edited extra"
+    of_chat = "id title created updated system_prompt draft drops_oldest sampling thinks tree extra"
+    of_message = "role content stats thought_s problem id parent edited thought_tokens extra"
     assert {field.name for field in fields(Conversation)} == set(of_chat.split())
     assert {field.name for field in fields(Message)} == set(of_message.split())
 

@@ -10,8 +10,8 @@ from engine.gguf import GGUFFile
 from engine.text.thinking import can_think
 from tests.helpers.tiny_gguf import tiny_gguf
 
-QWEN = "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{% endif %}"
-DEEPSEEK = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% if thinking %}T{% endif %}"
+QWEN = "{%- if enable_thinking is defined and enable_thinking is false %}{{- 'x' }}{% endif %}"
+DEEPSEEK = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}"
 GRANITE = "{%- if thinking %}think{% endif %}"
 
 
