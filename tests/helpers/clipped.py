@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QStyle,
     QStyleOptionComboBox,
+    QStyleOptionFrame,
     QTabBar,
     QToolButton,
     QWidget,
@@ -23,8 +24,8 @@ from PySide6.QtWidgets import (
 
 from app.widgets.text import ElidedLabel
 
-ALLOWED = 1.0
-"""Ratio of the room that a text needs to the room that it has, at most."""
+LINE_MARGIN = 2
+"""Pixels that Qt leaves free at both ends of a line's text."""
 
 
 def clipped(root: QWidget) -> list[str]:
@@ -34,7 +35,7 @@ def clipped(root: QWidget) -> list[str]:
         if not widget.isVisible() or widget.visibleRegion().isEmpty():
             continue
         for text, need, room in _needs(widget):
-            if text.strip() and need > room * ALLOWED:
+            if text.strip() and need > room:
                 found.append(f"{type(widget).__name__} “{text[:60]}”: {need} of {room} px")
     return found
 
@@ -59,8 +60,7 @@ def _needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
     elif isinstance(widget, QAbstractSpinBox):
         yield widget.text(), _width(widget, widget.text()), widget.lineEdit().width()
     elif isinstance(widget, QLineEdit) and not isinstance(widget.parent(), QAbstractSpinBox):
-        text = widget.placeholderText()
-        yield text, _width(widget, text), widget.contentsRect().width() - 4
+        yield widget.placeholderText(), _width(widget, widget.placeholderText()), _inside(widget)
 
 
 def _label_needs(label: QLabel) -> Iterator[tuple[str, int, int]]:
@@ -99,6 +99,14 @@ def _choice_needs(box: QComboBox) -> Iterator[tuple[str, int, int]]:
     room = box.style().subControlRect(control, option, field, box).width()
     for at in range(box.count()):
         yield box.itemText(at), _width(box, box.itemText(at)), room
+
+
+def _inside(line: QLineEdit) -> int:
+    """Return the width that the text of a line has, between its frame and its margins."""
+    option = QStyleOptionFrame()
+    line.initStyleOption(option)
+    part = QStyle.SubElement.SE_LineEditContents
+    return line.style().subElementRect(part, option, line).width() - 2 * LINE_MARGIN
 
 
 def _hint(widget: QWidget) -> QSize:

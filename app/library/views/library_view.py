@@ -70,6 +70,7 @@ class LibraryView(QWidget):
         self.table = _Table()
         self._set_up_table()
         self._status = label(role="muted")
+        self._status.setWordWrap(True)
         self._build()
         self.set_status(is_busy=False)
 

@@ -1,0 +1,133 @@
+"""All texts have the room they need in a small window, in every language."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
+from pytestqt.qtbot import QtBot
+
+from app import paths
+from app.main import Shell
+from app.preferences.page import SettingsPage
+from app.settings import Settings, SettingsStore
+from app.shell.language import start_language
+from app.translation import languages
+from app.widgets.buttons import button
+from app.widgets.text import label
+from engine import parse_rig
+from tests.helpers.clipped import clipped
+from tests.helpers.fake_host import FakeHost, Script
+from tests.helpers.hollow import hollow_moe
+from tests.helpers.screenshots import RIG, base_settings
+
+SMALL = 1024, 700
+"""Width and height of the smallest window in which all must be readable, in pixels."""
+
+
+@pytest.fixture(params=languages(), scope="module")
+def language(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def shell(
+    language: str, qapp: QApplication, qtbot: QtBot, script: Script, home: Path
+) -> Iterator[Shell]:
+    """Yield a small window with three simulated cards and a mixture of experts."""
+    store = SettingsStore(paths.settings_file())
+    store.put(replace(Settings(), language=language))
+    assert store.save()
+    made = Shell(qapp, lambda on_event: FakeHost(on_event, script), parse_rig(RIG))
+    made.start()
+    made.window.resize(*SMALL)
+    qtbot.waitUntil(lambda: made.start_up.is_ready)
+    sizes = {"n_layer": 48, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
+    made.models.open(str(hollow_moe(home / "moe.gguf", **sizes)))
+    qtbot.waitUntil(lambda: made.models.info is not None)
+    made.split.change(base_settings(made))
+    qtbot.waitUntil(lambda: bool(made.split_panel.summary.predicted.text()), timeout=30_000)
+    yield made
+    made.close()
+    made.window.close()
+    made.window.deleteLater()
+    made.deleteLater()
+    start_language(qapp, "en")
+
+
+def open_row(shell: Shell) -> QWidget:
+    shell.split_panel.rows[0].more.click()
+    return shell.split_panel
+
+
+def short_of_memory(shell: Shell) -> QWidget:
+    settings = base_settings(shell).with_rank_on(0, False).with_split((1, 1))
+    shell.split.change(replace(settings, n_ctx=131072))
+    return shell.split_panel
+
+
+def dock(name: str) -> Callable[[Shell], QWidget]:
+    def show(shell: Shell) -> QWidget:
+        found = shell.window.findChild(QWidget, name)
+        assert found is not None
+        shell.window.show_dock(found, True)  # type: ignore[arg-type]
+        return found
+
+    return show
+
+
+def page(attribute: str) -> Callable[[Shell], QWidget]:
+    def show(shell: Shell) -> QWidget:
+        made: SettingsPage = getattr(shell, attribute)
+        made.toggle()
+        assert made.view is not None
+        return made.view
+
+    return show
+
+
+def search(shell: Shell) -> QWidget:
+    dialog = shell.side_panels.search.dialog
+    dialog.open_for(shell.split.tune_devices())
+    return dialog
+
+
+SCENES: dict[str, Callable[[Shell], QWidget]] = {
+    "split": open_row,
+    "short of memory": short_of_memory,
+    "map": dock("map"),
+    "links": dock("links"),
+    "sampling": dock("sampling"),
+    "settings": page("settings_page"),
+    "models": page("library"),
+    "search": search,
+}
+
+
+def test_all_texts_fit_into_a_small_window(shell: Shell, qtbot: QtBot, language: str) -> None:
+    found = clipped(shell.window)
+    for name, show in SCENES.items():
+        shown = show(shell)
+        qtbot.waitUntil(shown.isVisible)
+        qtbot.wait(200)  # layouts and plans come a moment later
+        found += [f"{name}: {text}" for text in clipped(shown)]
+    assert (shell.window.width(), shell.window.height()) == SMALL
+    listed = "".join(f"\n  {text}" for text in dict.fromkeys(found))
+    assert not found, f"texts without room in the language “{language}”:{listed}"
+
+
+def test_a_text_without_room_is_found(qtbot: QtBot) -> None:
+    page = QWidget()
+    layout = QVBoxLayout(page)
+    wide, narrow = label("All of it fits"), label("Much of this is cut off")
+    narrow.setFixedWidth(20)
+    pressed = button("Much too long")
+    pressed.setFixedWidth(30)
+    for each in (wide, narrow, pressed):
+        layout.addWidget(each)
+    qtbot.addWidget(page)
+    page.show()
+    assert [text.partition(":")[0] for text in clipped(page)] == [
+        "PlainLabel “Much of this is cut off”", "QPushButton “Much too long”",
+    ]  # fmt: skip
