@@ -24,6 +24,7 @@ from engine import (
     Cancelled,
     ChatMessage,
     ContextShifted,
+    CountTokens,
     EngineReady,
     Event,
     Failed,
@@ -45,6 +46,7 @@ from engine import (
     StateLoaded,
     StateProgress,
     StateSaved,
+    TokensCounted,
     TokenText,
     TokenTimes,
     Tune,
@@ -113,6 +115,7 @@ class EngineClient(QObject):
     token_times = Signal(object)  # TokenTimes of one token in every few
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
+    counted = Signal(object)  # TokensCounted; None where they could not be counted
     lost = Signal(object, object)  # EngineError that has ended the loaded model, its ModelLoaded
     fallbacks_changed = Signal(object)  # tuple of Fallback: what makes the GPUs slower from now on
 
@@ -128,6 +131,7 @@ class EngineClient(QObject):
         self._load_number = self._answer_number = self._unload_number = -1
         self._resplit_number = self._tune_number = -1
         self._state_numbers: set[int] = set()
+        self._count_numbers: set[int] = set()
         self._answer_ids: list[int] = []
         self._model: ModelLoaded | None = None
         self._state = EngineState.EMPTY
@@ -221,6 +225,11 @@ class EngineClient(QObject):
         self._answer_number = host.submit(command)
         self._rate, self.answer_meter = TokenRate(), AnswerMeter()
         self._settle()
+
+    def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> None:
+        """Count the tokens of a prompt; see `CountTokens`. An answer goes on meanwhile."""
+        command = CountTokens(None if messages is None else tuple(messages), draft)
+        self._count_numbers.add(self._running().submit(command))
 
     def cancel(self) -> None:
         """Cancel all running and waiting commands; their closing signals follow."""
@@ -337,6 +346,10 @@ class EngineClient(QObject):
             self._on_tune_event(event)
         elif number in self._state_numbers:
             self._on_state_event(number, event)
+        elif number in self._count_numbers:
+            self._count_numbers.discard(number)
+            self._note_model(event)
+            self.counted.emit(event if isinstance(event, TokensCounted) else None)
         elif number == self._unload_number and isinstance(event, ModelUnloaded):
             self._model = None
             self._settle()

@@ -253,7 +253,6 @@ class Shell(QObject):
         self.session.answering.connect(self.chat_cache.enter)
         self.session.deleted.connect(self.chat_cache.delete)
         self.models.replacing.connect(self.chat_cache.leave)
-        self.model_presenter.changed.connect(self.chat_presenter.show_context)
         self.models.selected.connect(self.side_panels.set_model)
         self.models.loaded.connect(self._on_loaded)
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from engine.events import (
         Command,
+        CountTokens,
         EngineReady,
         Event,
         Failed,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         SaveState,
         StateLoaded,
         StateSaved,
+        TokensCounted,
         Tune,
         Tuned,
         TuneProgress,
@@ -196,6 +198,7 @@ __all__ = [
     "ContextOverflow",
     "ContextShifted",
     "ControlVector",
+    "CountTokens",
     "DeviceError",
     "DeviceFacts",
     "DeviceInfo",
@@ -289,6 +292,7 @@ __all__ = [
     "TokenText",
     "TokenTimes",
     "TokenWork",
+    "TokensCounted",
     "Topology",
     "Trial",
     "TrialProcess",
@@ -383,6 +387,7 @@ _HOME = {
     ),
     "events": (
         "Command", "EngineReady", "Event", "Failed", "FallbacksChanged", "Generate", "HostEvent",
+        "CountTokens", "TokensCounted",
         "Load", "LoadState", "ModelLoaded", "ModelResplit", "ModelUnloaded", "Resplit", "SaveState",
         "StateLoaded", "StateSaved", "Tune", "TuneProgress", "TuneStarted", "Tuned",
         "Unload",

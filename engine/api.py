@@ -42,6 +42,7 @@ from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
 from engine.sampling.token_source import Logits
 from engine.text.chat_template import ChatTemplate
+from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -308,6 +309,21 @@ class Model:
             begun, said,
         )  # fmt: skip
         yield from generation.run(prompt.ids)
+
+    def count_tokens(
+        self, messages: Sequence[ChatMessage] | None, draft: str = ""
+    ) -> tuple[int | None, int]:
+        """Return the tokens of a chat's next prompt without its last message, and those of that.
+
+        Args:
+            messages: messages before the last one; None to count that alone, which is quick.
+            draft: text of the last message.
+
+        Raises:
+            PromptError: the model has no vocabulary, or its template refuses these messages.
+        """
+        with self._occupancy.use("tokens are being counted"):
+            return self._prompts.count(messages, draft)
 
     def resplit(
         self,

@@ -9,12 +9,14 @@ A host answers every command with any number of progress events and exactly one 
     SaveState StateProgress*                      StateSaved | Failed
     LoadState StateProgress*                      StateLoaded | Failed
     Tune      TuneStarted TuneProgress*           Tuned | Failed
+    CountTokens                                   TokensCounted | Failed
 
 At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
 have a `FallbacksChanged` before its closing event, or right behind it.
 
-Commands are done one after another, but a `Resplit` that is next in line is done in the middle of a
-`Generate`, between two tokens: its events come among those of the answer, which then goes on.
+Commands are done one after another, but a `Resplit` or `CountTokens` that is next in line is done
+in the middle of a `Generate`, between two tokens: its events come among those of the answer, which
+then goes on.
 
 `HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
@@ -166,6 +168,20 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensCounted:
+    """Closing event of a `CountTokens`.
+
+    Attributes:
+        n_before: number of tokens of a prompt without the draft: of the messages, and of what the
+            chat template adds; None if only the draft was counted.
+        n_draft: number of tokens of the draft.
+    """
+
+    n_before: int | None
+    n_draft: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Closing event of a command that ended in an error that a person can act on.
 
@@ -192,6 +208,7 @@ Event = (
     | TuneStarted
     | TuneProgress
     | Tuned
+    | TokensCounted
     | GenerationEvent
     | Failed
 )
@@ -277,4 +294,17 @@ class Tune:
     modes: tuple[str, ...] = SPLIT_MODES
 
 
-Command = Load | Resplit | Generate | SaveState | LoadState | Tune | Unload
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Command to count the tokens of a prompt that is being written; nothing is computed.
+
+    Attributes:
+        messages: messages before the draft; None to count the draft alone, which is quick.
+        draft: text of the next message.
+    """
+
+    messages: tuple[ChatMessage, ...] | None
+    draft: str = ""
+
+
+Command = Load | Resplit | Generate | SaveState | LoadState | Tune | CountTokens | Unload

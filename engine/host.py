@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.errors import Cancelled, EngineCrashed, EngineError
 from engine.events import (
     Command,
+    CountTokens,
     EngineReady,
     Event,
     Failed,
@@ -30,6 +31,7 @@ from engine.events import (
     ModelUnloaded,
     Resplit,
     SaveState,
+    TokensCounted,
     Tune,
     Tuned,
 )
@@ -120,8 +122,8 @@ class ThreadHost:
     def _take(self) -> tuple[int, Command] | None:
         return self._next.pop() if self._next else self._commands.get()
 
-    def _resplit_between(self) -> None:
-        """Do the `Resplit` commands that are next in line, in the middle of an answer."""
+    def _do_between(self) -> None:
+        """Do the commands next in line that may come in the middle of an answer."""
         while True:
             if not self._next:
                 try:
@@ -129,7 +131,7 @@ class ThreadHost:
                 except queue.Empty:
                     return
             item = self._next[0]
-            if item is None or not isinstance(item[1], Resplit):
+            if item is None or not isinstance(item[1], Resplit | CountTokens):
                 return
             self._next.pop()
             self._answer(*item)
@@ -164,6 +166,9 @@ class ThreadHost:
             self._move_state(generation, command)
         elif isinstance(command, Tune):
             self._tune(generation, command)
+        elif isinstance(command, CountTokens):
+            n_before, n_draft = self._loaded().count_tokens(command.messages, command.draft)
+            self._send(generation, TokensCounted(n_before, n_draft))
         else:
             self._free()
             self._send(generation, ModelUnloaded())
@@ -255,7 +260,7 @@ class ThreadHost:
         for event in self._loaded().answer(command, lambda: self._is_cancelled(generation)):
             self._tell_fallbacks(generation)
             self._send(generation, event)
-            self._resplit_between()
+            self._do_between()
 
     def _tell_fallbacks(self, generation: int) -> None:
         """Send what makes the model's GPUs slower, if that has changed since it was sent."""

@@ -11,6 +11,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog
 
 from app.chat.branches.presenter import BranchPresenter
+from app.chat.context.presenter import ContextPresenter
 from app.chat.conversation import Conversation, DamagedChat
 from app.chat.export import FORMATS, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.session import ChatSession
@@ -71,6 +72,8 @@ class ChatPresenter(QObject):
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
+        self._context = ContextPresenter(session, client, views.composer, self)
+        self._context.noticed.connect(self.noticed)
         self._branches = BranchPresenter(session, self._view, self)
         self._branches.noticed.connect(self.noticed)
         self._branches.changed.connect(self._on_path)
@@ -140,7 +143,7 @@ class ChatPresenter(QObject):
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._flush_prompt()
-        if self._session.send(text):
+        if self._context.may_send(text) and self._session.send(text):
             self._views.composer.set_text("")
 
     @Slot(int, str)
@@ -153,13 +156,6 @@ class ChatPresenter(QObject):
             )
             self._session.set_draft(draft)
             self._views.composer.set_text(draft)
-
-    @Slot()
-    def show_context(self) -> None:
-        """Show how much of the model's context the open chat fills."""
-        model = self._client.model
-        used = self._session.current.context_tokens
-        self._views.composer.set_context(used, model.n_ctx if model else 0)
 
     def _wire_chats(self) -> None:
         session, chats = self._session, self._views.chats
@@ -183,7 +179,6 @@ class ChatPresenter(QObject):
         view.continue_requested.connect(session.go_on)
         session.answer_text.connect(view.grow)
         session.answer_closed.connect(view.close_answer)
-        session.answer_closed.connect(self.show_context)
         client.prefill.connect(self._on_prefill)
         client.rate.connect(self._on_rate)
         client.shifted.connect(self._on_shifted)
@@ -201,13 +196,11 @@ class ChatPresenter(QObject):
         self._view.show_chat(chat, self._session.growing)
         self._keep(replace(self._settings.current, last_chat=chat.id))
         self._show_chats()
-        self.show_context()
 
     @Slot()
     def _on_path(self) -> None:
         """Show what depends on the messages that are shown."""
         self.opened.emit(not self._session.current.is_empty)
-        self.show_context()
 
     @Slot()
     def _show_chats(self) -> None:

@@ -39,6 +39,7 @@ class ChatSession(QObject):
     answer_closed = Signal(int)  # id of a message of the open chat
     busy_changed = Signal(bool)
     draft_restored = Signal(str)
+    prompt_changed = Signal()  # system prompt of the open chat
     answering = Signal(str)  # id of the chat, before the engine starts to answer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
@@ -184,6 +185,7 @@ class ChatSession(QObject):
 
     def set_system_prompt(self, text: str) -> None:
         self.current.system_prompt = text
+        self.prompt_changed.emit()
         self._save_soon(self.current)
 
     def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:

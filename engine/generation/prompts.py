@@ -138,6 +138,30 @@ class Prompts:
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
         return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids))
 
+    def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> tuple[int | None, int]:
+        """Return the number of tokens of a prompt without its last message, and of that message.
+
+        Args:
+            messages: messages before the last one; None to count that alone.
+            draft: text of the last message, a person's; it is a part of the last one of `messages`
+                if that is a person's, too.
+
+        Raises:
+            TemplateError: the template does not take these messages.
+        """
+        tokenizer = self.tokenizer
+        n_draft = len(tokenizer.encode(draft, add_special=False))
+        if messages is None:
+            return None, n_draft
+        asked = [{"role": m.role, "content": m.content} for m in messages]
+        text = draft.strip() or "?"  # many templates refuse to answer nothing
+        before = ""
+        if asked and asked[-1]["role"] == "user":
+            before = asked.pop()["content"] + "\n\n"
+        asked.append({"role": "user", "content": before + text})
+        n_all = len(self._encode(self.template.render(asked, add_generation_prompt=True)))
+        return max(0, n_all - len(tokenizer.encode(text, add_special=False))), n_draft
+
     def _without_beginning(
         self, messages: Sequence[ChatMessage], ids: list[int], most: int, encode_chat: EncodeChat
     ) -> list[int]:

@@ -20,6 +20,7 @@ from engine.events import (
     ModelUnloaded,
     StateLoaded,
     StateSaved,
+    TokensCounted,
     Tuned,
 )
 from engine.generation.results import Finished
@@ -52,7 +53,8 @@ KILLED_S = 2.0
 """Seconds in which a killed process ends."""
 
 CLOSING_EVENTS = (
-    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned, Failed,
+    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned,
+    TokensCounted, Failed,
 )  # fmt: skip
 """Events that end a command, see `engine.events`."""
 

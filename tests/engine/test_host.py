@@ -13,6 +13,7 @@ from engine import (
     Cancelled,
     ChatMessage,
     Command,
+    CountTokens,
     EngineCrashed,
     EngineError,
     EngineHost,
@@ -39,6 +40,7 @@ from engine import (
     StateProgress,
     StateSaved,
     ThreadHost,
+    TokensCounted,
     TokenText,
     TokenTimes,
     Tune,
@@ -57,7 +59,8 @@ ASK = (ChatMessage("user", "hello"),)
 
 
 CLOSING = (
-    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned, Failed,
+    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned,
+    TokensCounted, Failed,
 )  # fmt: skip
 
 
@@ -269,6 +272,31 @@ def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
     ends = [desk.closing_any() for _ in range(3)]
     assert [end.generation for end in ends] == [text, waiting, late]
     assert [type(end.event) for end in ends] == [Finished, Finished, Failed]
+
+
+def test_tokens_are_counted_in_the_middle_of_an_answer(desk: Desk, path: str) -> None:
+    failed = desk.run(CountTokens(ASK))
+    assert isinstance(failed, Failed)
+    assert "No model is loaded" in str(failed.error)
+    desk.run(Load(LoadParams(path)))
+    counted = desk.run(CountTokens(ASK, "world"))
+    draft = desk.run(CountTokens(None, "world"))
+    assert isinstance(counted, TokensCounted)
+    assert draft == TokensCounted(None, counted.n_draft)
+    talk = (ChatMessage("user", "hello\n\nworld"),)  # the draft is a part of the last message
+    ended = desk.run(Generate(talk, sampling=SHORT))
+    assert isinstance(ended, Finished)
+    assert counted.n_before is not None
+    assert counted.n_before + counted.n_draft == ended.usage.prompt_tokens
+    text = desk.host.submit(Generate(ASK, sampling=LONG))
+    while not isinstance(desk.next().event, TokenText):
+        pass
+    number = desk.host.submit(CountTokens((), "world"))
+    while (found := desk.next()).generation != number:
+        assert not isinstance(found.event, CLOSING)
+    assert isinstance(found.event, TokensCounted)
+    desk.host.cancel()
+    assert isinstance(desk.closing(text), Finished)
 
 
 def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(

@@ -9,6 +9,7 @@ from engine import (
     GOALS,
     Cancelled,
     Command,
+    CountTokens,
     DeviceMemory,
     EngineError,
     EngineReady,
@@ -34,6 +35,7 @@ from engine import (
     StateProgress,
     StateSaved,
     Timings,
+    TokensCounted,
     TokenText,
     Trial,
     Tune,
@@ -108,6 +110,7 @@ class FakeHost:
     def __init__(self, on_event: Callable[[HostEvent], None], script: Script | None = None) -> None:
         self.script = script or Script()
         self.commands: list[Command] = []
+        self.counts: list[Command] = []
         self._on_event = on_event
         self._queue: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._generation = self._cancelled_up_to = 0
@@ -115,11 +118,18 @@ class FakeHost:
         self._loaded: ModelLoaded | None = None
         self._thread = threading.Thread(target=self._run, name="fake-engine")
         self._thread.start()
+        self._counting = self._thread  # the last thread that has counted
 
     def submit(self, command: Command) -> int:
-        self.commands.append(command)
         self._generation += 1
-        self._queue.put((self._generation, command))
+        if isinstance(command, CountTokens):  # in the middle of an answer, too
+            self.counts.append(command)
+            answer = self._generation, _counted(command)
+            self._counting = threading.Thread(target=self.send, args=answer, name="fake-count")
+            self._counting.start()
+        else:
+            self.commands.append(command)
+            self._queue.put((self._generation, command))
         return self._generation
 
     def cancel(self) -> None:
@@ -130,6 +140,7 @@ class FakeHost:
     def close(self, timeout_s: float = 5.0) -> bool:
         self.cancel()
         self._queue.put(None)
+        self._counting.join(timeout_s)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -226,6 +237,14 @@ class FakeHost:
             if timeout is None or timeout > 0:
                 self._changed.wait_for(lambda: number <= self._cancelled_up_to, timeout)
             return number <= self._cancelled_up_to
+
+
+def _counted(command: CountTokens) -> TokensCounted:
+    """Count words, and three tokens around each message."""
+    n_draft = len(command.draft.split())
+    if command.messages is None:
+        return TokensCounted(None, n_draft)
+    return TokensCounted(sum(3 + len(m.content.split()) for m in command.messages), n_draft)
 
 
 def _finished(reason: str, n_tokens: int) -> Finished:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal, Slot
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.chat.sampling.presets import Chosen, params_of
-from app.chat.sampling.views.field_group import FieldGroup
-from app.chat.sampling.views.field_row import FieldRow
 from app.chat.sampling.views.preset_menu import PresetMenu
 from app.chat.sampling.views.prompt_editor import PromptEditor
 from app.settings import changed_sampling
@@ -24,6 +22,10 @@ from app.widgets.buttons import button
 from app.widgets.controls import keep_margin
 from app.widgets.text import caption_text, label, set_tip
 from engine import EngineError, SamplingParams
+
+if TYPE_CHECKING:
+    from app.chat.sampling.views.field_group import FieldGroup
+    from app.chat.sampling.views.field_row import FieldRow
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     tr_later("Choice of words"): (
@@ -143,6 +145,9 @@ class SamplingPanel(QScrollArea):
         _ = self.rows
 
     def _make_rows(self) -> None:
+        from app.chat.sampling.views.field_group import FieldGroup  # late: the panel is hidden
+        from app.chat.sampling.views.field_row import FieldRow
+
         specs = {spec.name: spec for spec in fields(SamplingParams)}
         rows = {name: FieldRow(specs[name], self._on_field, self._on_reset) for name in specs}
         grouped = {name for names in GROUPS.values() for name in names}

@@ -1,0 +1,131 @@
+"""Counts the tokens of the open chat and of the draft, with the engine's tokenizer.
+
+The messages are counted when they have changed, the draft whenever it has: the engine's process
+does both, one request at a time, and the window's thread only asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.chat.context.usage import ContextUsage
+from app.chat.session import ChatSession
+from app.engine_client import EngineClient
+from engine import ChatMessage, TokensCounted
+
+WAIT_MS = 120
+"""Milliseconds after a change until it is counted: what changes together is counted once."""
+
+
+class ContextCounter(QObject):
+    """Counter of the tokens of one chat at a time.
+
+    Args:
+        session: session of the chats, of which the open one counts.
+        draft: returns the text of its next message.
+
+    Attributes:
+        usage: the present numbers.
+    """
+
+    changed = Signal(object)  # ContextUsage
+
+    def __init__(
+        self, client: EngineClient, session: ChatSession, draft: Callable[[], str], parent: QObject
+    ) -> None:  # fmt: skip
+        super().__init__(parent)
+        self._client, self._session, self._draft = client, session, draft
+        self._messages: tuple[ChatMessage, ...] | None = None  # those that `n_before` is of
+        self._asked: tuple[ChatMessage, ...] | None = None
+        self._asked_draft: str | None = None  # draft that is being counted; None while none is
+        self._counted_draft: str | None = None
+        self._is_stale = True  # whether the messages may have changed
+        self.usage = ContextUsage()
+        self._timer = QTimer(self, singleShot=True, interval=WAIT_MS)
+        self._timer.timeout.connect(self._ask)
+        client.counted.connect(self._on_counted)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the numbers are those of the messages and the draft as they are now."""
+        is_busy = self._is_stale or self._asked_draft is not None
+        return self.usage.is_counted and not is_busy and self._draft() == self._counted_draft
+
+    @Slot()
+    def forget(self) -> None:
+        """Count the messages again: another chat is open, or this one has changed."""
+        self._is_stale = True
+        model = self._client.model
+        if model is None:
+            self._timer.stop()
+            self._messages = None
+            self._show(ContextUsage())
+            return
+        if not self.usage.is_counted or self.usage.size != model.n_ctx:
+            known = self._session.current.context_tokens
+            self._show(ContextUsage(model.n_ctx, known))
+        self._timer.start()
+
+    @Slot()
+    def look(self) -> None:
+        """Count the draft, if it has changed."""
+        if self._client.model is not None and not self._timer.isActive():
+            self._timer.start()
+
+    @Slot()
+    def count_answer(self) -> None:
+        """Add the tokens of the answer that is being written here."""
+        if self._session.is_answering_here:
+            self._show(replace(self.usage, n_answer=self._n_answer))
+
+    @property
+    def _n_answer(self) -> int:
+        return self._client.answer_meter.n_tokens if self._session.is_answering_here else 0
+
+    def _prompt(self) -> tuple[ChatMessage, ...]:
+        """Return the open chat's messages, without the answer that is being written."""
+        turns = self._session.current.prompt()
+        is_growing = self._session.is_answering_here and turns and turns[-1].role == "assistant"
+        return turns[:-1] if is_growing else turns
+
+    @Slot()
+    def _ask(self) -> None:
+        """Ask the engine for what is not known, unless it is counting."""
+        if self._client.model is None or self._asked_draft is not None:
+            return
+        draft, messages = self._draft(), self._asked
+        if self._is_stale:
+            messages = self._prompt()
+        is_new = self._is_stale and (messages != self._messages or not self.usage.is_counted)
+        self._is_stale = False
+        if not is_new and draft == self._counted_draft:
+            return
+        self._asked, self._asked_draft = messages, draft
+        self._client.count(messages if is_new else None, draft)
+
+    @Slot(object)
+    def _on_counted(self, counted: TokensCounted | None) -> None:
+        draft, self._asked_draft = self._asked_draft, None
+        model = self._client.model
+        if model is None:
+            return
+        self._counted_draft, known = draft, self._session.current.context_tokens
+        if counted is None:  # the template refuses them, as the answer will say
+            self._messages = self._asked
+            self._show(ContextUsage(model.n_ctx, known))
+        else:
+            n_before = self.usage.n_before
+            if counted.n_before is not None:
+                self._messages, n_before = self._asked, counted.n_before
+            n_draft, n_answer = counted.n_draft, self._n_answer
+            self._show(ContextUsage(model.n_ctx, n_before, n_draft, n_answer, is_counted=True))
+        if self._is_stale or self._draft() != draft:
+            self._timer.start()
+
+    def _show(self, usage: ContextUsage) -> None:
+        if usage != self.usage:
+            self.usage = usage
+            self.changed.emit(usage)

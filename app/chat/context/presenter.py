@@ -1,0 +1,71 @@
+"""The presenter of the context's gauge: when to count, and what to say of a message too long."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.chat.context.counter import ContextCounter
+from app.chat.session import ChatSession
+from app.chat.views.composer import Composer
+from app.engine_client import EngineClient
+from app.notice import Notice
+from app.translation import tr
+
+
+class ContextPresenter(QObject):
+    """Connection of the open chat and the composer with the gauge of the context.
+
+    Attributes:
+        counter: counts the tokens of both.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self, session: ChatSession, client: EngineClient, composer: Composer, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._client, self._composer = session, client, composer
+        self.counter = ContextCounter(client, session, lambda: composer.text, self)
+        self.counter.changed.connect(composer.gauge.show_usage)
+        composer.draft_changed.connect(self.counter.look)
+        session.draft_restored.connect(self.counter.look)
+        changes = (
+            session.opened, session.path_changed, session.message_changed, session.answer_closed,
+            session.prompt_changed, client.loaded, client.unloaded, client.lost,
+        )  # fmt: skip
+        for change in changes:
+            change.connect(self.counter.forget)
+        client.rate.connect(self.counter.count_answer)
+
+    def may_send(self, text: str) -> bool:
+        """Return whether a message fits; if not, say by how much, and offer what helps.
+
+        A message that was not counted yet may be sent: the engine refuses it, too.
+        """
+        usage, chat = self.counter.usage, self._session.current
+        if not self.counter.is_current or usage.fits:
+            return True
+        is_alone = usage.n_draft >= usage.size
+        if chat.drops_oldest and not is_alone:
+            return True
+        hint = tr("Shorten it, or load the model with a longer context.")
+        if is_alone:
+            text = tr("This message alone has {n} tokens, the context {size}.")
+            filled = text.format(n=usage.n_draft, size=usage.size)
+            self.noticed.emit(Notice(filled, hint, "warning"))
+            return False
+        text_of = tr("With this message the chat has {n} tokens, the context {size}.")
+        self.noticed.emit(
+            Notice(
+                text_of.format(n=usage.used, size=usage.size), hint, "warning",
+                tr("Drop the oldest and send"), self._drop_and_send,
+            )
+        )  # fmt: skip
+        return False
+
+    @Slot()
+    def _drop_and_send(self) -> None:
+        """Let the oldest messages of the open chat make room, now and later, and send the draft."""
+        self._session.current.drops_oldest = True
+        self._composer.submit()

@@ -1,0 +1,154 @@
+"""The gauge of the context in the window: what it counts, when, and a message that does not fit."""
+
+from dataclasses import replace
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.chat.context.usage import ContextUsage
+from app.main import Shell
+from engine import CountTokens, EngineError, Failed, Generate
+from tests.helpers.fake_host import Script, model_loaded
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of
+
+
+def usage(shell: Shell) -> ContextUsage:
+    return shell.chat_presenter._context.counter.usage
+
+
+def settle(qtbot: QtBot, shell: Shell) -> None:
+    """Wait until what is typed and said is counted."""
+    shell.window.composer.flush_draft()
+    qtbot.waitUntil(lambda: shell.chat_presenter._context.counter.is_current)
+
+
+def full_counts(shell: Shell) -> int:
+    """Return how often messages were counted, not only a draft."""
+    counts = host_of(shell).counts
+    return sum(isinstance(c, CountTokens) and c.messages is not None for c in counts)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scripted engine have a context of 40 tokens."""
+    monkeypatch.setattr(
+        "tests.helpers.fake_host.model_loaded",
+        lambda *found: replace(model_loaded(*found), n_ctx=40),
+    )
+
+
+def test_draft_messages_and_system_prompt_are_counted(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    settle(qtbot, shell)
+    size = usage(shell).size
+    assert usage(shell) == ContextUsage(size, 0, 0, 0, is_counted=True)
+    shell.window.composer.edit.insertPlainText("four words are here")
+    settle(qtbot, shell)
+    assert (usage(shell).n_before, usage(shell).n_draft) == (0, 4)
+    shell.window.sampling.prompt.edit.setPlainText("Be brief")
+    shell.window.sampling.prompt.flush()
+    settle(qtbot, shell)
+    assert (usage(shell).n_before, usage(shell).n_draft) == (5, 4)
+    before = full_counts(shell)
+    shell.window.composer.edit.insertPlainText(" and more")
+    settle(qtbot, shell)
+    assert usage(shell).n_draft == 6
+    assert full_counts(shell) == before, "only the draft has changed"
+    tip = shell.window.composer.gauge.toolTip()
+    for part in ("11 of", "5 system prompt", "6 this message", "left for the answer"):
+        assert part in tip
+
+
+def test_the_answer_and_other_chats_are_counted(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "one two")
+    settle(qtbot, shell)
+    n_answer = len(shell.session.current.messages[-1].content.split())
+    assert usage(shell).n_before == 3 + 2 + 3 + n_answer
+    assert (usage(shell).n_draft, usage(shell).n_answer) == (0, 0)
+    shell.chat_presenter.new_chat()
+    settle(qtbot, shell)
+    assert usage(shell).used == 0
+    shell.chat_presenter.open_chat(shell.session.chats[-1].id)
+    settle(qtbot, shell)
+    assert usage(shell).n_before == 8 + n_answer
+
+
+def test_an_answer_that_grows_is_added(qtbot: QtBot, make_shell: MakeShell, script: Script) -> None:
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 2
+    shell.window.composer.edit.setPlainText("one two")
+    shell.window.composer.submit()
+    qtbot.waitUntil(lambda: shell.client.answer_meter.n_tokens >= 2)
+    settle(qtbot, shell)
+    assert (usage(shell).n_before, usage(shell).n_answer) == (5, 2), "once, not as a message too"
+    assert "2 the answer so far" in shell.window.composer.gauge.toolTip()
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    settle(qtbot, shell)
+    assert usage(shell).n_answer == 0
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_that_does_not_fit_is_not_sent_until_the_oldest_may_go(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    composer = shell.window.composer
+    ask(qtbot, shell, "word " * 20)
+    composer.edit.setPlainText("more " * 20)
+    settle(qtbot, shell)
+    assert composer.gauge.text == "too long"
+    n_sent = len(host_of(shell).commands)
+    composer.submit()
+    assert "With this message the chat has" in banner(shell)
+    assert len(host_of(shell).commands) == n_sent
+    assert composer.text.startswith("more"), "it stays as a draft"
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.on_action is not None
+    notice.on_action()
+    qtbot.waitUntil(lambda: len(host_of(shell).commands) > n_sent)
+    command = host_of(shell).commands[-1]
+    assert isinstance(command, Generate)
+    assert command.sampling.on_overflow == "shift"
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    shell.session.current.drops_oldest = True
+    shell.window.composer.edit.setPlainText("more " * 50)
+    settle(qtbot, shell)
+    shell.window.composer.submit()
+    assert banner(shell) == "This message alone has 50 tokens, the context 40."
+    assert not [c for c in host_of(shell).commands if isinstance(c, Generate)]
+
+
+def test_without_a_model_nothing_is_counted(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell()
+    shell.window.composer.edit.setPlainText("hello there")
+    shell.window.composer.flush_draft()
+    qtbot.wait(200)
+    assert shell.client._host is None or not host_of(shell).counts
+    assert shell.window.composer.gauge.isHidden()
+
+
+def test_what_a_template_refuses_leaves_the_last_answer_s_figure(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tests.helpers.fake_host._counted", lambda command: Failed(EngineError("No template."))
+    )
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    qtbot.waitUntil(lambda: len(host_of(shell).counts) > 0)
+    qtbot.wait(300)
+    assert usage(shell).used == shell.session.current.context_tokens > 0
+    assert banner(shell) == ""
+    n_asked = len(host_of(shell).counts)
+    qtbot.wait(300)
+    assert len(host_of(shell).counts) == n_asked, "it is not asked again and again"
