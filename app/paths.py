@@ -5,7 +5,6 @@ All of them lie below one folder if `TANDEM_HOME` names one (tests, portable use
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +37,7 @@ def history_file() -> Path | None:
 
 def demo_model() -> Path | None:
     """Return the bundled model; None in an installation without it."""
-    path = Path(str(resources.files("resources"))) / "demo" / "tandem-demo.gguf"
+    path = Path(__file__).resolve().parents[1] / "resources" / "demo" / "tandem-demo.gguf"
     return path if path.is_file() else None
 
 

@@ -11,7 +11,6 @@ A text is looked up when it is shown, so constants of a module stay English unti
 from __future__ import annotations
 
 from gettext import GNUTranslations, NullTranslations
-from importlib import resources
 from pathlib import Path
 
 ENGLISH = "en"
@@ -63,4 +62,4 @@ def tr_n(one: str, many: str, n: int, **values: object) -> str:
 
 
 def _folder() -> Path:
-    return Path(str(resources.files("resources"))) / "languages"
+    return Path(__file__).resolve().parents[1] / "resources" / "languages"
