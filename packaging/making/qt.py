@@ -1,0 +1,70 @@
+"""Qt without what Tandem does not use: of 234 MB, some 110 remain."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from making.project import output
+
+MODULES = ("QtCore", "QtGui", "QtWidgets", "QtNetwork", "QtSvg", "QtDBus")
+"""Modules of PySide6 that Tandem or a plugin it needs imports."""
+
+PLUGINS = (
+    "platforms/*xcb*", "platforms/*wayland*", "platforms/*offscreen*", "platforms/*minimal.*",
+    "platformthemes/*portal*", "platforminputcontexts/*compose*", "platforminputcontexts/*ibus*",
+    "xcbglintegrations", "wayland-decoration-client", "wayland-graphics-integration-client",
+    "wayland-shell-integration", "imageformats/*qsvg*", "imageformats/*qjpeg*",
+    "imageformats/*qico*", "iconengines", "tls",
+)  # fmt: skip
+"""Plugins by folder, or by pattern where only some of a folder are needed."""
+
+LANGUAGES = ("de",)
+"""Languages whose texts of Qt's own dialogs are kept, as far as the window speaks them."""
+
+NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
+
+
+def prune_qt(pyside: Path) -> None:
+    """Remove from an installed PySide6 what Tandem never loads."""
+    kept = set(pyside.glob("*.py")) | {pyside / "support", pyside / "Qt"}
+    kept |= {pyside / f"{name}.abi3.so" for name in MODULES}
+    kept |= set(pyside.glob("libpyside6.abi3.so*"))
+    _keep_only(pyside, kept)
+    qt = pyside / "Qt"
+    _keep_only(qt, {qt / "plugins", qt / "lib", qt / "translations"})
+    plugins = {path for pattern in PLUGINS for path in _matching(qt / "plugins", pattern)}
+    for path in sorted((qt / "plugins").rglob("*.so")):
+        if path not in plugins:
+            path.unlink()
+    texts = qt / "translations"
+    _keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
+    _keep_libraries(qt / "lib", [*pyside.glob("*.so*"), *sorted(plugins)])
+
+
+def _matching(plugins: Path, pattern: str) -> Iterable[Path]:
+    folder, _, name = pattern.partition("/")
+    return (plugins / folder).glob(name or "*.so")
+
+
+def _keep_libraries(folder: Path, users: list[Path]) -> None:
+    """Keep the libraries that the users load, directly or through others."""
+    waiting, kept = list(users), set[str]()
+    while waiting:
+        for name in NEEDED.findall(output("readelf", "-d", str(waiting.pop()))):
+            if name not in kept and (folder / name).exists():
+                kept.add(name)
+                waiting.append(folder / name)
+    kept |= {(folder / name).resolve().name for name in kept}
+    _keep_only(folder, {folder / name for name in kept})
+
+
+def _keep_only(folder: Path, kept: set[Path]) -> None:
+    for path in folder.iterdir():
+        if path not in kept:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
