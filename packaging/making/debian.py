@@ -73,7 +73,10 @@ def depends(home: Path) -> str:
     folders = sorted({str(Path(path).parent) for path in programs})
     options = [f"-l{folder}" for folder in folders]
     done = subprocess.run(
-        ["dpkg-shlibdeps", "-O", "-xlibpython3.11", "--ignore-missing-info", *options, *[f"-e{p}" for p in programs]],
+        [
+            "dpkg-shlibdeps", "-O", "-xlibpython3.11", "--ignore-missing-info", *options,
+            *[f"-e{p}" for p in programs],
+        ],
         cwd=work, capture_output=True, text=True, check=False,
     )  # fmt: skip
     shutil.rmtree(work)
