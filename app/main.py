@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Qt, QTimer, Slot
+from PySide6.QtCore import QObject, Qt, Slot
 from PySide6.QtWidgets import QApplication
 
 import engine
@@ -33,10 +33,12 @@ from app.preferences.page import SettingsPage
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.interpreter import Interpreter
+from app.process.log_file import LogFile
 from app.process.signals import SignalWatch
 from app.process.single_window import OpenRequest, SecondStarts
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
+from app.shell.keeper import SettingsKeeper
 from app.shell.language import start_language
 from app.shell.main_window import MainWindow, Panels
 from app.shell.recovery import Recovery
@@ -47,7 +49,6 @@ from app.split.session import SplitSession
 from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
-from app.translation import tr
 from app.units import GIB
 from engine import (
     DeviceInfo,
@@ -57,11 +58,10 @@ from engine import (
 )
 
 if TYPE_CHECKING:
+    from app.help.dialogs import HelpDialogs
     from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)
-
-SAVE_MS = 500
 
 
 class Shell(QObject):
@@ -82,12 +82,14 @@ class Shell(QObject):
     ) -> None:
         super().__init__(app)
         self._app = app
-        self._is_closed = self._is_settings_loss_known = False
+        self._help: HelpDialogs | None = None
+        self._is_closed = False
         self._rig = rig
         imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
         self.settings = SettingsStore(paths.settings_file(), imaginary)
-        start_language(app, self.settings.current.language)
-        apply_theme(app, self.settings.current.theme)
+        current = self.settings.current
+        start_language(app, current.language)
+        apply_theme(app, current.theme, current.zoom)
         self.client = EngineClient(make_host, self)
         self.start_up = StartUp(rig, self)
         self.split = SplitSession(machine_factory=self.start_up.machine, parent=self)
@@ -97,7 +99,7 @@ class Shell(QObject):
         self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
         self.split_panel.footer.add_button(self.side_panels.find)
         self.window = MainWindow(self._panels())
-        self._make_timers()
+        self.keeper = SettingsKeeper(app, self.settings, self.window, self)
         self._make_services()
         self._make_presenters()
         self._wire()
@@ -141,6 +143,8 @@ class Shell(QObject):
         self.split.stop()
         self.side_panels.close()
         self.library.close()
+        if self._help is not None:
+            self._help.close()
         self.monitor_presenter.close()
         self.models.close()
         self.chat_cache.close()
@@ -156,8 +160,7 @@ class Shell(QObject):
                 last_chat=self.session.current.id,
             )
         )
-        self._save_timer.stop()
-        self.settings.save()
+        self.keeper.close()
         self.interpreter.stop()
 
     @Slot(object, object)
@@ -172,30 +175,13 @@ class Shell(QObject):
             self.poller.start()
 
     def keep(self, settings: Settings) -> None:
-        """Use other settings; a timer writes them a moment later."""
-        self.settings.put(settings)
-        apply_theme(self._app, settings.theme)
-        self.settings_page.refresh()
-        if not self._is_closed:
-            self._save_timer.start()
-
-    @Slot()
-    def _save_settings(self) -> None:
-        """Write the settings; the first time that this fails, say so."""
-        self.settings.save()
-        if self.settings.problem and not self._is_settings_loss_known:
-            self._is_settings_loss_known = True
-            what = tr("The settings cannot be saved ({why}).").format(why=self.settings.problem)
-            self._notify(Notice(what, tr("They are kept until the window closes."), "warning"))
+        """Use other settings, and have them written."""
+        self.keeper.keep(settings)
 
     def _panels(self) -> Panels:
         side = self.side_panels
         monitor = self.monitor, self._monitor_head
         return Panels(self.split_panel, side.plans, side.placement, side.links, *monitor)
-
-    def _make_timers(self) -> None:
-        self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
-        self._save_timer.timeout.connect(self._save_settings)
 
     def _make_services(self) -> None:
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
@@ -275,6 +261,12 @@ class Shell(QObject):
         window.model_picked.connect(self.models.open)
         window.models_requested.connect(self.library.toggle)
         window.settings_requested.connect(self.settings_page.toggle)
+        for source in (window, self.settings_page):
+            source.shortcuts_requested.connect(lambda: self.help.show_shortcuts())
+        self.settings_page.log_requested.connect(lambda: self.help.show_log())
+        self.settings_page.about_requested.connect(lambda: self.help.show_about())
+        window.zoom_requested.connect(self.keeper.zoom)
+        self.keeper.kept.connect(self.settings_page.refresh)
         self.library.opened.connect(self.models.open)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)
@@ -287,6 +279,18 @@ class Shell(QObject):
     def _show_chat(self) -> None:
         self.window.show_chat(not self.session.current.is_empty)
         self.window.composer.setFocus()
+
+    @property
+    def help(self) -> HelpDialogs:
+        """The dialogs of help, made when they are first wanted."""
+        if self._help is None:
+            from app.help.dialogs import HelpDialogs
+
+            self._help = HelpDialogs(
+                self.window, paths.log_file(), self.settings, lambda: self.start_up.devices,
+                lambda: [chat.title for chat in self.session.chats], self,
+            )  # fmt: skip
+        return self._help
 
     def _load_params(self) -> LoadParams:
         """Return how to load the selected model.
@@ -357,6 +361,8 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     app.setApplicationDisplayName("Tandem")
     app.setDesktopFileName("tandem")
     app.setWindowIcon(icon("split", theme().accent))
+    log_file = LogFile(paths.log_file())
+    log_file.start()
     signals = SignalWatch(app)
     signals.came.connect(app.quit)
     signals.install()
@@ -378,4 +384,5 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     shell.close()
     shell.crashes.uninstall()
     signals.uninstall()
+    log_file.stop()
     return status

@@ -29,6 +29,11 @@ def settings_file() -> Path:
     return _folder("config") / "settings.json"
 
 
+def log_file() -> Path:
+    """Return the file of the window's log."""
+    return _folder("cache") / "log" / "window.log"
+
+
 def history_file() -> Path | None:
     """Return the file of messages typed in `tandem chat`; None for a user without a home."""
     folder = tandem_folder("data")

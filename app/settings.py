@@ -42,6 +42,7 @@ class ShownSetting:
         section: one of `SECTIONS`.
         choices: texts of the allowed values; {} if the value is free.
         least, most: smallest and largest value of a number.
+        step: what its arrows add to it.
         unit: unit of a number, such as "GiB".
         words: other words that people may search for.
         takes: when a change takes effect.
@@ -55,6 +56,7 @@ class ShownSetting:
     choices: Mapping[str, str] = field(default_factory=dict)
     least: int = 0
     most: int = 0
+    step: int = 1
     unit: str = ""
     words: str = ""
     takes: Takes = "at once"
@@ -104,6 +106,11 @@ class Settings:
         "Appearance",
         choices={"system": tr_later("As the desktop"), "en": "English", "de": "Deutsch"},
         words=tr_later("English German translation"), takes="next start",
+    )  # fmt: skip
+    zoom: int = _shown(
+        100, tr_later("Size"), tr_later("Size of texts, icons and controls."),
+        "Appearance", least=70, most=200, step=10, unit="%",
+        words=tr_later("zoom scale font larger smaller"),
     )  # fmt: skip
     system_prompt: str = _shown(
         "", tr_later("System prompt of new chats"),

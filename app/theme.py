@@ -1,14 +1,15 @@
 """Colours, fonts and icons: the only module of the app that names a colour.
 
-`apply_theme` sets the application's palette and style sheet; widgets that paint themselves use
-`theme()` and repaint on `theme_signals().changed`. The dynamic property `role` selects a widget's
-rules in `resources/style.qss`.
+`apply_theme` sets the application's palette, font and style sheet; widgets that paint themselves
+use `theme()` and `app.scale.px`, and repaint on `theme_signals().changed`. The dynamic property
+`role` selects a widget's rules in `resources/style.qss`.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import re
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -30,6 +31,7 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.scale import px, set_zoom, zoom
 from engine import temporary_folder
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ FONT_PIXELS: Final = 13
 ICON_SIZES: Final = (16, 20, 24, 32, 48)
 INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
 """Icons that the style sheet shows as images, with each one's theme colour."""
+
+LENGTH: Final = re.compile(r"(border-radius: )?\b(\d+)px")
+"""A length in the style sheet."""
 
 _at_exit = ExitStack()
 atexit.register(_at_exit.close)
@@ -123,7 +128,7 @@ THEMES: Final = {"dark": DARK, "light": LIGHT}
 
 
 class ThemeSignals(QObject):
-    """Signal of the theme: `changed` is emitted after another one was applied."""
+    """Signal of the theme: `changed` is emitted after another one or another zoom was applied."""
 
     changed = Signal()
 
@@ -133,6 +138,7 @@ class _Current:
 
     choice = "system"
     theme = DARK
+    zoom = 0  # in percent; none is applied yet
     is_following = False
 
 
@@ -146,14 +152,20 @@ def theme_signals() -> ThemeSignals:
     return ThemeSignals()
 
 
-def apply_theme(app: QApplication, choice: str) -> None:
-    """Apply the theme "dark", "light" or, for "system", the one that the desktop prefers."""
+def apply_theme(app: QApplication, choice: str, percent: int | None = None) -> None:
+    """Apply the theme "dark", "light" or, for "system", the one that the desktop prefers.
+
+    Args:
+        percent: zoom of the whole window; None leaves it as it is.
+    """
+    if percent is not None:
+        set_zoom(percent)
     _Current.choice = choice if choice in THEMES else "system"
     if not _Current.is_following:
         _Current.is_following = True
         app.styleHints().colorSchemeChanged.connect(lambda _: _follow_system(app))
         app.setStyle("Fusion")
-        app.setFont(_base_font())
+        _load_fonts()
     _dress(app)
 
 
@@ -209,10 +221,12 @@ def _follow_system(app: QApplication) -> None:
 
 def _dress(app: QApplication) -> None:
     wanted = THEMES.get(_Current.choice) or _system_theme()
-    if wanted is _Current.theme and app.styleSheet():
+    if (wanted, zoom()) == (_Current.theme, _Current.zoom) and app.styleSheet():
         return
-    is_new = wanted is not _Current.theme
-    _Current.theme = wanted
+    is_new = (wanted, zoom()) != (_Current.theme, _Current.zoom)
+    if zoom() != _Current.zoom:
+        app.setFont(_base_font())
+    _Current.theme, _Current.zoom = wanted, zoom()
     app.setPalette(_palette(wanted))
     app.setStyleSheet(_style_sheet(wanted))
     if is_new:
@@ -224,15 +238,18 @@ def _system_theme() -> Theme:
     return LIGHT if is_light else DARK
 
 
-def _base_font() -> QFont:
-    """Return Inter with digits of equal width, so that changing numbers do not wobble."""
+def _load_fonts() -> None:
     for file in sorted((RESOURCES / "fonts").glob("*.otf")):
         if QFontDatabase.addApplicationFont(str(file)) < 0:
             log.warning("the font %s cannot be loaded", file.name)
+
+
+def _base_font() -> QFont:
+    """Return Inter with digits of equal width, so that changing numbers do not wobble."""
     font = QGuiApplication.font()
     if FONT_FAMILY in QFontDatabase.families():
         font.setFamily(FONT_FAMILY)
-    font.setPixelSize(FONT_PIXELS)
+    font.setPixelSize(px(FONT_PIXELS))
     font.setFeature(QFont.Tag("tnum"), 1)
     return font
 
@@ -284,7 +301,16 @@ def _style_sheet(colours: Theme) -> str:
         "selection": mix(colours.surface, colours.accent, 0.4),
         "device_rules": "\n".join(_device_rules(colours)),
     }
-    return Template((RESOURCES / "style.qss").read_text(encoding="utf-8")).substitute(words)
+    source = (RESOURCES / "style.qss").read_text(encoding="utf-8")
+    return Template(LENGTH.sub(_zoomed, source)).substitute(words)
+
+
+def _zoomed(length: re.Match[str]) -> str:
+    """Return a length of the style sheet at the present zoom; lines stay thin."""
+    n = int(length[2])
+    if length[1]:  # more than half of the whole, and Qt draws no round corners at all
+        return f"{length[1]}{n * zoom() // 100}px"
+    return f"{n if n <= 1 else px(n)}px"
 
 
 def _device_rules(colours: Theme) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 from engine import package_version
@@ -16,5 +15,7 @@ def version() -> str:
 
 
 def _source_version() -> str:
+    import tomllib  # late: an installed package does not need it
+
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
     return str(project["version"])

@@ -10,7 +10,6 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog
 
 from app.background import LatestJob
-from app.monitor.record import csv_text
 from app.monitor.views.monitor_head import MonitorHead, graph_names
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
@@ -57,9 +56,8 @@ class MonitorPresenter(QObject):
             picture = self._panel.grab().toImage()
             self._job.run(lambda: _written(path, lambda: picture.save(str(path))))
         else:
-            text = csv_text(self._panel.table())
-            data = text.encode("utf-8")
-            self._job.run(lambda: _written(path, lambda: path.write_bytes(data)))
+            rows = self._panel.table()
+            self._job.run(lambda: _written(path, lambda: path.write_bytes(_csv(rows))))
 
     def _show(self, is_overview: bool, graphs: Sequence[str]) -> None:
         known = [name for name in graph_names() if name in graphs] or list(graph_names()[:3])
@@ -105,3 +103,13 @@ def _written(path: Path, write: Callable[[], object]) -> Path:
             tr("{name} cannot be written.").format(name=path.name), tr("Choose another folder.")
         )
     return path
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> bytes:
+    """Return a table as CSV (RFC 4180)."""
+    import csv  # late: the first picture needs neither
+    import io
+
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode("utf-8")

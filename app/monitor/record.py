@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import time
 from collections import deque
@@ -122,13 +120,6 @@ class MonitorRecord:
         if self._has_ended:
             self._rate = 0.0
         return rate
-
-
-def csv_text(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as CSV (RFC 4180)."""
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
 
 
 def clock_text_of(time_s: float) -> str:

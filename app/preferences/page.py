@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Slot
+from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
 from app.settings import Settings, SettingsStore
@@ -23,6 +23,10 @@ class SettingsPage(QObject):
         show: shows a widget in the middle of the window.
         leave: shows the chat there again.
     """
+
+    shortcuts_requested = Signal()
+    log_requested = Signal()
+    about_requested = Signal()
 
     def __init__(
         self,
@@ -72,6 +76,9 @@ class SettingsPage(QObject):
         view = self.view = SettingsView()
         view.changed.connect(self._on_changed)
         view.left.connect(self._leave)
+        view.shortcuts_requested.connect(self.shortcuts_requested)
+        view.log_requested.connect(self.log_requested)
+        view.about_requested.connect(self.about_requested)
         return view
 
     @Slot(str, object)

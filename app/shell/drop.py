@@ -8,6 +8,7 @@ from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QWidget
 
+from app.scale import px
 from app.theme import theme
 from app.translation import tr
 from app.widgets.text import PlainLabel
@@ -43,7 +44,7 @@ class DropHint(PlainLabel):
         text = one_line(tr("Drop to load {name}").format(name=Path(path).name))
         self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
         self.setStyleSheet(
-            f"background: {colours.window}; color: {colours.text}; font-size: 18px;"
+            f"background: {colours.window}; color: {colours.text}; font-size: {px(18)}px;"
             f" border: 2px dashed {colours.accent};"
         )
         self.raise_()

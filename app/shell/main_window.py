@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QByteArray, QEvent, QSize, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import (
-    QAction,
     QCloseEvent,
     QDragEnterEvent,
     QDragLeaveEvent,
     QDropEvent,
-    QKeySequence,
     QPaintEvent,
     QResizeEvent,
-    QShortcut,
     QShowEvent,
 )
 from PySide6.QtWidgets import (
@@ -43,6 +41,8 @@ from app.translation import tr
 from app.widgets.banner import Banner
 from app.widgets.dock import Dock
 from app.widgets.rail import Rail, is_in_front
+from app.widgets.shortcuts import make_shortcut, with_keys
+from app.widgets.sizes import scaled
 from app.widgets.tab_order import neighbour, tab_stops
 from engine import one_line
 
@@ -82,6 +82,8 @@ class MainWindow(QMainWindow):
     stop_requested = Signal()
     models_requested = Signal()
     settings_requested = Signal()
+    shortcuts_requested = Signal()
+    zoom_requested = Signal(int)  # 1 larger, -1 smaller, 0 normal
     closing = Signal()
     painted = Signal()  # for the first time
 
@@ -104,6 +106,7 @@ class MainWindow(QMainWindow):
         self._centre = self._make_centre()
         self.setCentralWidget(self._centre)
         self.chat_list.search_left.connect(self.composer.setFocus)
+        self.chat_view.zoomed.connect(self.zoom_requested)
         self.composer.sampling_clicked.connect(self.toggle_sampling)
         for page in (self.model_bar, self.start_view):
             page.open_requested.connect(self.pick_model)
@@ -181,7 +184,7 @@ class MainWindow(QMainWindow):
         below.addWidget(self.banner)
         below.addWidget(self.composer)
         column = QWidget()
-        column.setMaximumWidth(COLUMN_WIDTH)
+        scaled(column, column.setMaximumWidth, COLUMN_WIDTH)
         column.setLayout(below)
         below.setContentsMargins(0, 0, 0, 0)
         row = QHBoxLayout()
@@ -190,7 +193,9 @@ class MainWindow(QMainWindow):
         row.addWidget(column, 1000)
         row.addStretch(1)
         centre = QWidget()
-        centre.setMinimumWidth(CENTRE_WIDTH)  # fixed, or a new label would push the docks aside
+        scaled(
+            centre, centre.setMinimumWidth, CENTRE_WIDTH
+        )  # fixed, or a new label would push the docks aside
         layout = QVBoxLayout(centre)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
@@ -218,7 +223,10 @@ class MainWindow(QMainWindow):
         self.monitor_dock = self._dock(
             "monitor", tr("Monitor"), panels.monitor, side.BottomDockWidgetArea, panels.monitor_head
         )
-        for dock in (self.placement_dock, self.links_dock, self.sampling_dock):
+        self.right_docks = (
+            self.split_dock, self.placement_dock, self.links_dock, self.sampling_dock,
+        )  # fmt: skip
+        for dock in self.right_docks[1:]:
             self.tabifyDockWidget(self.split_dock, dock)
             dock.hide()
         sides = [self.chats_dock, self.split_dock]
@@ -240,17 +248,18 @@ class MainWindow(QMainWindow):
 
     def _make_rail(self) -> None:
         rail = Rail(self)
-        rail.add_panel("chat", tr("Chats (Ctrl+B)"), self.chats_dock)
-        rail.add_button("models", tr("Models")).clicked.connect(self.models_requested)
+        rail.add_panel("chat", with_keys(tr("Chats"), "toggle-chats"), self.chats_dock)
+        models = rail.add_button("models", with_keys(tr("Models"), "models"))
+        models.clicked.connect(self.models_requested)
         rail.add_panel("split", tr("Split"), self.split_dock)
         rail.add_panel("map", tr("Tensor map"), self.placement_dock)
         rail.add_panel("links", tr("Links between devices"), self.links_dock)
         rail.add_panel("monitor", tr("Monitor"), self.monitor_dock)
         rail.add_space()
-        rail.add_panel("sampling", tr("Sampling and system prompt (Ctrl+.)"), self.sampling_dock)
-        rail.add_button("settings", tr("Settings (Ctrl+,)")).clicked.connect(
-            self.settings_requested
-        )
+        text = with_keys(tr("Sampling and system prompt"), "sampling")
+        rail.add_panel("sampling", text, self.sampling_dock)
+        settings = rail.add_button("settings", with_keys(tr("Settings"), "settings"))
+        settings.clicked.connect(self.settings_requested)
         rail.panel_clicked.connect(self.toggle_dock)
         self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
         self._rail = rail
@@ -281,23 +290,19 @@ class MainWindow(QMainWindow):
                 tabs.hide()
 
     def _make_shortcuts(self) -> None:
-        self._key("Ctrl+N", tr("New chat"), self.new_chat_requested)
-        self._key("Ctrl+K", tr("Search chats"), self._search)
-        self._key("Ctrl+O", tr("Open model"), self.pick_model)
-        self._key("Ctrl+B", tr("Show or hide chats"), self._toggle_chats)
-        self._key("Ctrl+R", tr("Regenerate"), self.regenerate_requested)
-        self._key("Ctrl+,", tr("Settings"), self.settings_requested)
-        self._key("Ctrl+.", tr("Sampling and system prompt"), self.toggle_sampling)
-        self._key("Ctrl+Q", tr("Quit"), self.close)
-        self._stop = QShortcut(QKeySequence("Esc"), self)
-        self._stop.activated.connect(self.stop_requested)
+        for name, target in (
+            ("new-chat", self.new_chat_requested.emit), ("search-chats", self._search),
+            ("open-model", self.pick_model), ("models", self.models_requested.emit),
+            ("toggle-chats", self._toggle_chats), ("regenerate", self.regenerate_requested.emit),
+            ("sampling", self.toggle_sampling), ("settings", self.settings_requested.emit),
+            ("larger", partial(self.zoom_requested.emit, 1)),
+            ("smaller", partial(self.zoom_requested.emit, -1)),
+            ("normal-size", partial(self.zoom_requested.emit, 0)), ("quit", self.close),
+            ("shortcuts", self.shortcuts_requested.emit),
+        ):  # fmt: skip
+            make_shortcut(name, self, target)
+        self._stop = make_shortcut("stop", self, self.stop_requested.emit)
         self._stop.setEnabled(False)
-
-    def _key(self, keys: str, text: str, target: object) -> None:
-        action = QAction(text, self)
-        action.setShortcut(QKeySequence(keys))
-        action.triggered.connect(target)
-        self.addAction(action)
 
     @Slot()
     def _search(self) -> None:
@@ -334,8 +339,7 @@ class MainWindow(QMainWindow):
         if now is not None and not (now.isVisible() and now.isEnabled()):
             self.composer.setFocus()
             return True
-        right = (self.split_dock, self.placement_dock, self.links_dock, self.sampling_dock)
-        docks = [dock for dock in (*right, self.monitor_dock) if is_in_front(dock)]
+        docks = [dock for dock in (*self.right_docks, self.monitor_dock) if is_in_front(dock)]
         tabs = self.findChildren(QTabBar)
         stops = tab_stops((self._rail, self.chats_dock, self._centre, *docks, *tabs))
         target = neighbour(stops, now, forward=forward)

@@ -6,6 +6,7 @@ from PySide6.QtCore import QSize, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon
 from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
+from app.scale import px
 from app.theme import icon, theme, theme_signals
 from app.widgets.text import caption_text, set_tip
 from engine import one_line
@@ -23,8 +24,7 @@ class IconButton(QToolButton):
         is_muted: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(parent)
-        self._name, self._is_muted = name, is_muted
-        self.setIconSize(QSize(size, size))
+        self._name, self._is_muted, self._size = name, is_muted, size
         self.setAutoRaise(True)
         self.set_text(text)
         self.toggled.connect(self.refresh)
@@ -45,6 +45,7 @@ class IconButton(QToolButton):
 
     @Slot()
     def refresh(self) -> None:
+        self.setIconSize(QSize(px(self._size), px(self._size)))
         self.setIcon(self.current_icon())
 
     def current_icon(self) -> QIcon:

@@ -14,7 +14,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.scale import px
 from app.theme import mix, theme
+from app.widgets.sizes import scaled
 
 
 def line() -> QWidget:
@@ -97,21 +99,22 @@ class Switch(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def sizeHint(self) -> QSize:
-        return QSize(self.WIDTH + 2, self.HEIGHT + 2)
+        return QSize(px(self.WIDTH) + 2, px(self.HEIGHT) + 2)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours = theme()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        top = (self.height() - self.HEIGHT) / 2
-        track = QRectF(1, top, self.WIDTH, self.HEIGHT)
+        width, height = px(self.WIDTH), px(self.HEIGHT)
+        top = (self.height() - height) / 2
+        track = QRectF(1, top, width, height)
         fill = colours.accent if self.isChecked() else mix(colours.line, colours.muted, 0.35)
         if not self.isEnabled():
             fill = mix(fill, colours.surface, 0.6)
         painter.setPen(QColor(colours.text) if self.hasFocus() else Qt.PenStyle.NoPen)
         painter.setBrush(QColor(fill))
-        painter.drawRoundedRect(track, self.HEIGHT / 2, self.HEIGHT / 2)
-        size = self.HEIGHT - 4
+        painter.drawRoundedRect(track, height / 2, height / 2)
+        size = height - 4
         left = track.right() - size - 2 if self.isChecked() else track.left() + 2
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(colours.on_accent if self.isChecked() else colours.surface))
@@ -126,7 +129,7 @@ class ColourDot(QWidget):
     def __init__(self, colour_index: int, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._colour_index = colour_index
-        self.setFixedSize(self.SIZE, self.SIZE)
+        scaled(self, self.setFixedSize, self.SIZE, self.SIZE)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

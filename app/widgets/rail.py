@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QSizePolicy, QToolBar, QWidget
 
 from app.translation import tr
 from app.widgets.buttons import IconButton
+from app.widgets.sizes import scaled
 
 ICON_SIZE = 20
 
@@ -20,10 +21,14 @@ class Rail(QToolBar):
         super().__init__(tr("Views"), parent)
         self.setObjectName("rail")
         self.setProperty("role", "rail")
+        scaled(self, self._set_icon_size, ICON_SIZE)
         self.setMovable(False)
         self.setFloatable(False)
         self.toggleViewAction().setVisible(False)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
+
+    def _set_icon_size(self, size: int) -> None:
+        self.setIconSize(QSize(size, size))  # Qt gives it to the buttons
 
     def add_button(self, icon: str, text: str) -> IconButton:
         """Add a button that does something by itself, and return it."""

@@ -52,6 +52,28 @@ NAMES = {
     "app/split/views/memory_bar.py": {"other programs"},
     "app/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
     "app/widgets/text.py": {'<span style="color:'},
+    "app/widgets/shortcuts.py": {
+        "Esc",
+        "Return",
+        "Enter",
+        "Del",
+        "Backspace",
+        "Right",
+        "Up",
+        "Left",
+        "Down",
+        "Home",
+        "End",
+    },
+    "app/process/log_file.py": {"%(asctime)s %(levelname)s %(name)s: %(message)s"},
+    "app/help/diagnostics.py": {  # a report is in English, for whoever mends the mistake
+        "# Tandem diagnostics",
+        "## Settings that differ from the default",
+        "not usable: ",
+    },
+    "app/help/facts.py": {"Python", "Qt", "Triton", "Classifier"},
+    "app/monitor/record.py": {"Time", "Seconds", "Message", "Tokens per second"},  # of a CSV file
+    "app/monitor/views/timeline_plot.py": {" computed", " waited"},
     "app/settings.py": {
         "Appearance",
         "Chats",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from app.chat.context.usage import ContextUsage
+from app.scale import px
 from app.theme import set_role, theme, theme_signals
 from app.translation import tr
+from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
 
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
@@ -57,7 +59,7 @@ class _Ring(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self._share = 0.0
-        self.setFixedSize(QSize(16, 16))
+        scaled(self, self.setFixedSize, 16, 16)
         theme_signals().changed.connect(self.update)
 
     def set_share(self, share: float) -> None:
@@ -72,7 +74,7 @@ class _Ring(QWidget):
             filled = colours.danger if self._share >= DANGER_SHARE else colours.warn
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        area = QRectF(2, 2, 12, 12)
+        area = QRectF(px(2), px(2), px(12), px(12))
         painter.setPen(QPen(QColor(colours.line), 2.5))
         painter.drawEllipse(area)
         pen = QPen(QColor(filled), 2.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from xml.etree.ElementTree import tostring
 
 from engine import answer_lines, ending_after
 
@@ -37,7 +36,10 @@ def draw(latex: str, pixels: float, colour: str, is_display: bool) -> dict[str, 
         "svg", "width", "height" and "depth", the pixels below the baseline; nothing if it cannot be
         drawn or is too large.
     """
-    import ziamath  # late: the process says that it is ready before
+    # late: the process says that it is ready before, and the window reads the limits alone
+    from xml.etree.ElementTree import tostring
+
+    import ziamath
 
     ziamath.config.svg2 = False  # Qt draws SVG 1.2 Tiny
     try:

@@ -19,8 +19,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.conversation import Conversation, DamagedChat
+from app.scale import px
 from app.theme import icon, theme, theme_signals
 from app.widgets.buttons import button
+from app.widgets.shortcuts import is_pressed, with_keys
+from app.widgets.sizes import scaled
 from app.widgets.text import label, list_item, set_tip
 
 ID = Qt.ItemDataRole.UserRole
@@ -45,7 +48,7 @@ class ChatList(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "panel")
-        self.setMinimumWidth(MIN_WIDTH)
+        scaled(self, self.setMinimumWidth, MIN_WIDTH)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._chats: Sequence[Conversation] = ()
         self._damaged: Sequence[DamagedChat] = ()
@@ -56,16 +59,17 @@ class ChatList(QWidget):
         self.search.setAccessibleName("Search chats")
         set_tip(
             self.search,
-            "Search chats (Ctrl+K). Enter opens the first match, Esc leaves the search.",
+            with_keys("Search chats", "search-chats")
+            + ". Enter opens the first match, Esc leaves the search.",
         )
-        self.search.setMinimumHeight(32)
+        scaled(self.search, self.search.setMinimumHeight, 32)
         self.search.returnPressed.connect(self._choose_first)
         self.search.escaped.connect(self._leave_search)
         self._search_timer = QTimer(self, singleShot=True, interval=SEARCH_MS)
         self._search_timer.timeout.connect(self.refresh)
         self.search.textChanged.connect(self._search_timer.start)
         new = button("New chat")
-        set_tip(new, "New chat (Ctrl+N)")
+        set_tip(new, with_keys("New chat", "new-chat"))
         new.clicked.connect(self.new_requested)
         self.list = _List(self)
         self.list.setAccessibleName("Chats")
@@ -200,7 +204,7 @@ class _Search(QLineEdit):
     escaped = Signal()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
+        if is_pressed("leave-search", event):
             self.escaped.emit()
         else:
             super().keyPressEvent(event)
@@ -219,7 +223,7 @@ class _List(QListWidget):
         self.setSpacing(1)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Delete:
+        if is_pressed("delete-chat", event):
             self.delete_pressed.emit()
         else:
             super().keyPressEvent(event)
@@ -239,7 +243,7 @@ def _heading(text: str) -> QListWidgetItem:
     item = list_item(text)
     item.setFlags(Qt.ItemFlag.NoItemFlags)
     font = QFont()
-    font.setPixelSize(11)
+    font.setPixelSize(px(11))
     item.setFont(font)
     item.setForeground(QColor(theme().muted))
     return item

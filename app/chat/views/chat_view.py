@@ -9,10 +9,11 @@ stays where it is while messages come and go above and below.
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import takewhile
 
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint, Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut
+from PySide6.QtGui import QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QWidget
 
 from app.chat.conversation import Conversation
@@ -20,6 +21,7 @@ from app.chat.message import Message
 from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
 from app.chat.views.message_view import AnswerView, MessageView
 from app.widgets.controls import keep_margin
+from app.widgets.shortcuts import make_local_shortcut
 
 N_AT_ONCE, AT_ONCE_S = 4, 0.015
 """Messages that are there at once: so many, and those that can be made in this time."""
@@ -42,6 +44,7 @@ class ChatView(QScrollArea):
     step_chosen = Signal(object, int)  # MessageStep, id
     version_chosen = Signal(int)  # id
     continue_requested = Signal()
+    zoomed = Signal(int)  # 1 larger, -1 smaller
     screen_changed = Signal()  # to one with more or fewer dots for each pixel
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -72,10 +75,8 @@ class ChatView(QScrollArea):
         bar = self.verticalScrollBar()
         bar.rangeChanged.connect(self._follow)
         bar.valueChanged.connect(self._on_scrolled)
-        for key, step in (("Alt+Left", -1), ("Alt+Right", 1)):
-            shortcut = QShortcut(QKeySequence(key), self)
-            shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
-            shortcut.activated.connect(lambda step=step: self._switch(step))
+        for name, step in (("version-before", -1), ("version-after", 1)):
+            make_local_shortcut(name, self, partial(self._switch, step))
 
     @property
     def shown(self) -> list[MessageView]:
@@ -290,6 +291,14 @@ class ChatView(QScrollArea):
         if event.type() is QEvent.Type.DevicePixelRatioChange:
             self.screen_changed.emit()
         return super().event(event)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        turn = event.angleDelta().y()
+        if event.modifiers() & Qt.KeyboardModifier.ControlModifier and turn:
+            self.zoomed.emit(1 if turn > 0 else -1)
+            event.accept()
+        else:
+            super().wheelEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.highlight import Ranges, highlight, suffix_of
 from app.chat.views.text_block import MONOSPACE
+from app.scale import px
 from app.theme import theme
 from app.translation import tr
 from app.widgets.buttons import button
@@ -175,7 +176,7 @@ class _CodeText(QPlainTextEdit):
         super().__init__(parent)
         font = QFont()
         font.setFamilies(MONOSPACE)
-        font.setPixelSize(CODE_PIXELS)
+        font.setPixelSize(px(CODE_PIXELS))
         self.setFont(font)
         self.setStyleSheet(
             "QPlainTextEdit { background: transparent; border: none; padding: 0 8px; }"

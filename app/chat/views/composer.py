@@ -8,8 +8,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.context.gauge import ContextGauge
 from app.chat.views.growing_edit import GrowingEdit
+from app.scale import px
 from app.theme import set_role
 from app.widgets.buttons import button
+from app.widgets.shortcuts import with_keys
+from app.widgets.sizes import scaled
 from app.widgets.text import set_tip
 
 DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
@@ -39,11 +42,11 @@ class Composer(QFrame):
         self.edit.textChanged.connect(self._on_typed)
         self.edit.focus_changed.connect(self.update)  # the frame shows the focus
         self._sampling = button("Sampling")
-        self._sampling.setStyleSheet("border-radius: 12px; padding: 4px 12px; font-size: 12px;")
+        self._sampling.setProperty("role", "pill")
         self._sampling.clicked.connect(self.sampling_clicked)
         self.gauge = ContextGauge(self)
         self._send = button("Send", "primary")
-        self._send.setMinimumWidth(64)
+        scaled(self._send, self._send.setMinimumWidth, 64)
         self._send.clicked.connect(self._press)
         row = QHBoxLayout()
         row.setSpacing(8)
@@ -121,10 +124,12 @@ class Composer(QFrame):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.gauge.set_compact(self.width() < COMPACT_WIDTH)
+        self.gauge.set_compact(self.width() < px(COMPACT_WIDTH))
 
     def _update_button(self) -> None:
         self._send.setText("Stop" if self._is_busy else "Send")
-        set_tip(self._send, "Stop (Esc)" if self._is_busy else "Send (Enter)")
+        set_tip(
+            self._send, with_keys("Stop", "stop") if self._is_busy else with_keys("Send", "send")
+        )
         set_role(self._send, "" if self._is_busy else "primary")
         self._send.setEnabled(self._is_busy or bool(self.text.strip()))

@@ -13,6 +13,7 @@ from app.chat.markdown import DisplayFormula, Piece
 from app.chat.views.inline_formulas import SCALE
 from app.chat.views.prose_view import INDENT, QUOTE_INDENT
 from app.chat.views.text_block import MONOSPACE, TEXT_PIXELS
+from app.scale import px
 from app.theme import theme
 from app.translation import tr
 from app.widgets.text import PlainLabel, set_tip
@@ -50,7 +51,7 @@ class FormulaView(QScrollArea):
         self._look = FormulaLook(
             shown.formula.latex,
             is_display=True,
-            pixels=TEXT_PIXELS * SCALE,
+            pixels=px(TEXT_PIXELS) * SCALE,
             colour=theme().muted if shown.quote else theme().text,
             ratio=self.devicePixelRatioF(),
         )
@@ -88,7 +89,7 @@ class FormulaView(QScrollArea):
     def _show_source(self) -> None:
         font = QFont()
         font.setFamilies(MONOSPACE)
-        font.setPixelSize(TEXT_PIXELS - 1)
+        font.setPixelSize(px(TEXT_PIXELS - 1))
         self._label.setFont(font)
         self._label.setText(self.plain_text)
         self._label.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)

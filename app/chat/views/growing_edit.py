@@ -6,8 +6,10 @@ from PySide6.QtCore import QMimeData, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
+from app.theme import theme_signals
+from app.widgets.shortcuts import is_pressed
+
 MAX_LINES = 12
-TEXT_PIXELS = 14
 
 
 class GrowingEdit(QPlainTextEdit):
@@ -27,12 +29,10 @@ class GrowingEdit(QPlainTextEdit):
         self.setTabChangesFocus(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setStyleSheet(
-            f"QPlainTextEdit {{ font-size: {TEXT_PIXELS}px;"
-            " background: transparent; border: none; }"
-        )
+        self.setProperty("role", "message")
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
+        theme_signals().changed.connect(self._fit)
         self._fit()
 
     @Slot()
@@ -51,12 +51,11 @@ class GrowingEdit(QPlainTextEdit):
         return QSize(super().sizeHint().width(), self.height())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-        modifiers, key = event.modifiers(), Qt.KeyboardModifier
-        is_plain = not modifiers & key.ShiftModifier
-        if is_enter and (modifiers & key.ControlModifier if self._has_lines else is_plain):
+        if is_pressed("new-line", event):
+            super().keyPressEvent(event)
+        elif is_pressed("submit-lines" if self._has_lines else "send", event):
             self.submitted.emit()
-        elif event.key() == Qt.Key.Key_Escape:
+        elif is_pressed("stop", event):
             event.ignore()
         else:
             super().keyPressEvent(event)

@@ -10,6 +10,8 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.message_view import AnswerView, MessageView, UserView
+from app.scale import px
+from app.widgets.sizes import scaled
 
 COLUMN_WIDTH = 760
 """Largest width of the column, in pixels."""
@@ -44,9 +46,9 @@ class MessageColumn(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setMaximumWidth(COLUMN_WIDTH)
+        scaled(self, self.setMaximumWidth, COLUMN_WIDTH)
         self._chat = Conversation()
-        self._width = COLUMN_WIDTH
+        self._width = px(COLUMN_WIDTH)
         self.views: list[MessageView] = []
         self.growing: Message | None = None
         self.first = self.end = 0
@@ -143,7 +145,7 @@ class MessageColumn(QWidget):
 
     def fit_width(self, width: int) -> None:
         """Fit the bubbles into a width in pixels."""
-        self._width = min(COLUMN_WIDTH, max(200, width))
+        self._width = min(px(COLUMN_WIDTH), max(200, width))
         for view in self.views:
             if isinstance(view, UserView):
                 view.fit_width(self._width)

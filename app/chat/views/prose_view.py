@@ -27,6 +27,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.chat.markdown import Rule, TextLine, TextSpan
 from app.chat.views.text_block import TextBlock
+from app.scale import px
 from app.theme import theme
 
 NOTE_PIXELS = 12
@@ -136,11 +137,11 @@ class ProseView(TextBlock):
         base = QTextCharFormat()
         if line.heading:
             font = QFont(self.document().defaultFont())
-            font.setPixelSize(HEADING_PIXELS[line.heading - 1])
+            font.setPixelSize(px(HEADING_PIXELS[line.heading - 1]))
             font.setWeight(QFont.Weight.DemiBold)
             base.setFont(font)
         if line.note:
-            base.setProperty(QTextFormat.Property.FontPixelSize, NOTE_PIXELS)
+            base.setProperty(QTextFormat.Property.FontPixelSize, px(NOTE_PIXELS))
         if line.quote or line.note:
             base.setForeground(QColor(theme().muted))
         return base

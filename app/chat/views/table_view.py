@@ -23,6 +23,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.chat.markdown import Piece, Table, TextSpan
 from app.chat.views.text_block import TextBlock
+from app.scale import px
 from app.theme import theme
 from app.translation import tr
 
@@ -103,7 +104,7 @@ class TableView(TextBlock):
 
     def _spread(self) -> None:
         """Set the width of the table: that of the view, unless its columns were too narrow."""
-        wanted = min(sum(self._widths), COLUMN_PIXELS * len(self._widths))
+        wanted = min(sum(self._widths), px(COLUMN_PIXELS) * len(self._widths))
         width = max(self.viewport().width(), math.ceil(wanted))
         if width != self.lineWrapColumnOrWidth():
             self.setLineWrapColumnOrWidth(width)

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 from app.chat.markdown import TextSpan
 from app.chat.views.inline_formulas import OBJECT, InlineFormulas, with_sources
 from app.chat.views.links import ask_to_open
+from app.scale import px
 from app.theme import theme
 from app.widgets.text import set_tip
 from engine import printable
@@ -48,7 +49,7 @@ class TextBlock(QTextBrowser):
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.anchorClicked.connect(self._follow)
         font = QFont(self.font())
-        font.setPixelSize(TEXT_PIXELS)
+        font.setPixelSize(px(TEXT_PIXELS))
         document = self.document()
         document.setUndoRedoEnabled(False)
         document.setDocumentMargin(0)
@@ -138,6 +139,6 @@ def _code(style: QTextCharFormat) -> QTextCharFormat:
     """Return a style for code."""
     made = QTextCharFormat(style)
     made.setFontFamilies(MONOSPACE)
-    made.setProperty(QTextFormat.Property.FontPixelSize, TEXT_PIXELS - 1)
+    made.setProperty(QTextFormat.Property.FontPixelSize, px(TEXT_PIXELS - 1))
     made.setBackground(QColor(theme().raised))
     return made

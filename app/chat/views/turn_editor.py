@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtCore import Signal, Slot
 from PySide6.QtGui import QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.views.growing_edit import GrowingEdit
 from app.translation import tr
 from app.widgets.buttons import button
+from app.widgets.shortcuts import is_pressed
 
 
 class TurnEditor(QFrame):
@@ -49,7 +50,7 @@ class TurnEditor(QFrame):
         self.accepted.emit(self.edit.toPlainText())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
+        if is_pressed("leave-edit", event):
             self.cancelled.emit()
         else:
             super().keyPressEvent(event)

@@ -29,6 +29,8 @@ from PySide6.QtWidgets import (
 from app.library.entries import LibraryEntry
 from app.library.texts import HEADERS, cells
 from app.widgets.buttons import button
+from app.widgets.shortcuts import is_pressed, with_keys
+from app.widgets.sizes import scaled
 from app.widgets.text import label, row_item, set_tip
 
 ORDER: Final = Qt.ItemDataRole.UserRole
@@ -176,7 +178,7 @@ class LibraryView(QWidget):
         table.setSortingEnabled(True)
         table.sortByColumn(0, Qt.SortOrder.AscendingOrder)
         table.verticalHeader().hide()
-        table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        scaled(table, table.verticalHeader().setDefaultSectionSize, ROW_HEIGHT)
         table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
         table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
         table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
@@ -196,7 +198,7 @@ class LibraryView(QWidget):
         again = button("Refresh", "quiet", "Look for models again")
         again.clicked.connect(self.refresh_requested)
         back = button("Back to the chat", "quiet")
-        set_tip(back, "Back to the chat (Esc)")
+        set_tip(back, with_keys("Back to the chat", "leave-page"))
         back.clicked.connect(self.left)
         head = QHBoxLayout()
         head.setSpacing(8)
@@ -215,7 +217,7 @@ class LibraryView(QWidget):
         layout.addLayout(foot)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
+        if is_pressed("leave-page", event):
             self.left.emit()
         else:
             super().keyPressEvent(event)
@@ -244,7 +246,7 @@ class _Table(QTableView):
         self.fit_names()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
+        if is_pressed("open-selected", event) and self.currentIndex().isValid():
             self.chosen.emit(self.currentIndex())
         else:
             super().keyPressEvent(event)

@@ -12,6 +12,7 @@ from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.links.links import Edge, LinksPicture, Node
+from app.scale import px
 from app.theme import theme, theme_signals
 from app.translation import tr
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from engine import LinkFacts
 
 BOX: Final = QSize(104, 40)
+"""Size of a box at a zoom of 100 %."""
+
 MOST_LABELS: Final = 3
 """Number of lines with texts at most; more texts would cover each other."""
 
@@ -56,7 +59,7 @@ class LinksGraph(QWidget):
 
     def sizeHint(self) -> QSize:
         n = len(self._picture.nodes)
-        return QSize(300, 110 if n <= 1 else 170 if n <= 3 else 230)
+        return QSize(300, px(110 if n <= 1 else 170 if n <= 3 else 230))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(200, self.sizeHint().height())
@@ -65,7 +68,7 @@ class LinksGraph(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         font = QFont(self.font())
-        font.setPixelSize(11)
+        font.setPixelSize(px(11))
         painter.setFont(font)
         places = self._places()
         for edge in self._picture.edges:
@@ -85,7 +88,10 @@ class LinksGraph(QWidget):
     def _places(self) -> dict[str, QPointF]:
         """Return the centre of each device's box: GPUs on an arc, the CPU below them."""
         area = QRectF(self.rect()).adjusted(
-            BOX.width() / 2 + 1, BOX.height() / 2 + 1, -BOX.width() / 2 - 1, -BOX.height() / 2 - 1
+            px(BOX.width()) / 2 + 1,
+            px(BOX.height()) / 2 + 1,
+            -px(BOX.width()) / 2 - 1,
+            -px(BOX.height()) / 2 - 1,
         )
         gpus = [node.device for node in self._picture.nodes if node.device != "cpu"]
         places = {"cpu": QPointF(area.center().x(), area.bottom() if gpus else area.center().y())}
@@ -114,38 +120,38 @@ class LinksGraph(QWidget):
         painter.setBrush(Qt.BrushStyle.NoBrush)
         if edge.a == edge.b:
             if len(self._picture.nodes) == 1:
-                centre = places[edge.a] + QPointF(BOX.width() / 2, 0)
+                centre = places[edge.a] + QPointF(px(BOX.width()) / 2, 0)
                 painter.drawEllipse(centre, 22, 14)
         else:
             painter.drawLine(places[edge.a], places[edge.b])
 
     def _paint_box(self, painter: QPainter, place: QPointF, node: Node) -> None:
         colours, look = theme(), self._looks[node.device]
-        area = QRectF(0, 0, BOX.width(), BOX.height())
+        area = QRectF(0, 0, px(BOX.width()), px(BOX.height()))
         area.moveCenter(place)
         painter.setPen(QPen(QColor(colours.line), 1))
         painter.setBrush(QColor(colours.raised))
         painter.drawRoundedRect(area, 8, 8)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(colours.device_colour(look.colour)))
-        dot = QRectF(area.left() + 10, area.top() + 8, 9, 9)
+        dot = QRectF(area.left() + px(10), area.top() + px(8), px(9), px(9))
         if not node.slot:
-            dot.moveTop(area.center().y() - 4.5)
+            dot.moveTop(area.center().y() - px(9) / 2)
         painter.drawRoundedRect(dot, 2.5, 2.5)
         painter.setPen(QColor(colours.text))
-        line = QRectF(area.left() + 25, dot.center().y() - 8, area.width() - 30, 16)
+        line = QRectF(area.left() + px(25), dot.center().y() - px(8), area.width() - px(30), px(16))
         side = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
         painter.drawText(line, side, look.label)
         if node.slot:
             painter.setPen(QColor(colours.warn if node.slot_at_most else colours.muted))
-            line = QRectF(area.left() + 10, area.top() + 20, area.width() - 12, 16)
+            line = QRectF(area.left() + px(10), area.top() + px(20), area.width() - px(12), px(16))
             painter.drawText(line, side, slot_line(node))
 
     def _paint_label(self, painter: QPainter, places: dict[str, QPointF], edge: Edge) -> None:
         colours = theme()
         text = facts_text(edge.facts, is_measured=edge.is_measured)
         if edge.a == edge.b:
-            middle = places[edge.a] + QPointF(0, BOX.height() / 2 + 14)
+            middle = places[edge.a] + QPointF(0, px(BOX.height()) / 2 + 14)
         else:
             middle = (places[edge.a] + places[edge.b]) / 2
         width = painter.fontMetrics().horizontalAdvance(text) + 8

@@ -14,6 +14,7 @@ from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate
 from app.theme import set_role
 from app.translation import tr, tr_later, tr_n
 from app.widgets.buttons import button
+from app.widgets.sizes import scaled
 from app.widgets.text import label, plain_tip, row_item, set_tip
 
 if TYPE_CHECKING:
@@ -137,6 +138,11 @@ class LinksPanel(QWidget):
         for column in (0, 2, 3):  # the column of the link takes the rest
             self.table.resizeColumnToContents(column)
 
+    def _set_text_size(self, n_pixels: int) -> None:
+        font = self.table.font()
+        font.setPixelSize(n_pixels)
+        self.table.setFont(font)
+
     def _build(self) -> None:
         self._rows.setHorizontalHeaderLabels([tr(text) for text in HEADERS])
         for column, tip in enumerate(TIPS):
@@ -149,10 +155,8 @@ class LinksPanel(QWidget):
         self.table.setWordWrap(False)
         self.table.setTabKeyNavigation(False)
         self.table.verticalHeader().hide()
-        self.table.verticalHeader().setDefaultSectionSize(26)
-        font = self.table.font()
-        font.setPixelSize(12)
-        self.table.setFont(font)
+        scaled(self.table, self.table.verticalHeader().setDefaultSectionSize, 26)
+        scaled(self.table, self._set_text_size, 12)
         self.table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
         self.table.setSelectionMode(QTableView.SelectionMode.SingleSelection)

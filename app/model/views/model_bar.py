@@ -10,10 +10,12 @@ from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.model.views.slower_chip import SlowerChip
+from app.scale import px
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_n
 from app.units import context_text, decimal_size
 from app.widgets.buttons import button
+from app.widgets.sizes import scaled
 from app.widgets.text import caption_text, label, set_tip
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
 
@@ -35,7 +37,7 @@ class ModelBar(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("modelBar")
-        self.setFixedHeight(HEIGHT)
+        scaled(self, self.setFixedHeight, HEIGHT)
         self._full_name = ""
         self._name = QToolButton(self, popupMode=QToolButton.ToolButtonPopupMode.InstantPopup)
         self.menu = _Menu(self._name, self)
@@ -49,7 +51,7 @@ class ModelBar(QFrame):
         self.slower.changed.connect(self._fit)
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName(tr("Loading"))
-        self._progress.setFixedWidth(PROGRESS_WIDTH)
+        scaled(self, self._progress.setFixedWidth, PROGRESS_WIDTH)
         self._percent = label(role="muted")
         self._button = button("")
         self._button.clicked.connect(self._press)
@@ -176,7 +178,7 @@ class ModelBar(QFrame):
         """Divide the width: first the button, then progress, chip, name and pills."""
         left = self.width() - MARGINS - self._button.sizeHint().width()
         if not self._progress.isHidden():
-            self._progress.setFixedWidth(min(PROGRESS_WIDTH, self.width() // 4))
+            self._progress.setFixedWidth(min(px(PROGRESS_WIDTH), self.width() // 4))
             self._percent.setFixedWidth(self._percent.fontMetrics().horizontalAdvance("100 %") + 2)
             left -= self._progress.width() + self._percent.width() + 2 * SPACING
         self._fit_name(left)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QPoint, Qt, Signal, Slot
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
+from app.scale import px
 from app.split.views.remedies import named
 from app.theme import mix, set_role, theme, theme_signals
 from app.translation import tr, tr_later
@@ -136,8 +137,9 @@ class _Reasons(QFrame):
 
     def _fit(self) -> None:
         """Take the height that the texts need."""
-        self.setFixedWidth(WIDTH)
-        height = self._layout.heightForWidth(WIDTH - 2) + 2
+        width = px(WIDTH)
+        self.setFixedWidth(width)
+        height = self._layout.heightForWidth(width - 2) + 2
         policy = Qt.ScrollBarPolicy
         is_long = height > MOST_HEIGHT
         self._scroll.setVerticalScrollBarPolicy(

@@ -7,8 +7,10 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import button
+from app.widgets.sizes import scaled
 from app.widgets.text import PlainLabel, caption_text, label, set_tip
 from engine import one_line
 
@@ -44,7 +46,7 @@ class StartView(QWidget):
         layout.addWidget(self._text)
         layout.addSpacing(16)
         for widget in self._buttons:
-            widget.setFixedWidth(WIDTH)
+            scaled(widget, widget.setFixedWidth, WIDTH)
             layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
         layout.addSpacing(12)
         layout.addWidget(self._recent_title)
@@ -87,14 +89,14 @@ class StartView(QWidget):
             made.setText(caption_text(_cut(name, made), 0))
             set_tip(made, path)
             made.clicked.connect(lambda _=False, path=path: self.recent_chosen.emit(path))
-            made.setMaximumWidth(WIDTH)
+            scaled(made, made.setMaximumWidth, WIDTH)
             self._recent.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
 
 
 def _cut(name: str, on: QWidget) -> str:
     """Return a name that is not wider than the buttons, its middle left out."""
     on.ensurePolished()  # or the font is another
-    return on.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, WIDTH - PADDING)
+    return on.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, px(WIDTH) - PADDING)
 
 
 def _centred(text: str, role: str) -> PlainLabel:

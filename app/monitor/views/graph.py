@@ -95,7 +95,7 @@ class Graph(QWidget):
 
     def area(self) -> QRectF:
         """Return the place of the curves."""
-        inner = QRectF(self.rect()).adjusted(AXIS_WIDTH, ROOM, 0, -ROOM)
+        inner = QRectF(self.rect()).adjusted(px(AXIS_WIDTH), px(ROOM), 0, -px(ROOM))
         return inner if inner.isValid() else QRectF()
 
     def point(self, age: float, value: float) -> QPointF:
@@ -113,7 +113,7 @@ class Graph(QWidget):
             return
         painter = QPainter(self)
         self._paint_scale(painter, area)
-        painter.setClipRect(area.adjusted(0, -ROOM, 0, ROOM))
+        painter.setClipRect(area.adjusted(0, -px(ROOM), 0, px(ROOM)))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(QColor(theme().muted), 1, Qt.PenStyle.DotLine))
         for mark in self.marks:
@@ -132,7 +132,7 @@ class Graph(QWidget):
     def _paint_scale(self, painter: QPainter, area: QRectF) -> None:
         """Paint three lines with their values."""
         font = painter.font()
-        font.setPixelSize(TICK_PIXELS)
+        font.setPixelSize(px(TICK_PIXELS))
         painter.setFont(font)
         muted = QColor(theme().muted)
         faint = QColor(muted)
@@ -143,7 +143,7 @@ class Graph(QWidget):
             painter.setPen(faint)
             painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
             painter.setPen(muted)
-            place = QRectF(0, y - ROOM, AXIS_WIDTH - AXIS_GAP, 2 * ROOM)
+            place = QRectF(0, y - px(ROOM), px(AXIS_WIDTH - AXIS_GAP), 2 * px(ROOM))
             painter.drawText(place, side, tick(value))
 
     def _lines(self, curve: Curve) -> Iterator[list[QPointF]]:

@@ -7,16 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from app.monitor.history import SeriesHistory
 from app.monitor.views.graph import AXIS_WIDTH, WINDOW_S, Curve, Graph
+from app.scale import px
 from app.theme import theme
+from app.translation import tr
 from app.widgets.axis import nice_top
+from app.widgets.sizes import scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip
 
 MANY: Final = 4
 """Number of values from which on they have no dots."""
+
+
+LEAST_AXIS: Final = 190
+"""Least width in pixels of an axis with three labels."""
 
 
 class HistoryPlot(QWidget):
@@ -82,25 +90,38 @@ class HistoryPlot(QWidget):
 def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> None:
     """Lay out a title, the latest values, a graph and its time axis."""
     header = QHBoxLayout()
-    header.addWidget(label(title, "heading"))
+    heading = label(title, "heading")
+    heading.setMinimumWidth(1)  # many graphs must not widen the window
+    header.addWidget(heading)
     header.addWidget(latest, 1)
     layout = QVBoxLayout(host)
     layout.setContentsMargins(0, 0, 0, 0)
     layout.setSpacing(2)
     layout.addLayout(header)
     layout.addWidget(picture, 1)
-    layout.addLayout(time_labels())
+    layout.addWidget(_TimeLabels())
     host.setAccessibleName(title)
 
 
-def time_labels() -> QHBoxLayout:
-    """Return the labels of a two-minute time axis."""
-    row = QHBoxLayout()
-    row.setContentsMargins(AXIS_WIDTH, 0, 0, 0)
-    sides = (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignHCenter, Qt.AlignmentFlag.AlignRight)
-    for text, side in zip(("−120 s", "−60 s", "now"), sides, strict=True):
-        row.addWidget(label(text, "muted"), 1, side)
-    return row
+class _TimeLabels(QWidget):
+    """Labels of a two-minute time axis; the middle one needs room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        row = QHBoxLayout(self)
+        scaled(self, lambda left: row.setContentsMargins(left, 0, 0, 0), AXIS_WIDTH)
+        align = Qt.AlignmentFlag
+        first, self._middle, last = (
+            label(text, "muted") for text in ("−120 s", "−60 s", tr("now"))
+        )
+        row.addWidget(first, 1, align.AlignLeft)
+        row.addWidget(self._middle, 1, align.AlignHCenter)
+        row.addWidget(last, 1, align.AlignRight)
+        self.setMinimumWidth(1)  # many graphs must not widen the window
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._middle.setVisible(self.width() >= px(LEAST_AXIS))
 
 
 def _highest(values: Sequence[float]) -> float:

@@ -33,6 +33,7 @@ from app.split.figures import rank_labels, short_name
 from app.theme import theme_signals
 from app.translation import tr
 from app.units import GIB
+from app.widgets.sizes import scaled
 from engine import DeviceInfo, DeviceSnapshot, TokenTimes
 
 MOST_IN_LINE: Final = 4
@@ -153,7 +154,7 @@ class MonitorPanel(QWidget):
             history, plot = self.record.histories[name], self.plots[name]
             if name == RATE:
                 rate = history.last(RATE)
-                plot.set_latest([("Speed", 0, f"{rate:.1f}")] if rate > 0 else [])
+                plot.set_latest([(tr("Speed"), 0, f"{rate:.1f}")] if rate > 0 else [])
                 continue
             plot.set_latest(
                 [
@@ -174,7 +175,7 @@ class MonitorPanel(QWidget):
         self._stack.addWidget(self._make_graphs())
         self._stack.addWidget(self._make_overview())
         self._lay_out()
-        self.setMinimumHeight(120)
+        scaled(self, self.setMinimumHeight, 120)
         self._show_latest()
 
     def _make_graphs(self) -> QWidget:

@@ -16,7 +16,9 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.monitor.history import SeriesHistory
 from app.monitor.views.graph import AXIS_WIDTH, WINDOW_S
 from app.monitor.views.history_plot import lay_out
+from app.scale import px
 from app.theme import mix, theme
+from app.translation import tr
 from app.widgets.text import LegendLabel, Sign, set_tip
 from engine import TokenTimes
 
@@ -27,7 +29,6 @@ BIN_PIXELS: Final = 3
 GAP: Final = 3
 MAX_STRIP: Final = 22
 WAIT_FADE: Final = 0.55
-TITLE: Final = "Computing"
 
 
 class TimelinePlot(QWidget):
@@ -39,7 +40,7 @@ class TimelinePlot(QWidget):
         self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.strips = _Strips()
-        lay_out(self, TITLE, self.latest, self.strips)
+        lay_out(self, tr("Computing"), self.latest, self.strips)
         self._labels: tuple[str, ...] = ()
         self._history = SeriesHistory(CAPACITY)
         self._last: TokenTimes | None = None
@@ -84,14 +85,15 @@ class TimelinePlot(QWidget):
             computed, waited = spent.computed_s / times.seconds, spent.waited_s / times.seconds
             share = f"{computed:.0%}".replace("%", " %")
             signs.append(Sign(palette.device_colour(colour), "●", share))
-            spoken.append(f"{name} computes {computed:.0%} and waits {waited:.0%}")
+            told = tr("{name} computes {computed} and waits {waited}")
+            shares = (f"{part:.0%}".replace("%", " %") for part in (computed, waited))
+            spoken.append(told.format(name=name, computed=next(shares), waited=next(shares)))
         self.latest.set_signs(signs)
-        text = ", ".join(spoken).replace("%", " %")
-        milliseconds = f"{1000 * times.seconds:.1f} ms per token"
+        text = ", ".join(spoken)
+        milliseconds = tr("{ms} ms per token").format(ms=f"{1000 * times.seconds:.1f}")
         self.setAccessibleDescription(f"{milliseconds}: {text}")
-        set_tip(
-            self, f"{milliseconds}: {text}\nFull colour: computing. Pale: waiting. Empty: neither."
-        )
+        legend = tr("Full colour: computing. Pale: waiting. Empty: neither.")
+        set_tip(self, f"{milliseconds}: {text}\n{legend}")
 
 
 class _Strips(QWidget):
@@ -119,9 +121,9 @@ class _Strips(QWidget):
             return
         painter = QPainter(self)
         font = painter.font()
-        font.setPixelSize(10)
+        font.setPixelSize(px(10))
         painter.setFont(font)
-        pitch = min(self.height() / len(self._labels), MAX_STRIP + GAP)
+        pitch = min(self.height() / len(self._labels), px(MAX_STRIP) + GAP)
         for rank, (name, colour) in enumerate(zip(self._labels, self._colours, strict=True)):
             area = QRectF(AXIS_WIDTH, rank * pitch, self.width() - AXIS_WIDTH, pitch - GAP)
             self._paint_rank(painter, area, rank, QColor(theme().device_colour(colour)))

@@ -18,6 +18,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QGridLayout, QPushButton, QWidget
 
 from app.placement.views.placement_table import dragged_parts
+from app.scale import px
 from app.theme import theme, theme_signals
 from app.translation import tr
 from app.widgets.text import caption_text, set_tip
@@ -52,7 +53,6 @@ class DeviceChip(QPushButton):
         super().__init__(f" {caption_text(target.label)}", parent)
         self.target = target
         self.setAcceptDrops(True)
-        self.setIconSize(QSize(self.ICON, self.ICON))
         name = tr("Pin the selection to {device}").format(device=target.label)
         with_key = tr("Pin the selection to {device} (key {key})")
         tip = with_key.format(device=target.label, key=number) if number <= 9 else name
@@ -62,7 +62,9 @@ class DeviceChip(QPushButton):
         self._refresh()
 
     def _refresh(self) -> None:
-        pixmap = QPixmap(self.ICON, self.ICON)
+        size = px(self.ICON)
+        self.setIconSize(QSize(size, size))
+        pixmap = QPixmap(size, size)
         pixmap.fill(Qt.GlobalColor.transparent)
         painter = QPainter(pixmap)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)

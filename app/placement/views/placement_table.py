@@ -30,6 +30,7 @@ from PySide6.QtWidgets import (
 from app.placement.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
 from app.placement.pins import Part
 from app.theme import mix, theme
+from app.widgets.sizes import scaled
 from app.widgets.text import plain_tip
 from engine import one_line
 
@@ -212,8 +213,11 @@ class NarrowHeader(QHeaderView):
         self.setMinimumSectionSize(4)
         self.setSectionsClickable(True)
         self.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        scaled(self, self._set_text_size, self.FONT_PIXELS)
+
+    def _set_text_size(self, n_pixels: int) -> None:
         font = self.font()
-        font.setPixelSize(self.FONT_PIXELS)
+        font.setPixelSize(n_pixels)
         self.setFont(font)
 
     def _title(self, section: int) -> str:

@@ -12,7 +12,6 @@ from PySide6.QtCore import QEvent, QItemSelectionModel, QPoint, Qt, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QKeyEvent,
-    QKeySequence,
     QMouseEvent,
     QResizeEvent,
     QWheelEvent,
@@ -31,6 +30,7 @@ from app.placement.views.placement_table import (
 )
 from app.theme import theme_signals
 from app.translation import tr
+from app.widgets.shortcuts import is_pressed
 
 ZOOM_STEP = 1.25
 MAX_ZOOM = 12
@@ -141,17 +141,16 @@ class PlacementView(QTableView):
         self.chosen.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        key, text = event.key(), event.text()
-        if event.matches(QKeySequence.StandardKey.Delete) or key == Qt.Key.Key_Backspace:
+        if is_pressed("unpin", event):
             self.unpin()
-        elif text in ("+", "="):
+        elif is_pressed("zoom-in", event):
             self.set_zoom(self.zoom + 1)
-        elif text == "-":
+        elif is_pressed("zoom-out", event):
             self.set_zoom(self.zoom - 1)
-        elif text == "0":
+        elif is_pressed("no-zoom", event):
             self.set_zoom(0)
-        elif text.isdigit() and int(text) <= len(self._targets):
-            self.pin(self._targets[int(text) - 1].override)
+        elif is_pressed("pin", event) and int(event.text()) <= len(self._targets):
+            self.pin(self._targets[int(event.text()) - 1].override)
         else:
             super().keyPressEvent(event)
 

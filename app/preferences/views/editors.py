@@ -91,6 +91,7 @@ class NumberEditor(SettingEditor):
         self._box = QSpinBox() if is_whole else QDoubleSpinBox()
         super().__init__(self._box)
         self._box.setRange(shown.least, shown.most)
+        self._box.setSingleStep(shown.step)
         self._box.setKeyboardTracking(False)
         if shown.unit:
             self._box.setSuffix(f" {tr(shown.unit)}")

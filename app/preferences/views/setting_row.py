@@ -11,6 +11,7 @@ from app.preferences.views.editors import make_editor
 from app.settings import ShownSetting
 from app.translation import tr
 from app.widgets.buttons import IconButton
+from app.widgets.sizes import scaled
 from app.widgets.text import label
 
 EDITOR_WIDTH = 150
@@ -97,7 +98,7 @@ class SettingRow(QWidget):
         if self.editor.is_wide:
             layout.addWidget(self.editor)
         else:
-            self.editor.setMinimumWidth(EDITOR_WIDTH)
+            scaled(self.editor, self.editor.setMinimumWidth, EDITOR_WIDTH)
             head.addWidget(self.editor, 0, side)
         head.addWidget(self.reset, 0, side)
 

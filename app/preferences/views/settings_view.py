@@ -14,6 +14,8 @@ from app.settings import SECTIONS, Settings, shown_settings
 from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.controls import keep_margin
+from app.widgets.shortcuts import is_pressed, with_keys
+from app.widgets.sizes import scaled
 from app.widgets.text import PlainLabel, label, set_tip
 
 WIDTH = 720
@@ -25,6 +27,9 @@ class SettingsView(QWidget):
 
     changed = Signal(str, object)  # name, value
     left = Signal()
+    shortcuts_requested = Signal()
+    log_requested = Signal()
+    about_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -68,7 +73,7 @@ class SettingsView(QWidget):
     def _make_rows(self) -> QScrollArea:
         defaults = {spec.name: spec.default for spec in fields(Settings)}
         content = QWidget()
-        content.setMaximumWidth(WIDTH)
+        scaled(content, content.setMaximumWidth, WIDTH)
         layout = QVBoxLayout(content)
         layout.setContentsMargins(0, 0, 12, 0)
         layout.setSpacing(4)
@@ -97,7 +102,7 @@ class SettingsView(QWidget):
 
     def _build(self) -> None:
         back = button(tr("Back to the chat"), "quiet")
-        set_tip(back, tr("Back to the chat (Esc)"))
+        set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
         back.clicked.connect(self.left)
         head = QHBoxLayout()
         head.setSpacing(8)
@@ -109,9 +114,23 @@ class SettingsView(QWidget):
         layout.setSpacing(8)
         layout.addLayout(head)
         layout.addWidget(self._scroll, 1)
+        layout.addLayout(self._make_foot())
+
+    def _make_foot(self) -> QHBoxLayout:
+        """Make the row of what is no setting: dialogs of help."""
+        foot = QHBoxLayout()
+        for text, signal in (
+            (with_keys(tr("Shortcuts"), "shortcuts"), self.shortcuts_requested),
+            (tr("Log"), self.log_requested), (tr("About Tandem"), self.about_requested),
+        ):  # fmt: skip
+            made = button(text, "quiet")
+            made.clicked.connect(signal)
+            foot.addWidget(made)
+        foot.addStretch()
+        return foot
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() != Qt.Key.Key_Escape:
+        if not is_pressed("leave-page", event):
             super().keyPressEvent(event)
         elif self.search.text():
             self.search.clear()

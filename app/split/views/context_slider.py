@@ -10,6 +10,7 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSlider, QWidget
 
+from app.scale import px
 from app.theme import theme
 
 HANDLE = 14
@@ -57,13 +58,13 @@ class ContextSlider(QSlider):
         mark = self.mark
         if mark is None:
             return
-        colours, room = theme(), self.width() - HANDLE
+        colours, room = theme(), self.width() - px(HANDLE)
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        x, middle = HANDLE / 2 + mark * room, self.height() / 2
-        at = HANDLE / 2 + self.value() / max(1, self.maximum()) * room
-        for start, end in ((x, at - HANDLE / 2), (max(x, at + HANDLE / 2), self.width())):
+        x, middle = px(HANDLE) / 2 + mark * room, self.height() / 2
+        at = px(HANDLE) / 2 + self.value() / max(1, self.maximum()) * room
+        for start, end in ((x, at - px(HANDLE) / 2), (max(x, at + px(HANDLE) / 2), self.width())):
             if end > start:
                 painter.fillRect(QRectF(start, middle - 2, end - start, 4), QColor(colours.danger))
-        if abs(x - at) > HANDLE / 2:
+        if abs(x - at) > px(HANDLE) / 2:
             painter.fillRect(QRectF(x - 1, middle - 7, 2, 14), QColor(colours.text))

@@ -12,6 +12,7 @@ from app.translation import tr
 from app.units import MIB, size_text
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ignore_wheel, show_number
+from app.widgets.sizes import scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip
 
 RESERVE_STEP_MIB = 256
@@ -36,7 +37,7 @@ class DeviceDetails(QWidget):
         self.reserve.setSuffix(" MiB")
         self.reserve.setSingleStep(RESERVE_STEP_MIB)
         self.reserve.setKeyboardTracking(False)
-        self.reserve.setFixedWidth(112)
+        scaled(self.reserve, self.reserve.setFixedWidth, 112)
         set_tip(self.reserve, tr("Memory to keep free for other programs"))
         ignore_wheel(self.reserve)
         self.up, self.down = (

@@ -13,6 +13,7 @@ from app.translation import tr
 from app.units import use_text
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
+from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label
 
 SLIDER_STEPS = 1000
@@ -150,7 +151,7 @@ class DeviceRow(QWidget):
         number.setRange(0, 100)
         number.setDecimals(1)
         number.setSuffix(" %")
-        number.setFixedWidth(84)
+        scaled(number, number.setFixedWidth, 84)
         number.setKeyboardTracking(False)
         ignore_wheel(number)
         return number

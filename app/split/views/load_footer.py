@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayou
 
 from app.split.picture import SplitPicture
 from app.translation import tr
+from app.widgets.shortcuts import with_keys
 from app.widgets.text import set_tip
 
 PROGRESS_STEPS = 1000
@@ -25,7 +26,7 @@ class LoadFooter(QWidget):
         self.progress.setRange(0, PROGRESS_STEPS)
         self.progress.setTextVisible(False)
         self.undo = QPushButton(tr("Undo"))
-        set_tip(self.undo, tr("Undo the last change of the split (Ctrl+Z)"))
+        set_tip(self.undo, with_keys(tr("Undo the last change of the split"), "undo-split"))
         self.cancel = QPushButton(tr("Cancel"))
         self.load = QPushButton(tr("Load"))
         self.load.setProperty("role", "primary")

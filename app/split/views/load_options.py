@@ -13,6 +13,7 @@ from app.split.views.context_slider import ContextSlider
 from app.theme import set_role
 from app.units import context_text, tokens_text
 from app.widgets.controls import ignore_wheel, show_number
+from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
 from engine import KV_TYPES, PEER_MODES
 
@@ -76,7 +77,7 @@ class LoadOptions(QWidget):
         self.context = QSpinBox()
         self.context.setAccessibleName("Context length in tokens")
         self.context.setKeyboardTracking(False)
-        self.context.setFixedWidth(96)
+        scaled(self.context, self.context.setFixedWidth, 96)
         self.kv_type = _choices([(kv, kv.upper(), KV_HINTS.get(kv, "")) for kv in KV_TYPES])
         self.kv_type.setAccessibleName("KV cache type")
         self.p2p = _choices([(mode, PEER_NAMES[mode], PEER_HINTS[mode]) for mode in PEER_MODES])
@@ -87,7 +88,7 @@ class LoadOptions(QWidget):
         self.threads.setRange(0, MAX_THREADS)
         self.threads.setSpecialValueText("auto")
         self.threads.setKeyboardTracking(False)
-        self.threads.setFixedWidth(96)
+        scaled(self.threads, self.threads.setFixedWidth, 96)
         self.threads_label = label("Threads", "muted")
         for field in (self.context_slider, self.context, self.kv_type, self.threads, self.p2p):
             ignore_wheel(field)

@@ -8,6 +8,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from app.scale import px
 from app.split.figures import RowFigures, kinds_of
 from app.theme import mix, theme
 from app.translation import tr, tr_later
@@ -47,7 +48,7 @@ class MemoryBar(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(200, self.HEIGHT)
+        return QSize(200, px(self.HEIGHT))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours = theme()

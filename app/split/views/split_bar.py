@@ -20,8 +20,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractSlider, QSizePolicy, QWidget
 
+from app.scale import px
 from app.theme import mix, theme
 from app.units import percent_text
+from app.widgets.shortcuts import is_pressed
 from app.widgets.text import set_tip
 
 STEPS = 1000
@@ -30,6 +32,11 @@ PAGE = 10
 """Number of notches that PageUp and PageDown move."""
 TO_THE_END = 1_000_000
 """Number of notches that Home and End move: more than any handle has."""
+NOTCHES = {
+    "handle-right": 1, "handle-left": -1, "handle-far-right": PAGE, "handle-far-left": -PAGE,
+    "handle-first": -TO_THE_END, "handle-last": TO_THE_END,
+}  # fmt: skip
+"""Number of notches that each shortcut moves a handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ class ShareBar(QWidget):
             handle.place(position, f"{left.spoken}. {right.spoken}", is_fixed=is_fixed)
 
     def sizeHint(self) -> QSize:
-        return QSize(240, self.HEIGHT)
+        return QSize(240, px(self.HEIGHT))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._place_handles()
@@ -125,7 +132,7 @@ class ShareBar(QWidget):
         painter.setClipPath(clip)
         painter.fillRect(self.rect(), QColor(colours.raised))
         font = QFont(self.font())
-        font.setPixelSize(11)
+        font.setPixelSize(px(11))
         font.setWeight(QFont.Weight.DemiBold)
         painter.setFont(font)
         left = 0.0
@@ -167,8 +174,9 @@ class ShareHandle(QAbstractSlider):
             is_fixed: whether a neighbour is locked, so that the handle cannot be moved.
         """
         centre = position * self._bar.width()
-        left = min(self._bar.width() - self.WIDTH, max(0, round(centre - self.WIDTH / 2)))
-        self.setGeometry(left, 0, self.WIDTH, self._bar.height())
+        width = px(self.WIDTH)
+        left = min(self._bar.width() - width, max(0, round(centre - width / 2)))
+        self.setGeometry(left, 0, width, self._bar.height())
         self.setValue(round(position * STEPS))
         self.setEnabled(not is_fixed)
         if is_fixed:
@@ -193,20 +201,11 @@ class ShareHandle(QAbstractSlider):
         self.gesture_ended.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        notches = {
-            Qt.Key.Key_Right: 1,
-            Qt.Key.Key_Up: 1,
-            Qt.Key.Key_Left: -1,
-            Qt.Key.Key_Down: -1,
-            Qt.Key.Key_PageUp: PAGE,
-            Qt.Key.Key_PageDown: -PAGE,
-            Qt.Key.Key_Home: -TO_THE_END,
-            Qt.Key.Key_End: TO_THE_END,
-        }.get(Qt.Key(event.key()))
-        if notches is None:
-            event.ignore()
-        else:
-            self.stepped.emit(self.index, notches)
+        for name, notches in NOTCHES.items():
+            if is_pressed(name, event):
+                self.stepped.emit(self.index, notches)
+                return
+        event.ignore()
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         self.update()

@@ -13,6 +13,7 @@ from app.split.views.split_header import SplitHeader
 from app.split.views.split_summary import MemoryComparison, SplitSummary
 from app.translation import tr
 from app.widgets.controls import ignore_wheel, keep_margin, line
+from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
 
 MIN_WIDTH = 360
@@ -44,7 +45,7 @@ class SplitLayout(QWidget):
         self.inputs = self._make_inputs()
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "panel")
-        self.setMinimumWidth(MIN_WIDTH)
+        scaled(self, self.setMinimumWidth, MIN_WIDTH)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)

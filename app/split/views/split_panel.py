@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal, Slot
-from PySide6.QtGui import QKeySequence, QShortcut
+from PySide6.QtCore import Signal, Slot
 from PySide6.QtWidgets import QWidget
 
 from app.split.figures import rank_labels, short_name
@@ -13,6 +12,7 @@ from app.split.picture import LoadState, SplitPicture
 from app.split.views.device_row import DeviceRow
 from app.split.views.split_layout import SplitLayout
 from app.widgets.controls import show_number
+from app.widgets.shortcuts import make_local_shortcut
 from engine import DeviceInfo
 
 
@@ -30,13 +30,8 @@ class SplitPanel(SplitLayout):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.rows: list[DeviceRow] = []
-        for key, signal in (
-            (QKeySequence.StandardKey.Undo, self.undo_requested),
-            (QKeySequence("Ctrl+Shift+Z"), self.redo_requested),
-        ):
-            shortcut = QShortcut(key, self)
-            shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
-            shortcut.activated.connect(signal)
+        make_local_shortcut("undo-split", self, self.undo_requested.emit)
+        make_local_shortcut("redo-split", self, self.redo_requested.emit)
 
     @Slot(object)
     def show_devices(self, devices: Sequence[DeviceInfo]) -> None:

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 
 import engine
 from app.notice import Notice
+from app.scale import px
 from app.split.figures import rank_labels
 from app.theme import set_role
 from app.translation import tr, tr_later
@@ -252,7 +253,7 @@ class TuneDialog(QDialog):
         self.budget.setSuffix(" s")
         self.budget.setSingleStep(10)
         self.budget.setAccessibleName(tr("Time limit in seconds"))
-        self.budget.setMinimumWidth(90)
+        self.budget.setMinimumWidth(px(90))
         self.budget.valueChanged.connect(self._on_budget)
         self.what = label()
         self.what.setWordWrap(True)

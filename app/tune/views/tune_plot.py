@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
+from app.scale import px
 from app.theme import theme, theme_signals
 from app.translation import tr
 from app.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
@@ -67,7 +68,7 @@ class TunePlot(QWidget):
         self.plot.setXRange(0, 100, padding=0.03)
         self.plot.showGrid(y=True, alpha=0.2)
         font = QFont(self.font())
-        font.setPixelSize(11)
+        font.setPixelSize(px(11))
         for side in ("left", "bottom"):
             axis = self.plot.getAxis(side)
             axis.setStyle(tickLength=0, tickFont=font, tickTextOffset=6)

@@ -15,6 +15,7 @@ from app.chat.sampling.views.order_editor import OrderEditor
 from app.theme import set_role
 from app.translation import tr
 from app.widgets.buttons import IconButton
+from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
 
 EDITOR_WIDTH = 124
@@ -77,7 +78,7 @@ class FieldRow:
         self.label.setBuddy(self.editor)
         self.label.setWordWrap(True)
         if not self._is_wide:
-            self.editor.setFixedWidth(EDITOR_WIDTH)
+            scaled(self.editor, self.editor.setFixedWidth, EDITOR_WIDTH)
         set_role(self.label, "muted")
         keep = self.reset.sizePolicy()
         keep.setRetainSizeWhenHidden(True)

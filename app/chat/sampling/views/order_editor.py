@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 
 from app.translation import tr, tr_later
 from app.widgets.buttons import IconButton
+from app.widgets.shortcuts import is_pressed
 from app.widgets.text import list_item, set_tip
 from engine import SAMPLERS
 
@@ -99,10 +100,10 @@ class OrderEditor(QWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
-            by = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}.get(Qt.Key(event.key()), 0)
-            if by and event.modifiers() & Qt.KeyboardModifier.AltModifier:
-                self.move_current(by)
-                return True
+            for name, by in (("step-up", -1), ("step-down", 1)):
+                if is_pressed(name, event):
+                    self.move_current(by)
+                    return True
         return False
 
     @Slot()

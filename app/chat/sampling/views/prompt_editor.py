@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.translation import tr
 from app.widgets.buttons import button
+from app.widgets.sizes import scaled
 from app.widgets.text import label
 
 PROMPT_MS = 250
@@ -30,7 +31,7 @@ class PromptEditor(QWidget):
         self.edit.setPlaceholderText(tr("You are a helpful assistant."))
         self.edit.setAccessibleName(tr("System prompt"))
         self.edit.setTabChangesFocus(True)
-        self.edit.setFixedHeight(88)
+        scaled(self.edit, self.edit.setFixedHeight, 88)
         self._timer = QTimer(self, singleShot=True, interval=PROMPT_MS)
         self._timer.timeout.connect(self._report)
         self.edit.textChanged.connect(self._on_typed)

@@ -1,0 +1,1 @@
+"""What helps to use and to mend Tandem: shortcuts, versions and licences, the log."""

@@ -1,0 +1,69 @@
+"""Uses changed settings at once, and has them written a moment later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+from PySide6.QtWidgets import QApplication
+
+from app.notice import Notice
+from app.settings import Settings, SettingsStore
+from app.shell.main_window import MainWindow
+from app.shell.zoom import DockFit, next_zoom
+from app.theme import apply_theme
+from app.translation import tr
+
+SAVE_MS = 500
+
+
+class SettingsKeeper(QObject):
+    """What gives changed settings their effect on the window, until `close`.
+
+    Signals: `kept` after a change, whoever has made it.
+    """
+
+    kept = Signal()
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self, app: QApplication, store: SettingsStore, window: MainWindow, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._app, self._store, self._window = app, store, window
+        self._dock_fit = DockFit(window)
+        self._is_closed = self._is_loss_known = False
+        self._timer = QTimer(self, singleShot=True, interval=SAVE_MS)
+        self._timer.timeout.connect(self._save)
+
+    def keep(self, settings: Settings) -> None:
+        """Use other settings; a timer writes them."""
+        is_zoomed, size = settings.zoom != self._store.current.zoom, self._window.size()
+        self._store.put(settings)
+        apply_theme(self._app, settings.theme, settings.zoom)
+        if is_zoomed:
+            self._dock_fit.fit(size)
+        self.kept.emit()
+        if not self._is_closed:
+            self._timer.start()
+
+    @Slot(int)
+    def zoom(self, direction: int) -> None:
+        """Make everything larger (1), smaller (-1) or of normal size (0)."""
+        current = self._store.current
+        self.keep(replace(current, zoom=next_zoom(current.zoom, direction)))
+
+    def close(self) -> None:
+        """Write the settings now, and no more by a timer."""
+        self._is_closed = True
+        self._timer.stop()
+        self._store.save()
+
+    @Slot()
+    def _save(self) -> None:
+        """Write the settings; the first time that this fails, say so."""
+        self._store.save()
+        if self._store.problem and not self._is_loss_known:
+            self._is_loss_known = True
+            what = tr("The settings cannot be saved ({why}).").format(why=self._store.problem)
+            self.noticed.emit(Notice(what, tr("They are kept until the window closes."), "warning"))

@@ -1,0 +1,137 @@
+"""All shortcuts of the window: declared here, made and asked for by name, listed by F1.
+
+A widget that handles a key asks `is_pressed`, so a key that is listed works and one that works is
+listed: `tests/app/widgets/test_shortcuts.py` finds names that are asked for and not declared, and
+the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction, QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QWidget
+
+from app.translation import tr, tr_later
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """A key or several that do the same.
+
+    Args:
+        keys: as `QKeySequence` reads them; the first is shown in tool tips.
+        text: what it does; `tr` looks it up.
+        group: where it works; `tr` looks it up.
+    """
+
+    keys: tuple[str, ...]
+    text: str
+    group: str
+
+
+ANYWHERE: Final = tr_later("Anywhere")
+MESSAGE: Final = tr_later("In the message")
+CONVERSATION: Final = tr_later("In the conversation")
+CHATS: Final = tr_later("In the list of chats")
+PAGES: Final = tr_later("On the pages for models and settings")
+ORDER: Final = tr_later("In the order of sampling steps")
+SPLIT: Final = tr_later("In the split panel")
+MAP: Final = tr_later("In the tensor map")
+
+SHORTCUTS: Final[Mapping[str, Shortcut]] = {
+    "new-chat": Shortcut(("Ctrl+N",), tr_later("New chat"), ANYWHERE),
+    "search-chats": Shortcut(("Ctrl+K",), tr_later("Search chats"), ANYWHERE),
+    "open-model": Shortcut(("Ctrl+O",), tr_later("Open a model file"), ANYWHERE),
+    "models": Shortcut(("Ctrl+M",), tr_later("Models on this machine"), ANYWHERE),
+    "toggle-chats": Shortcut(("Ctrl+B",), tr_later("Show or hide the chats"), ANYWHERE),
+    "regenerate": Shortcut(("Ctrl+R",), tr_later("Answer again"), ANYWHERE),
+    "stop": Shortcut(("Esc",), tr_later("Stop the answer"), ANYWHERE),
+    "sampling": Shortcut(("Ctrl+.",), tr_later("Sampling and system prompt"), ANYWHERE),
+    "settings": Shortcut(("Ctrl+,",), tr_later("Settings"), ANYWHERE),
+    "larger": Shortcut(("Ctrl++", "Ctrl+="), tr_later("Larger"), ANYWHERE),
+    "smaller": Shortcut(("Ctrl+-",), tr_later("Smaller"), ANYWHERE),
+    "normal-size": Shortcut(("Ctrl+0",), tr_later("Normal size"), ANYWHERE),
+    "shortcuts": Shortcut(("F1",), tr_later("This list"), ANYWHERE),
+    "quit": Shortcut(("Ctrl+Q",), tr_later("Quit"), ANYWHERE),
+    "send": Shortcut(("Return", "Enter", "Ctrl+Return", "Ctrl+Enter"), tr_later("Send"), MESSAGE),
+    "new-line": Shortcut(("Shift+Return", "Shift+Enter"), tr_later("New line"), MESSAGE),
+    "submit-lines": Shortcut(
+        ("Ctrl+Return", "Ctrl+Enter"), tr_later("Save an answer that is being changed"), MESSAGE
+    ),
+    "leave-edit": Shortcut(
+        ("Esc",), tr_later("Leave a message that is being changed as it was"), MESSAGE
+    ),
+    "version-before": Shortcut(("Alt+Left",), tr_later("Version before"), CONVERSATION),
+    "version-after": Shortcut(("Alt+Right",), tr_later("Version after"), CONVERSATION),
+    "leave-search": Shortcut(("Esc",), tr_later("Leave the search"), CHATS),
+    "delete-chat": Shortcut(("Del",), tr_later("Delete the chat"), CHATS),
+    "leave-page": Shortcut(("Esc",), tr_later("Back to the chat"), PAGES),
+    "open-selected": Shortcut(("Return", "Enter"), tr_later("Open the selected model"), PAGES),
+    "step-up": Shortcut(("Alt+Up",), tr_later("Move a step up"), ORDER),
+    "step-down": Shortcut(("Alt+Down",), tr_later("Move a step down"), ORDER),
+    "undo-split": Shortcut(("Ctrl+Z",), tr_later("Undo the last change"), SPLIT),
+    "redo-split": Shortcut(("Ctrl+Shift+Z",), tr_later("Do it again"), SPLIT),
+    "handle-right": Shortcut(("Right", "Up"), tr_later("Move a handle right"), SPLIT),
+    "handle-left": Shortcut(("Left", "Down"), tr_later("Move a handle left"), SPLIT),
+    "handle-far-right": Shortcut(("PgUp",), tr_later("Move it right by ten places"), SPLIT),
+    "handle-far-left": Shortcut(("PgDown",), tr_later("Move it left by ten places"), SPLIT),
+    "handle-first": Shortcut(("Home",), tr_later("Move it to the left end"), SPLIT),
+    "handle-last": Shortcut(("End",), tr_later("Move it to the right end"), SPLIT),
+    "pin": Shortcut(
+        tuple("123456789"), tr_later("Pin the selection to the device with this number"), MAP
+    ),
+    "unpin": Shortcut(("Del", "Backspace"), tr_later("Unpin the selection"), MAP),
+    "zoom-in": Shortcut(("+", "="), tr_later("Higher rows"), MAP),
+    "zoom-out": Shortcut(("-",), tr_later("Lower rows"), MAP),
+    "no-zoom": Shortcut(("0",), tr_later("Rows that fit"), MAP),
+}  # fmt: skip
+"""All shortcuts by name, in the order of the list."""
+
+
+def sequences(name: str) -> list[QKeySequence]:
+    """Return the keys of a shortcut."""
+    return [QKeySequence(keys) for keys in SHORTCUTS[name].keys]
+
+
+def make_shortcut(name: str, owner: QWidget, target: Callable[[], object]) -> QAction:
+    """Make a shortcut that works in all of the owner's window, and return its action."""
+    action = QAction(tr(SHORTCUTS[name].text), owner)
+    action.setShortcuts(sequences(name))
+    action.triggered.connect(lambda _=False: target())
+    owner.addAction(action)
+    return action
+
+
+def make_local_shortcut(name: str, owner: QWidget, target: Callable[[], object]) -> QAction:
+    """Make a shortcut that works while the focus is in `owner`, and return its action."""
+    action = make_shortcut(name, owner, target)
+    action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+    return action
+
+
+def is_pressed(name: str, event: QKeyEvent) -> bool:
+    """Return whether an event presses a shortcut; on the number pad as on the rest of the keys."""
+    pressed = event.keyCombination()
+    keypad = Qt.KeyboardModifier.KeypadModifier
+    bare = pressed.keyboardModifiers() & ~keypad
+    found = {QKeySequence(pressed.key() | bare)}
+    if (
+        len(event.text()) == 1 and event.text().isprintable()
+    ):  # a sign for which some layouts need Shift
+        found.add(QKeySequence(event.text()))
+    return any(keys in found for keys in sequences(name))
+
+
+def shown_keys(name: str) -> list[str]:
+    """Return the keys as this desktop writes them: "Ctrl+N"."""
+    native = QKeySequence.SequenceFormat.NativeText
+    return [keys.toString(native) for keys in sequences(name)]
+
+
+def with_keys(text: str, name: str) -> str:
+    """Return a text for a tool tip, with the first key: "New chat (Ctrl+N)"."""
+    return f"{text} ({shown_keys(name)[0]})"

@@ -1,0 +1,34 @@
+"""Sizes of widgets that follow the zoom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Slot
+from PySide6.QtWidgets import QWidget
+
+from app.scale import px
+from app.theme import theme_signals
+
+
+class _Scaled(QObject):
+    """A setter of a widget that is called again whenever the zoom may have changed."""
+
+    def __init__(self, widget: QWidget, apply: Callable[..., object], sizes: tuple[int, ...]):
+        super().__init__(widget)
+        self._apply, self._sizes = apply, sizes
+        theme_signals().changed.connect(self._refresh)
+        self._refresh()
+
+    @Slot()
+    def _refresh(self) -> None:
+        self._apply(*map(px, self._sizes))
+
+
+def scaled(widget: QWidget, apply: Callable[..., object], *sizes: int) -> None:
+    """Call `apply` with sizes in pixels at the present zoom, now and after each change of it.
+
+    Args:
+        widget: the widget with whose end this ends.
+    """
+    _Scaled(widget, apply, sizes)
