@@ -127,10 +127,20 @@ class Driver(QObject):
         )
         self._shell.chat_presenter.new_chat()
         chat = self._session.current.id
-        self.note(asked=text, chat=chat, index=len(self._session.current.messages))
+        self.note(asked=text, chat=chat, message=self._next_message())
         self._shell.chat_presenter.send(text)
         if self._client._state_numbers:
             self.note(saving=True)
+
+    def regenerate(self) -> None:
+        """Have the last question answered again, in a version of its own."""
+        self._session.regenerate()
+
+    def reword(self, text: str) -> None:
+        """Ask the first question in other words, in a branch of its own."""
+        chat = self._session.current
+        self.note(asked=text, chat=chat.id, message=self._next_message())
+        self._session.edit(chat.messages[0].id, text)
 
     def type_text(self) -> None:
         """Type into the field below the chat, without end."""
@@ -175,7 +185,11 @@ class Driver(QObject):
     @Slot(str)
     def _on_text(self, text: str) -> None:
         chat = self._session.current
-        self.note(text=text, chat=chat.id, index=len(chat.messages) - 1)
+        self.note(text=text, chat=chat.id, message=chat.messages[-1].id)
+
+    def _next_message(self) -> int:
+        """Return the id that the next message of the open chat has."""
+        return 1 + max((message.id for message in self._session.current.tree), default=0)
 
     @Slot()
     def _type(self) -> None:

@@ -192,7 +192,7 @@ def _tells(note: Note, told: tuple[str, ...]) -> bool:
 def _shown_text(notes: list[Note], chat: str) -> str:
     """Return the text that was shown of the last answer of a chat."""
     texts = [note for note in notes if "text" in note and note["chat"] == chat]
-    return "".join(note["text"] for note in texts if note["index"] == texts[-1]["index"])
+    return "".join(note["text"] for note in texts if note["message"] == texts[-1]["message"])
 
 
 if __name__ == "__main__":

@@ -70,25 +70,27 @@ class Ledger:
         until: float,
         allowed_s: float,
     ) -> None:
-        """Check the questions and answers of one chat."""
+        """Check the questions and answers of one chat, in all their versions."""
         messages = stored["messages"] if stored else []
+        contents = {message["id"]: message["content"] for message in messages}
         shown: dict[int, str] = {}
         for note in notes:
             if note.get("chat") != chat or not ("text" in note or "asked" in note):
                 continue
-            index = note["index"]
-            shown[index] = shown.get(index, "") + note.get("text", note.get("asked"))
-            content = messages[index]["content"] if index < len(messages) else ""
-            if len(content) < len(shown[index].strip()):
+            number = note["message"]
+            shown[number] = shown.get(number, "") + note.get("text", note.get("asked"))
+            content = contents.get(number, "")
+            if len(content) < len(shown[number].strip()):
                 age = until - note["at"]
                 self.most_lost_s = max(self.most_lost_s, age)
                 if age > allowed_s:
+                    n_shown = len(shown[number])
                     raise WindowProblem(
-                        f"chat {chat}: {len(shown[index])} characters were shown {age:.2f} s before"
-                        f" the end, and {len(content)} are stored"
+                        f"chat {chat}: {n_shown} characters were shown {age:.2f} s before the end,"
+                        f" and {len(content)} are stored"
                     )
-        for index, text in shown.items():
-            content = messages[index]["content"] if index < len(messages) else ""
+        for number, text in shown.items():
+            content = contents.get(number, "")
             if not text.startswith(content) and content != text.strip():
                 raise WindowProblem(f"chat {chat}: {content[:80]!r} was never shown")
 

@@ -90,6 +90,16 @@ def _decode(window: Window) -> int:
     return window.n_notes
 
 
+def _branch(window: Window) -> int:
+    """Answer a question twice, and then one in other words, while somebody types."""
+    _decode(window)
+    start = window.do("regenerate")
+    window.wait_for("text", start)
+    start = window.do("reword", text="hello again")
+    window.wait_for("text", start)
+    return window.n_notes
+
+
 def _resplit(window: Window) -> int:
     """Split the model anew in the middle of an answer, over two ranks or one."""
     _decode(window)
@@ -118,6 +128,7 @@ def make_phases(folder: Path) -> dict[str, Phase]:
         "load": Phase(_load, lambda note: "loaded" in note, 0.3),
         "prefill": Phase(_prefill, lambda note: note.get("read", 0) == note.get("of", -1), 1.0),
         "decode": Phase(_decode, lambda note: "finished" in note, 2.0),
+        "branch": Phase(_branch, lambda note: "finished" in note, 2.0),
         "resplit": Phase(_resplit, lambda note: "resplit" in note, 0.3),
         "saving": Phase(_save, lambda note: "state_saved" in note, 0.1),
     }

@@ -4,7 +4,7 @@
 
 Each round starts a window on the home of the one before, checks all chats, asks the demo a known
 question, loads a larger model, and kills the window while it starts, loads, reads a prompt,
-answers, splits the model anew or saves a chat's cache.
+answers, branches a chat, splits the model anew or saves a chat's cache.
 """
 
 import random
