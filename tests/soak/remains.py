@@ -64,13 +64,25 @@ def left_files(home: Path, seconds: float = GONE_S) -> list[str]:
 
 def _left_now(home: Path) -> list[str]:
     found = []
+    own = _of_open_window(home)
     for path in home.rglob("*"):
+        if path in own:
+            continue
         is_temporary = path.name.startswith(PREFIX) or path.name.endswith((".tmp", ".lock"))
         is_odd = path.is_socket() or path.is_fifo() or path.parent in (home / "tmp", home / "run")
         owner = _owner(path)
         if (is_temporary or is_odd or owner) and (not owner or has_ended(owner)):
             found.append(str(path.relative_to(home)))
     return sorted(found)
+
+
+def _of_open_window(home: Path) -> set[Path]:
+    """Return lock and socket of the window that takes later starts, if it lives."""
+    lock = home / ".config" / "Tandem" / "window.lock"
+    with suppress(FileNotFoundError, ValueError):
+        if psutil.pid_exists(int(lock.read_text().split("\n")[0])):
+            return {lock, *(home / "run").glob("tandem-*")}
+    return set()
 
 
 def _owner(path: Path) -> str:
