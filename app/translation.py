@@ -5,6 +5,7 @@ A text is looked up when it is shown, so constants of a module stay English unti
     label(tr("New chat"))
     label(tr("{n} of {total} files").format(n=n, total=total))
     label(tr_n("{n} chat in {folder}", "{n} chats in {folder}", n, folder=folder))
+    label(tr("Load", "how busy a device is"))  # not the same word in German as on a button
     TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
 """
 
@@ -17,6 +18,7 @@ ENGLISH = "en"
 
 _catalog: NullTranslations = NullTranslations()
 _code = ENGLISH
+_END = "\x04"  # of a text's context, in catalogs of gettext
 
 
 def languages() -> tuple[str, ...]:
@@ -45,15 +47,25 @@ def use_language(code: str) -> None:
         _catalog, _code = GNUTranslations(file), code
 
 
-def tr(text: str) -> str:
-    """Return an English text in the window's language."""
-    return _catalog.gettext(text) if text else ""  # the empty text names the catalog's header
+def tr(text: str, context: str = "") -> str:
+    """Return an English text in the window's language.
+
+    Args:
+        text: the text, or what `tr_later` returned.
+        context: what the text is about, where the same English has two meanings; never shown.
+    """
+    found = _catalog.gettext(tr_later(text, context))
+    return english(found) if text else ""  # the empty text names the catalog's header
 
 
-def tr_later(text: str) -> str:
-    """Return an English text as it is: a constant, listed for the catalogs, that `tr` looks up when
-    it is shown."""
-    return text
+def tr_later(text: str, context: str = "") -> str:
+    """Return a constant that is listed for the catalogs: `tr` looks it up when it is shown."""
+    return f"{context}{_END}{text}" if context else text
+
+
+def english(text: str) -> str:
+    """Return a constant of `tr_later` as it is in English."""
+    return text.rpartition(_END)[2]
 
 
 def tr_n(one: str, many: str, n: int, **values: object) -> str:

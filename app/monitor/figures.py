@@ -43,7 +43,9 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "memory": Figure(
         tr_later("Memory"), "GiB", "{:.1f}", lambda s: s.used_bytes / GIB if s.total_bytes else None
     ),
-    "load": Figure(tr_later("Load"), "%", "{:.0f}", lambda s: s.load_percent, 100.0),
+    "load": Figure(
+        tr_later("Load", "how busy a device is"), "%", "{:.0f}", lambda s: s.load_percent, 100.0
+    ),
     "power": Figure(tr_later("Power"), "W", "{:.0f}", lambda s: s.power_w),
     "temperature": Figure(
         tr_later("Temperature"), "°C", "{:.0f}", lambda s: s.temperature_c, 100.0

@@ -13,6 +13,7 @@ from typing import Final
 from app.monitor.figures import FIGURES, RATE
 from app.monitor.history import SeriesHistory
 from app.split.figures import rank_labels
+from app.translation import english
 from engine import DeviceSnapshot
 
 CAPACITY: Final = 512
@@ -95,7 +96,7 @@ class MonitorRecord:
             if name == RATE:
                 columns.append(("Tokens per second", history.values(RATE, since_s)))
                 continue
-            title, unit = FIGURES[name].title, FIGURES[name].unit
+            title, unit = english(FIGURES[name].title), FIGURES[name].unit
             columns += [
                 (f"{title} {label} ({unit})", history.values(device, since_s))
                 for device, label in self.labels().items()

@@ -8,7 +8,7 @@ from babel.messages.catalog import Catalog
 from babel.messages.mofile import write_mo
 
 from app import translation
-from app.translation import language, languages, tr, tr_n, use_language
+from app.translation import language, languages, tr, tr_later, tr_n, use_language
 
 
 @pytest.fixture
@@ -16,6 +16,8 @@ def catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a folder with a German catalog of three texts; end in English again."""
     german = Catalog(locale="de", header_comment="")
     german.add("New chat", "Neuer Chat")
+    german.add("Load", "Laden")
+    german.add("Load", "Last", context="of a device")
     german.add(("{n} chat", "{n} chats"), ("{n} Chat", "{n} Chats"))
     with (tmp_path / "de.mo").open("wb") as file:
         write_mo(file, german)
@@ -40,6 +42,14 @@ def test_a_language_is_used_for_what_its_catalog_holds(code: str) -> None:
     assert tr_n("{n} chat", "{n} chats", 2) == "2 Chats"
     assert tr("Not in the catalog") == "Not in the catalog"
     assert tr("") == ""  # not the catalog's header
+
+
+@pytest.mark.usefixtures("catalogs")
+def test_the_same_english_may_have_two_meanings() -> None:
+    constant = tr_later("Load", "of a device")
+    assert (tr("Load", "of a device"), tr(constant)) == ("Load", "Load")
+    use_language("de")
+    assert (tr("Load"), tr("Load", "of a device"), tr(constant)) == ("Laden", "Last", "Last")
 
 
 @pytest.mark.usefixtures("catalogs")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from io import BytesIO
@@ -35,16 +35,16 @@ DONE = (
     "app/preferences", "app/process", "app/shell", "app/split", "app/tune", "app/widgets",
     "app/main.py", "app/settings.py", "app/units.py",
 )  # fmt: skip
-"""Files and folders of the app whose texts are all looked up and translated."""
+"""Files and folders of the app in which all texts are looked up."""
 
-NOT_YET = ("app/split/settings.py", "app/split/views/load_options.py")
-IN_TERMINAL = (
+NOT_IN_WINDOW = (
     "app/cli", "app/__main__.py", "app/process/display.py", "app/process/engine_place.py",
-    "app/process/qt_libraries.py",
+    "app/process/qt_libraries.py", "app/translation.py",
 )  # fmt: skip
-"""Files and folders whose texts people see in a terminal, in English."""
+"""Files and folders that show nothing in the window; what a terminal shows is English."""
 
-KEYWORDS = {"tr": None, "tr_later": None, "tr_n": (1, 2)}
+_WITH_CONTEXT = {1: (1,), 2: ((2, "c"), 1)}
+KEYWORDS = {"tr": _WITH_CONTEXT, "tr_later": _WITH_CONTEXT, "tr_n": (1, 2)}
 """Functions of `app.translation`, and which of their arguments are texts."""
 
 MADE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -60,25 +60,25 @@ msgstr ""
 """
 
 
-def sources() -> list[Path]:
-    """Return the files of the app whose texts are translated."""
+def sources(places: Iterable[str] = ("app",)) -> list[Path]:
+    """Return the files of the app, or those in some places of it, that show texts in the window."""
     found: list[Path] = []
-    for name in DONE:
+    for name in places:
         path = ROOT / name
         found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return [
-        path
-        for path in found
-        if not path.relative_to(ROOT).as_posix().startswith(IN_TERMINAL + NOT_YET)
-    ]
+    return [path for path in found if not _is_of_terminal(path)]
+
+
+def _is_of_terminal(path: Path) -> bool:
+    return path.relative_to(ROOT).as_posix().startswith(NOT_IN_WINDOW)
 
 
 def template() -> Catalog:
     """Return the catalog of all English texts, none of them translated."""
     made = Catalog(charset="utf-8")
     for path in sources():
-        for _, text, _, _ in extract_from_file("python", path, keywords=KEYWORDS):
-            made.add(text, locations=[(path.relative_to(ROOT).as_posix(), 0)])
+        for _, text, _, context in extract_from_file("python", path, keywords=KEYWORDS):
+            made.add(text, locations=[(path.relative_to(ROOT).as_posix(), 0)], context=context)
     for text in engine_texts():
         made.add(text, locations=[("engine/config/sampling.py", 0)])
     return made
@@ -110,8 +110,9 @@ def update(path: Path) -> None:
     new = Catalog(locale=path.stem, charset="utf-8", header_comment=old.header_comment)
     for message in template():
         if message.id:
-            former = old.get(message.id)
-            new.add(message.id, former.string if former else "", locations=message.locations)
+            former = old.get(message.id, message.context)
+            string = former.string if former else ""
+            new.add(message.id, string, locations=message.locations, context=message.context)
     body = BytesIO()
     write_po(body, new, width=100, omit_header=True, include_lineno=False, sort_by_file=True)
     head = HEAD.format(code=path.stem, plural=new.plural_forms)
@@ -125,6 +126,12 @@ def compiled(catalog: Catalog) -> bytes:
     file = BytesIO()
     write_mo(file, catalog)
     return file.getvalue()
+
+
+def key_of(message: Message) -> tuple[str, ...]:
+    """Return context ("" for none) and English texts of a message."""
+    context = message.context or ""  # bytes from `read_mo`
+    return (context.decode() if isinstance(context, bytes) else context, *texts(message))
 
 
 def texts(message: Message) -> list[str]:
@@ -144,10 +151,10 @@ def placeholders(text: str) -> set[str]:
 
 def problems(path: Path) -> list[str]:
     """Return what is wrong with a catalog: a line for each fault, [] if there is none."""
-    catalog, wanted = read_catalog(path), {tuple(texts(m)) for m in template() if m.id}
-    messages = {tuple(texts(m)): m for m in catalog if m.id}
-    found = [f"missing: {text[0]!r}" for text in sorted(wanted - messages.keys())]
-    found += [f"not in the code: {text[0]!r}" for text in sorted(messages.keys() - wanted)]
+    catalog, wanted = read_catalog(path), {key_of(m) for m in template() if m.id}
+    messages = {key_of(m): m for m in catalog if m.id}
+    found = [f"missing: {key[1]!r}" for key in sorted(wanted - messages.keys())]
+    found += [f"not in the code: {key[1]!r}" for key in sorted(messages.keys() - wanted)]
     for message in messages.values():
         found += _faults(message)
     found += [f"obsolete: {key!r}" for key in catalog.obsolete]
@@ -173,7 +180,7 @@ def _faults(message: Message) -> Iterator[str]:
 
 
 def _strings(catalog: Catalog) -> dict[tuple[str, ...], list[str]]:
-    return {tuple(texts(m)): translations(m) for m in catalog if m.id and all(translations(m))}
+    return {key_of(m): translations(m) for m in catalog if m.id and all(translations(m))}
 
 
 def main() -> int:

@@ -122,7 +122,7 @@ class Overview(QWidget):
         head = [(tr(column.title), column.width) for column in columns]
         self._paint_texts(painter, QRectF(0, 0, bar, px(HEAD)), tr("Device"), head)
         left = self._bars_left()
-        for at, title in enumerate((tr("Memory"), tr("Load"))):
+        for at, title in enumerate((tr("Memory"), tr("Load", "how busy a device is"))):
             x = left + at * (bar + px(GAP))
             _write(painter, QRectF(x, 0, bar, px(HEAD)), title)
         for row, state in enumerate(self._states):
