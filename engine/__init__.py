@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.config import (
         KV_TYPES,
         PEER_MODES,
+        ROPE_SCALINGS,
         SAMPLERS,
         SPLIT_MODES,
         ControlVector,
@@ -180,6 +181,7 @@ __all__ = [
     "GOALS",
     "KV_TYPES",
     "PEER_MODES",
+    "ROPE_SCALINGS",
     "SAMPLERS",
     "SIMULATED",
     "SPLIT_MODES",
@@ -371,8 +373,8 @@ _HOME = {
     "api": ("Model", "load_model"),
     "measuring.benchmark": ("BenchResult", "BenchTest"),
     "config": (
-        "KV_TYPES", "PEER_MODES", "SAMPLERS", "SPLIT_MODES", "ControlVector", "LoadParams",
-        "PeerMode", "SamplingParams",
+        "KV_TYPES", "PEER_MODES", "ROPE_SCALINGS", "SAMPLERS", "SPLIT_MODES", "ControlVector",
+        "LoadParams", "PeerMode", "SamplingParams",
     ),
     "devices.catalog": ("cuda_status", "hidden_gpus", "list_devices"),
     "devices.links": ("Link", "Pcie", "Topology", "read_topology"),

@@ -45,14 +45,18 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
 
+KEPT_BY_A_SPLIT = (
+    "path", "n_ctx", "kv_type", "control_vectors", "control_layers", "rope_scaling", "rope_factor",
+    "rope_base",
+)  # fmt: skip
+"""Settings of a load that a loaded model keeps when it is split anew."""
+
 NOTHING: Mapping[str, int] = MappingProxyType({})
 """An empty mapping that nobody can fill: the default of `reserve`."""
 
 
 def load_model(
-    path: str | Path,
-    devices: Sequence[str] | str = ("cpu",),
-    split: Sequence[float] | None = None,
+    path: str | Path, devices: Sequence[str] | str = ("cpu",), split: Sequence[float] | None = None,
     *,
     n_ctx: int | None = None,
     split_mode: str = "tensor",
@@ -60,6 +64,7 @@ def load_model(
     kv_type: str = "f16",
     cpu_threads: int | None = None,
     n_batch: int | None = None,
+    rope_scaling: str = "", rope_factor: float = 0.0, rope_base: float = 0.0,
     control_vectors: Sequence[tuple[str | Path, float]] = (),
     control_layers: tuple[int, int] | None = None,
     groups: Sequence[int] | None = None,
@@ -70,7 +75,7 @@ def load_model(
     p2p: PeerMode = "auto",
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
-) -> Model:
+) -> Model:  # fmt: skip
     """Load a model over one or several ranks.
 
     Args:
@@ -88,7 +93,7 @@ def load_model(
             memory, else 512.
         control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
         control_layers: first and last layer to steer; None is all but layer 0.
-        groups, n_cpu_blocks, n_cpu_moe, kv_on_host, p2p: see `LoadParams`.
+        groups, n_cpu_blocks, n_cpu_moe, kv_on_host, p2p, rope_…: see `LoadParams`.
         reserve: bytes to keep free, by device.
         on_progress: receiver of the loading's progress.
         is_cancelled: asked again and again; returning True ends the loading.
@@ -101,6 +106,7 @@ def load_model(
         split=arguments.shares(split), split_mode=split_mode, n_ctx=n_ctx,
         overrides=arguments.override_pairs(overrides),
         kv_type=kv_type, cpu_threads=cpu_threads, n_batch=n_batch,
+        rope_scaling=rope_scaling, rope_factor=rope_factor, rope_base=rope_base,
         control_vectors=arguments.scaled_vectors(control_vectors), control_layers=control_layers,
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
@@ -393,7 +399,7 @@ class Model:
 
     def _check_same(self, params: LoadParams) -> None:
         self._check_loaded()
-        for name in ("path", "n_ctx", "kv_type", "control_vectors", "control_layers"):
+        for name in KEPT_BY_A_SPLIT:
             if getattr(params, name) != getattr(self.params, name):
                 raise SplitError(
                     f"A loaded model can be split anew, but its '{name}' cannot change.",
@@ -486,7 +492,9 @@ class Model:
         doing = f"its state is being {done}"
         with self._occupancy.use(doing, is_cancelled, replaces=replaces) as is_cancelled:
             self._check_loaded()
-            files = StateFiles(self.runtime, self._session, self.info.name, self.model_hash)
+            files = StateFiles(
+                self.runtime, self._session, self.info.name, self.model_hash, self.params.rope
+            )
             with explain_faults(self.runtime.devices):
                 yield files, is_cancelled
 

@@ -13,6 +13,7 @@ from app.units import MIB
 from engine import (
     KV_TYPES,
     PEER_MODES,
+    ROPE_SCALINGS,
     SAMPLERS,
     SPLIT_MODES,
     ControlVector,
@@ -87,6 +88,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="context length in tokens (default: 2048, or the model's own where that is shorter)",
     )  # fmt: skip
     _add_offload(group)
+    _add_rope(group)
     group.add_argument(
         "--p2p", choices=PEER_MODES,
         help="let GPUs access each other's memory directly; auto: where a test shows that it "
@@ -113,6 +115,20 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
+    )
+
+
+def _add_rope(group: argparse._ArgumentGroup) -> None:
+    """Add the options that stretch the positions a model was trained for."""
+    group.add_argument(
+        "--rope-scaling", choices=ROPE_SCALINGS[1:],
+        help="how to stretch positions to a longer context (default: as the file says)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rope-scale", type=float, metavar="X", help="factor by which positions are stretched"
+    )
+    group.add_argument(
+        "--rope-freq-base", type=float, metavar="X", help="base of RoPE's frequencies"
     )
 
 
@@ -238,6 +254,9 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "kv_on_host": (args.kv_on_host, bool),
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
+        "rope_scaling": (args.rope_scaling, str),
+        "rope_factor": (args.rope_scale, float),
+        "rope_base": (args.rope_freq_base, float),
     }
     return {name: parse(value) for name, (value, parse) in read.items() if value is not None}
 

@@ -144,6 +144,7 @@ def suggestion(
         cpu_threads=params.cpu_threads,
         reserve=params.reserve,
         p2p=params.p2p,
+        n_batch=params.n_batch,
     )
     try:
         choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)

@@ -20,12 +20,12 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     """
     if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
         return None
-    if (wanted.path, wanted.kv_type) != (loaded.path, loaded.kv_type):
+    of_a_load = ("path", "kv_type", "n_batch", "rope")
+    if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
     return replace(
         wanted,
         n_ctx=loaded.n_ctx,
-        n_batch=loaded.n_batch,
         control_vectors=loaded.control_vectors,
         control_layers=loaded.control_layers,
     )
@@ -50,6 +50,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.cpu_threads,
         params.n_batch,
         params.p2p if n_gpus > 1 else "",
+        params.rope,
     )
 
 
@@ -92,4 +93,8 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         kv_on_host=params.kv_on_host,
         overrides=params.overrides,
         p2p=params.p2p,
+        n_batch=params.n_batch,
+        rope_scaling=params.rope_scaling,
+        rope_factor=params.rope_factor,
+        rope_base=params.rope_base,
     )

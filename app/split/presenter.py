@@ -70,6 +70,13 @@ class SplitPresenter(QObject):
         self._on(options.kv_type_changed, lambda now, kv_type: replace(now, kv_type=kv_type))
         self._on(options.p2p_changed, lambda now, p2p: replace(now, p2p=p2p))
         self._on(options.threads_changed, lambda now, count: replace(now, cpu_threads=count))
+        self._on(options.rare.batch_changed, lambda now, count: replace(now, n_batch=count))
+        self._on(
+            options.rare.rope_changed,
+            lambda now, scaling, factor, base: replace(
+                now, rope_scaling=scaling, rope_factor=factor, rope_base=base
+            ),
+        )
         self._wire_gestures(options)
 
     def _wire_footer(self) -> None:

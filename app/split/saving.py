@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from app.split.settings import (
+    MAX_BATCH,
+    MAX_ROPE_BASE,
+    MAX_ROPE_FACTOR,
     MAX_THREADS,
     MODES,
     RankSettings,
@@ -14,7 +17,7 @@ from app.split.settings import (
     default_settings,
     ensure_on,
 )
-from engine import KV_TYPES, PEER_MODES, DeviceInfo
+from engine import KV_TYPES, PEER_MODES, ROPE_SCALINGS, DeviceInfo
 
 MAX_CONTEXT: Final = 1 << 24
 MAX_BLOCKS: Final = 1 << 16
@@ -46,6 +49,10 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "n_cpu_moe": settings.n_cpu_moe,
         "kv_on_host": settings.kv_on_host,
         "p2p": settings.p2p,
+        "n_batch": settings.n_batch,
+        "rope_scaling": settings.rope_scaling,
+        "rope_factor": settings.rope_factor,
+        "rope_base": settings.rope_base,
         "overrides": [[parts, keys.get(place, place)] for parts, place in settings.overrides],
     }
 
@@ -72,6 +79,10 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         n_cpu_moe=_whole(data.get("n_cpu_moe"), 0, MAX_BLOCKS) or 0,
         kv_on_host=data.get("kv_on_host") is True,
         p2p=next((mode for mode in PEER_MODES if mode == data.get("p2p")), settings.p2p),
+        n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
+        rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
+        rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
+        rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
         overrides=tuple(_overrides(data.get("overrides"), places))[:MAX_OVERRIDES],
     )
 
@@ -131,6 +142,12 @@ def _share(value: object) -> float:
     if not isinstance(value, int | float):
         return 0.0
     return float(min(1.0, max(0.0, value)))  # NaN gives 0; a huge int has no float, hence min first
+
+
+def _at_least_one(value: object, most: float) -> float:
+    """Return a number from 1 to `most`; 0 for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 1 <= value <= most else 0.0  # type: ignore[operator,arg-type]
 
 
 def _whole(value: object, low: int, high: int) -> int | None:

@@ -76,7 +76,7 @@ class SplitSession(QObject):
         """Plan for this model; None is no model."""
         self._finder.ask(None)
         self._state.set_model(info)
-        self.model_changed.emit(self._state.n_ctx_train)
+        self.model_changed.emit(info.n_ctx_train if info else 0)
         self._schedule()
 
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:

@@ -18,6 +18,9 @@ Mode = Literal["single", "tensor", "layer", "groups"]
 MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
 MAX_CPU_RANKS: Final = 8
 MAX_THREADS: Final = 1024
+MAX_BATCH: Final = 8192
+MAX_ROPE_FACTOR: Final = 1024.0
+MAX_ROPE_BASE: Final = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class SplitSettings:
         cpu_threads: number of CPU threads; None is one per core.
         reserve: (device id, bytes to keep free) of each device that has a reserve.
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
-        p2p: as in `LoadParams`.
+        p2p, n_batch: as in `LoadParams`.
+        rope_scaling, rope_factor, rope_base: as in `LoadParams`; specific to one model.
     """
 
     ranks: tuple[RankSettings, ...] = ()
@@ -70,6 +74,10 @@ class SplitSettings:
     kv_on_host: bool = False
     overrides: tuple[tuple[str, str], ...] = ()
     p2p: PeerMode = "auto"
+    n_batch: int | None = None
+    rope_scaling: str = ""
+    rope_factor: float = 0.0
+    rope_base: float = 0.0
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -139,6 +147,10 @@ class SplitSettings:
             kv_on_host=self.kv_on_host,
             overrides=self.overrides,
             p2p=self.p2p,
+            n_batch=self.n_batch,
+            rope_scaling=self.rope_scaling,
+            rope_factor=self.rope_factor,
+            rope_base=self.rope_base,
         )
 
     # changes
@@ -146,8 +158,9 @@ class SplitSettings:
     def for_another_model(self, n_ctx: int | None) -> SplitSettings:
         """Set the context, and leave out what names blocks and tensors of the present model."""
         return replace(
-            self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=()
-        )
+            self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=(),
+            rope_scaling="", rope_factor=0.0, rope_base=0.0,
+        )  # fmt: skip
 
     def with_mode(self, mode: Mode) -> SplitSettings:
         """Change how the model is split."""

@@ -84,8 +84,12 @@ class SplitState:
 
     @property
     def n_ctx_train(self) -> int:
-        """Longest context that the model was trained for, in tokens; 0 is unknown."""
-        return self.info.n_ctx_train if self.info else 0
+        """Longest context that the model was trained for, in tokens; 0 is unknown.
+
+        A factor of RoPE stretches it.
+        """
+        n_ctx = self.info.n_ctx_train if self.info else 0
+        return round(n_ctx * max(1.0, self.settings.rope_factor))
 
     # what is known
 
@@ -221,6 +225,10 @@ class SplitState:
             cpu_threads=self.settings.cpu_threads,
             reserve=self.settings.reserve,
             p2p=self.settings.p2p,
+            n_batch=self.settings.n_batch,
+            rope_scaling=self.settings.rope_scaling,
+            rope_factor=self.settings.rope_factor,
+            rope_base=self.settings.rope_base,
         )
         self._suggested = self.settings, choice.reason
         self.history.clear()

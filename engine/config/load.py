@@ -17,6 +17,12 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 SPLIT_MODES = ("tensor", "layer", "groups")
 """Ways to split a model over ranks, see `LoadParams.split_mode`."""
 
+ROPE_SCALINGS = ("", "none", "linear", "yarn")
+"""Ways to stretch positions, see `LoadParams.rope_scaling`; "" is what the file says."""
+
+MOST_ROPE_FACTOR, MOST_ROPE_BASE = 1024.0, 1e12
+"""Largest factor and base of RoPE that are accepted."""
+
 PeerMode = Literal["auto", "off", "on"]
 """Setting of direct access between GPUs' memories, see `LoadParams.p2p`."""
 
@@ -77,6 +83,11 @@ class LoadParams:
         control_layers: first and last layer to steer; None is all but layer 0.
         p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
             works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
+        rope_scaling: how positions are stretched beyond the context that the model was trained for:
+            "none", "linear" (all frequencies) or "yarn"; "" as the file says. As in llama.cpp, it
+            holds for the layers that see the whole context.
+        rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
+        rope_base: base of RoPE's frequencies; 0 as the file says.
 
     Raises:
         EngineError: a value makes no sense.
@@ -99,6 +110,9 @@ class LoadParams:
     kv_on_host: bool = False
     reserve: tuple[tuple[str, int], ...] = ()
     p2p: PeerMode = "auto"
+    rope_scaling: str = ""
+    rope_factor: float = 0.0
+    rope_base: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -106,6 +120,9 @@ class LoadParams:
         _one_of("kv_type", self.kv_type, KV_TYPES)
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
         _one_of("p2p", self.p2p, PEER_MODES)
+        _one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
+        _number("rope_factor", self.rope_factor, MOST_ROPE_FACTOR)
+        _number("rope_base", self.rope_base, MOST_ROPE_BASE)
         _count("n_ctx", self.n_ctx)
         _count("cpu_threads", self.cpu_threads)
         _count("n_batch", self.n_batch)
@@ -126,6 +143,12 @@ class LoadParams:
         takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
         takers += [target for _, target in self.overrides if not target.startswith("#")]
         return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))
+
+    @property
+    def rope(self) -> str:
+        """What is set of RoPE in place of the file's values, as a text; "" for nothing."""
+        found = self.rope_scaling, self.rope_factor, self.rope_base
+        return " ".join(map(str, found)) if any(found) else ""
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -155,6 +178,12 @@ def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+
+
+def _number(name: str, value: object, most: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or 1 <= value <= most):  # type: ignore[operator]
+        raise rejected(name, f"0 or a number from 1 to {most:g}", value)
 
 
 def _count(name: str, value: object, least: int = 1) -> None:

@@ -31,16 +31,17 @@ class StateFiles:
     Args:
         name: name of the model, for error messages.
         model_hash: see `engine.gguf.identity`.
+        rope: how a load has changed RoPE, see `LoadParams.rope`; "" if it has not.
     """
 
     def __init__(
-        self, runtime: ThreadRuntime, session: Session, name: str, model_hash: str
+        self, runtime: ThreadRuntime, session: Session, name: str, model_hash: str, rope: str = ""
     ) -> None:
         self._runtime, self._session, self._name = runtime, session, name
         self._ranks, self._kv_type = runtime.ranks, runtime.plan.kv_type
         self._states = runtime.ranks[0].states
         self._identity = identity(
-            model_hash, self._kv_type, runtime.ranks[0].slots, runtime.directions
+            model_hash, self._kv_type, runtime.ranks[0].slots, runtime.directions, rope
         )
 
     @torch.inference_mode()

@@ -107,14 +107,15 @@ def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[E
 
 
 def identity(
-    model_hash: str, kv_type: str, slots: Sequence[Slot], directions: Mapping[int, Direction]
-) -> dict[str, str]:
+    model_hash: str, kv_type: str, slots: Sequence[Slot], directions: Mapping[int, Direction],
+    rope: str = "",
+) -> dict[str, str]:  # fmt: skip
     """Return the header entries that must match those of the model that loads a state.
 
     The names of the tensors in use are among them, since they may depend on the length of the
-    context (`choose_rope_factors`).
+    context (`choose_rope_factors`), and how a load has changed RoPE.
     """
-    names = "\n".join(slot.tensor.name for slot in slots)
+    names = "\n".join([slot.tensor.name for slot in slots] + [rope] * bool(rope))
     steering = hashlib.sha256()
     for layer, direction in sorted(directions.items()):
         steering.update(repr(layer).encode() + direction.tobytes())
@@ -194,8 +195,9 @@ class StateHeader:
             ),
             (
                 "tensors",
-                "was made with a context of a length for which the model marks positions otherwise",
-                "Load the model with the context that it was saved with.",
+                "was made with a context of a length, or RoPE settings, for which the model marks "
+                "positions otherwise",
+                "Load the model with the context and the RoPE settings that it was saved with.",
             ),
             (
                 "steering",

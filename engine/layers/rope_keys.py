@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
 from engine.forward.operands import RopeParams, RopeStyle
 
 if TYPE_CHECKING:
+    from engine.config import LoadParams
     from engine.layers.keys import Keys
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
@@ -15,6 +17,21 @@ SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 
 DEFAULT_BASE = 10000.0
 """Base of the frequencies where a file has none (arXiv 2104.09864)."""
+
+
+def stretched(rope: RopeParams, params: LoadParams) -> RopeParams:
+    """Return the parameters of RoPE with what a load sets in place of the file's values.
+
+    The meaning of each is llama.cpp's: without a factor, a type keeps the file's.
+    """
+    scale = 1 / params.rope_factor if params.rope_factor else rope.scale
+    kind = params.rope_scaling
+    return replace(
+        rope,
+        base=params.rope_base or rope.base,
+        scale=1.0 if kind == "none" else scale,
+        yarn=kind == "yarn" if kind else rope.yarn,
+    )
 
 
 def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:

@@ -13,6 +13,7 @@ from engine.forward.state import State
 from engine.gguf.tensors import quote, split_name
 from engine.layers.hparams import HParams
 from engine.layers.module import Module, Slot, TensorSource
+from engine.layers.rope_keys import stretched
 from engine.models.registry import model_class
 from engine.sharding.patterns import wanted_shares
 from engine.sharding.shares import Shares
@@ -80,12 +81,13 @@ def read_sizes(file: GGUFFile) -> tuple[type[CausalLM], HParams]:
 
 
 def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParams:
-    """Return the sizes with the wanted context, and with what the file leaves out.
+    """Return the sizes with the wanted context and RoPE, and with what the file leaves out.
 
     Raises:
         ModelFileError: sizes contradict each other.
     """
-    return cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
+    rope = stretched(hp.rope, params)
+    return cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train), rope=rope))
 
 
 def block_dims(cls: type[CausalLM], hp: HParams) -> tuple[BlockDims, ...]:

@@ -137,4 +137,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "kv_on_host": _flag,
     "reserve": _many(_reserve),
     "p2p": _text,
+    "rope_scaling": _text,
+    "rope_factor": _number,
+    "rope_base": _number,
 }

@@ -6,11 +6,26 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtWidgets import QComboBox, QGridLayout, QSpinBox, QWidget
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDoubleSpinBox,
+    QGridLayout,
+    QSpinBox,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
-from app.split.settings import MAX_THREADS, SplitSettings
+from app.split.settings import (
+    MAX_BATCH,
+    MAX_ROPE_BASE,
+    MAX_ROPE_FACTOR,
+    MAX_THREADS,
+    SplitSettings,
+)
 from app.split.views.context_slider import ContextSlider
-from app.theme import set_role
+from app.theme import icon, set_role, theme, theme_signals
+from app.translation import tr, tr_later
 from app.units import context_text, tokens_text
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
@@ -37,6 +52,18 @@ PEER_HINTS = {
 }
 
 
+ROPE_NAMES = {
+    "": tr_later("As the file says"), "none": tr_later("None"), "linear": tr_later("Linear"),
+    "yarn": tr_later("YaRN"),
+}  # fmt: skip
+ROPE_HINTS = {
+    "": tr_later("Positions are stretched as the model's file says"),
+    "none": tr_later("Positions are not stretched, whatever the file says"),
+    "linear": tr_later("All positions are stretched alike; costs some accuracy"),
+    "yarn": tr_later("Only slow rotations are stretched, which is more exact"),
+}
+
+
 def context_stops(n_ctx_train: int) -> list[int]:
     """Return the powers of two from 512, and last the length that the model was trained for."""
     last = n_ctx_train or CONTEXT_IF_UNKNOWN
@@ -57,8 +84,100 @@ def _choices(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
     return box
 
 
+class RareOptions(QWidget):
+    """Fields that few people need, below a heading that opens and closes them.
+
+    Attributes:
+        head: button that opens and closes the fields.
+    """
+
+    batch_changed = Signal(object)  # int, or None for the engine's choice
+    rope_changed = Signal(str, float, float)  # scaling, factor, base
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.head = QToolButton()
+        self.head.setProperty("role", "group")
+        self.head.setText(tr("Batch and RoPE"))
+        self.head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.head.setCheckable(True)
+        self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
+        kinds = [(kind, tr(name), tr(ROPE_HINTS[kind])) for kind, name in ROPE_NAMES.items()]
+        self.rope = _choices(kinds)
+        self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
+        self.base = QDoubleSpinBox(maximum=MAX_ROPE_BASE, decimals=0, singleStep=10_000.0)
+        self._rows = (
+            (tr("Batch"), self.batch, tr("Prompt tokens that are computed at once")),
+            (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
+            (tr("RoPE factor"), self.factor, tr("How many times longer the context becomes")),
+            (tr("RoPE base"), self.base, tr("Base of the rotations' frequencies")),
+        )
+        self._body = QWidget()
+        self._build()
+        self.batch.valueChanged.connect(lambda n: self.batch_changed.emit(n or None))
+        self.rope.currentIndexChanged.connect(self._report_rope)
+        for field in (self.factor, self.base):
+            field.valueChanged.connect(self._report_rope)
+        self.head.toggled.connect(self._on_toggled)
+        theme_signals().changed.connect(self._refresh)
+        self._on_toggled(False)
+
+    def set_settings(self, settings: SplitSettings) -> None:
+        """Show settings, and all fields if one of them is set."""
+        show_number(self.batch, settings.n_batch or 0)
+        show_number(self.factor, settings.rope_factor)
+        show_number(self.base, settings.rope_base)
+        with QSignalBlocker(self.rope):
+            self.rope.setCurrentIndex(self.rope.findData(settings.rope_scaling))
+        is_set = settings.n_batch or settings.rope_scaling or settings.rope_factor
+        if is_set or settings.rope_base:
+            self.head.setChecked(True)
+
+    def _report_rope(self) -> None:
+        factor, base = (0.0 if f.value() < 1 else f.value() for f in (self.factor, self.base))
+        self.rope_changed.emit(self.rope.currentData(), factor, base)
+
+    def _on_toggled(self, is_open: bool) -> None:
+        self._body.setVisible(is_open)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        name = "chevron-up" if self.head.isChecked() else "chevron-down"
+        self.head.setIcon(icon(name, theme().muted))
+
+    def _build(self) -> None:
+        grid = QGridLayout(self._body)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(8)
+        grid.setColumnStretch(0, 1)
+        for row, (title, field, tip) in enumerate(self._rows):
+            caption = label(title, "muted")
+            caption.setBuddy(field)
+            field.setAccessibleName(title)
+            field.setAccessibleDescription(tip)
+            scaled(field, field.setFixedWidth, 150)
+            set_tip(field, tip)
+            ignore_wheel(field)
+            grid.addWidget(caption, row, 0)
+            grid.addWidget(field, row, 1)
+        self.batch.setSpecialValueText(tr("auto"))
+        for number in (self.batch, self.factor, self.base):
+            number.setKeyboardTracking(False)
+        for number in (self.factor, self.base):
+            number.setSpecialValueText(tr("As the file says"))
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.head)
+        layout.addWidget(self._body)
+
+
 class LoadOptions(QWidget):
-    """Fields for the settings other than shares."""
+    """Fields for the settings other than shares.
+
+    Attributes:
+        rare: fields that few people need.
+    """
 
     context_changed = Signal(int)
     kv_type_changed = Signal(str)
@@ -69,7 +188,7 @@ class LoadOptions(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._stops = context_stops(0)
+        self._n_ctx_train, self._stops = 0, list[int]()
         self.context_slider = ContextSlider()
         self.context_slider.setAccessibleName("Context length")
         self.context_note = ElidedLabel()
@@ -89,6 +208,7 @@ class LoadOptions(QWidget):
         self.threads.setSpecialValueText("auto")
         self.threads.setKeyboardTracking(False)
         scaled(self.threads, self.threads.setFixedWidth, 96)
+        self.rare = RareOptions()
         self.threads_label = label("Threads", "muted")
         for field in (self.context_slider, self.context, self.kv_type, self.threads, self.p2p):
             ignore_wheel(field)
@@ -108,7 +228,14 @@ class LoadOptions(QWidget):
 
     def set_model_context(self, n_ctx_train: int) -> None:
         """Offer context lengths up to the one the model was trained for; 0 is unknown."""
-        self._stops = context_stops(n_ctx_train)
+        self._n_ctx_train = n_ctx_train
+        self._offer(n_ctx_train)
+
+    def _offer(self, most: int) -> None:
+        """Offer context lengths up to `most` tokens; 0 is unknown."""
+        if self._stops == context_stops(most):
+            return
+        self._stops = context_stops(most)
         with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
             self.context_slider.set_stops(self._stops)
             self.context.setRange(1, self._stops[-1])
@@ -118,6 +245,7 @@ class LoadOptions(QWidget):
 
     def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
         """Show settings; `n_ctx` is the context length in effect, in tokens."""
+        self._offer(round(self._n_ctx_train * max(1.0, settings.rope_factor)))
         n_ctx = min(n_ctx, self._stops[-1])
         with (
             QSignalBlocker(self.context_slider), QSignalBlocker(self.kv_type),
@@ -129,6 +257,7 @@ class LoadOptions(QWidget):
             set_tip(self.p2p, PEER_HINTS[settings.p2p])
         show_number(self.context, n_ctx)
         show_number(self.threads, settings.cpu_threads or 0)
+        self.rare.set_settings(settings)
         has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)
         self.threads.setVisible(has_cpu)
         self.threads_label.setVisible(has_cpu)
@@ -171,3 +300,4 @@ class LoadOptions(QWidget):
         layout.addWidget(self.threads, 2, 3)
         layout.addWidget(self.p2p_label, 3, 0)
         layout.addWidget(self.p2p, 3, 1, 1, 3)
+        layout.addWidget(self.rare, 4, 0, 1, 4)

@@ -20,7 +20,7 @@ EVERYTHING = LoadParams(
     "/some where/it's.gguf", ("cuda:0", "cpu", "cuda:0"), (3, 1 / 3, 1e-7), "groups", 8192,
     (("ffn_.*_exps=x", "cpu"), ("-attn $HOME", "#1")), "q8_0", 6, 256,
     (ControlVector("/v=1.gguf", -0.5), ControlVector("w.gguf")), (3, 9), (2, 1), 2, 1, True,
-    (("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), "off",
+    (("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), "off", "yarn", 2.5, 1e6,
 )  # fmt: skip
 
 

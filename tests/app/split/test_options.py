@@ -39,6 +39,49 @@ def test_options_feed_the_load(make_panel: MakePanel) -> None:
     )
 
 
+def test_batch_and_rope_feed_the_load_and_are_saved(make_panel: MakePanel) -> None:
+    panel = make_panel([CPU])
+    rare = panel.options.rare
+    assert not rare.batch.isVisible()
+    rare.head.click()
+    assert rare.batch.isVisible()
+    assert (rare.batch.text(), rare.factor.text()) == ("auto", "As the file says")
+    rare.batch.setValue(256)
+    rare.rope.setCurrentIndex(rare.rope.findData("yarn"))
+    rare.factor.setValue(4)
+    rare.base.setValue(50_000)
+    settle()
+    params = panel.session.load_params()
+    assert (params.n_batch, params.rope) == (256, "yarn 4.0 50000.0")
+    longest = panel.options.context.maximum()
+    assert longest == 4 * INFO.n_ctx_train, "the context grows with the factor"
+    panel.options.context.setValue(longest)
+    settle()
+    assert panel.session.load_params().n_ctx == longest
+    saved = json.loads(json.dumps(panel.session.to_dict()))
+    again = make_panel([CPU])
+    again.session.restore(saved)
+    settle()
+    assert again.session.load_params() == panel.session.load_params()
+    assert again.options.rare.head.isChecked(), "what is set is seen"
+    again.session.set_model(INFO)
+    settle()
+    assert again.options.context.maximum() == longest
+    again.options.rare.factor.setValue(0)
+    settle()
+    assert again.session.load_params().rope_factor == 0
+
+
+@pytest.mark.parametrize("wrong", [0.5, "4", True, 1e9, None])
+def test_damaged_rope_settings_become_the_file_s(make_panel: MakePanel, wrong: object) -> None:
+    panel = make_panel([CPU])
+    names = ("rope_factor", "rope_base", "rope_scaling", "n_batch")
+    panel.session.restore(panel.session.to_dict() | dict.fromkeys(names, wrong))
+    settle()
+    found = panel.session.load_params()
+    assert (found.rope_factor, found.rope_scaling, found.n_batch) == (0.0, "", None)
+
+
 def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: WiredPanel) -> None:
     """The choice is loaded with, saved, and undone like the rest."""
     options = panel.options
