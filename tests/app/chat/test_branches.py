@@ -271,6 +271,41 @@ def test_other_versions_are_seen_while_one_is_written(
     assert message.stats.reason == "cancelled"
 
 
+def test_other_chats_are_read_and_written_while_one_answers(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Elsewhere")
+    again(qtbot, shell, script, "Another.", of="Hello")
+    other = shell.session.current
+    shell.chat_presenter.new_chat()
+    script.answer, script.chunk, script.pause_s = "word " * 200, 5, 0.005
+    shell.chat_presenter.send("Go on")
+    answered = shell.session.current
+    assert shell.session.answering_id == answered.id
+    qtbot.waitUntil(lambda: len(answered.messages[-1].content) > 20)
+    shell.chat_presenter.open_chat(other.id)
+    other_version(qtbot, view_of(shell, "Another."), "Previous")
+    assert shown(shell) == ["Elsewhere", HELLO]
+    step(qtbot, view_of(shell, "Elsewhere"), "Delete message")
+    qtbot.keyClicks(shell.window.composer.edit, "later")
+    shell.session.regenerate(other.messages[-1].id)
+    assert banner(shell) == "“Go on” is still being answered. Wait for it, or stop it there."
+    shell.chat_presenter.new_chat()
+    qtbot.keyClicks(shell.window.composer.edit, "much later")
+    assert shell.session.answering_id == answered.id
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shell.session.answering_id == ""
+    shell.chat_presenter.open_chat(answered.id)
+    assert shown(shell)[-1].strip() == ("word " * 200).strip()
+    shell.window.close()
+    shell = make_shell()
+    drafts = {chat.draft: [m.content for m in chat.messages] for chat in shell.session.chats}
+    assert set(drafts) == {"", "later", "much later"}
+    assert drafts[""] == ["Go on", "word " * 200]
+    assert drafts["later"] == ["Hello from the **fake** model."]
+
+
 def test_an_answer_that_is_written_can_be_deleted(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:

@@ -70,6 +70,29 @@ def test_json_comes_back_as_a_chat_of_its_own(tmp_path: Path) -> None:
     assert after == before
 
 
+def test_json_has_all_versions_and_the_others_what_is_shown(tmp_path: Path) -> None:
+    made = chat()
+    made.add(Message("assistant", "Another answer."), 1)
+    made.tree.choose(2)
+    path = tmp_path / "a.json"
+    path.write_text(exported(made, ".json"), encoding="utf-8")
+    found = imported(path)
+    assert found.tree == made.tree
+    assert [m.content for m in found.tree.versions(3)] == [m.content for m in made.tree.versions(2)]
+    for suffix in (".md", ".html"):
+        assert "Another answer." not in exported(made, suffix)
+    made.tree.choose(3)
+    for suffix in (".md", ".html"):
+        assert "Another answer." in exported(made, suffix)
+
+
+def test_a_chat_of_a_newer_version_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(chat().to_json() | {"schema": 99}))
+    with pytest.raises(NotAChat, match=r"^a\.json cannot be read: a newer version of Tandem has"):
+        imported(path)
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "3", '{"id": 1}', '{"messages": 5}', "[" * 100_000, "\x00"]
 )
