@@ -12,6 +12,7 @@ from app.chat.conversation import Conversation
 from app.chat.message import THINK_CLOSE, AnswerStats, Message
 from app.engine_client import EngineClient, is_cancelled
 from app.notice import Notice
+from app.translation import tr
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
 
 
@@ -111,7 +112,7 @@ class AnswerWriter(QObject):
         chat = self.chat
         self._close(AnswerStats.of(finished))
         if finished.reason == "context" and chat is not None and not chat.drops_oldest:
-            self.filled.emit(chat, "The context is full, so the answer ends here.")
+            self.filled.emit(chat, tr("The context is full, so the answer ends here."))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.message import Message, plain, split_thought, unknown, valid_number, valid_text
+from app.translation import tr
 from engine import ChatMessage
 
 SCHEMA = 2
@@ -64,7 +65,7 @@ class Conversation:
 
     @property
     def shown_title(self) -> str:
-        return self.title or "New chat"
+        return self.title or tr("New chat")
 
     def add(self, message: Message, parent: int | None = None) -> Message:
         """Add a turn and return it; the first one names the chat.
@@ -149,7 +150,7 @@ class Conversation:
         try:
             schema = valid_number(data.get("schema", 1))
             if schema > SCHEMA:
-                raise NewerChat("a newer version of Tandem has written it")
+                raise NewerChat(tr("a newer version of Tandem has written it"))
             messages = [Message.from_json(item) for item in data["messages"]]
             if schema < 2:  # messages in a row
                 messages = in_a_row(messages)

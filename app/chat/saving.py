@@ -13,6 +13,7 @@ from app.background import KeyedJobs
 from app.chat.conversation import Conversation
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from app.notice import Notice
+from app.translation import tr
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ class ChatSaver(QObject):
             self._forget(chat)
         elif isinstance(error, ChatConflict):
             chat.renew_id()
-            text = f"{error} Both versions are kept; this one is a new chat now."
+            kept = tr("Both versions are kept; this one is a new chat now.")
+            text = f"{error} {kept}"
             self.noticed.emit(Notice(text))
             self.save(chat)
             self.conflicted.emit(chat)
@@ -133,7 +135,7 @@ class ChatSaver(QObject):
             self._unsaved = [other for other in self._unsaved if other is not chat]
             if not self._unsaved:
                 self._retry.stop()
-                self.noticed.emit(Notice("All chats are saved again."))
+                self.noticed.emit(Notice(tr("All chats are saved again.")))
 
 
 def _log(error: Exception | None) -> None:

@@ -20,6 +20,7 @@ from app.chat.saving import ChatSaver
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
 from app.notice import Notice
+from app.translation import tr, tr_n
 from engine import SamplingParams
 
 
@@ -108,8 +109,12 @@ class ChatSession(QObject):
         """Read the chats and open the one with `last_id`, or a new one."""
         self.chats = self._store.load()
         if n := len(self.damaged):
-            chats, files = ("1 chat", "Its file") if n == 1 else (f"{n} chats", "Their files")
-            self._notice(f"{chats} could not be read. {files} will stay unchanged.")
+            text = tr_n(
+                "{n} chat could not be read. Its file will stay unchanged.",
+                "{n} chats could not be read. Their files will stay unchanged.",
+                n,
+            )
+            self._notice(text)
         last = next((chat for chat in self.chats if chat.id == last_id), None)
         self._open(last or Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
@@ -173,8 +178,8 @@ class ChatSession(QObject):
         self.chats_changed.emit()
         self.noticed.emit(
             Notice(
-                f"“{chat.shown_title}” was deleted.",
-                action="Undo",
+                tr("“{chat}” was deleted.").format(chat=chat.shown_title),
+                action=tr("Undo"),
                 on_action=lambda: self.take(chat),
             )
         )
@@ -214,8 +219,10 @@ class ChatSession(QObject):
             return False
         if self._writer.chat is self.current:  # only what says so, like Stop, ends an answer
             self._notice(
-                "The answer is still being written. Wait for it, or press Esc to stop it;"
-                " your message stays here as a draft."
+                tr(
+                    "The answer is still being written. Wait for it, or press Esc to stop it;"
+                    " your message stays here as a draft."
+                )
             )
             return False
         self.current.draft = ""
@@ -236,7 +243,7 @@ class ChatSession(QObject):
         row = [*chat.tree.above(old.id), old]
         question = next((message for message in reversed(row) if not message.is_answer), None)
         if question is None:
-            self._notice("There is no question above this answer.")
+            self._notice(tr("There is no question above this answer."))
             return
         if old.is_answer and not old.content and len(chat.tree.branch(old.id)) == 1:
             chat.tree.remove(old.id)
@@ -319,13 +326,17 @@ class ChatSession(QObject):
     def _may_answer(self) -> bool:
         is_loading = self._client.state is EngineState.LOADING
         if self._client.model is None or is_loading:  # stopping the answer would stop the loading
-            why = "The model is still loading" if is_loading else "No model is loaded yet"
-            self._notice(f"{why}, so the message stays here as a draft.")
+            if is_loading:
+                why = tr("The model is still loading, so the message stays here as a draft.")
+            else:
+                why = tr("No model is loaded yet, so the message stays here as a draft.")
+            self._notice(why)
             return False
         answering = self._writer.chat
         if answering is not None and answering is not self.current:
             title = answering.shown_title
-            self._notice(f"“{title}” is still being answered. Wait for it, or stop it there.")
+            text = tr("“{chat}” is still being answered. Wait for it, or stop it there.")
+            self._notice(text.format(chat=title))
             return False
         return True
 
@@ -369,10 +380,12 @@ class ChatSession(QObject):
         self.noticed.emit(
             Notice(
                 sentence,
-                "From now on, the oldest messages of this chat can make room; the system prompt"
-                " stays.",
+                tr(
+                    "From now on, the oldest messages of this chat can make room; the system prompt"
+                    " stays."
+                ),
                 "warning",
-                "Drop the oldest and go on",
+                tr("Drop the oldest and go on"),
                 drop_and_go_on,
             )
         )

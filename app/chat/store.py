@@ -18,6 +18,7 @@ from app.chat.chat_file import write_chat
 from app.chat.conversation import Conversation, DamagedChat, NewerChat
 from app.chat.journal import add_change, change_between, read_journal, start_journal
 from app.chat.stored import Stamps, files_of, read_stored, stamps_of
+from app.translation import tr
 from engine import has_ended, process_mark, sweep_temporaries
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,8 @@ class ChatStore:
                 self._write(chat)
                 return
             if self._stamps(chat.id) != known.stamps:
-                raise ChatConflict(f"“{chat.shown_title}” was changed in another window.")
+                text = tr("“{chat}” was changed in another window.")
+                raise ChatConflict(text.format(chat=chat.shown_title))
             if may_append and known.base and not _is_long(known):
                 self._append(known, chat)
             else:
@@ -103,7 +105,9 @@ class ChatStore:
         except OSError as error:
             reason = error.strerror or str(error)
             raise ChatStoreError(
-                f"The chat could not be saved ({reason}); it is kept until the window closes."
+                tr(
+                    "The chat could not be saved ({why}); it is kept until the window closes."
+                ).format(why=reason)
             ) from error
 
     def delete(self, chat_id: str) -> None:
@@ -117,7 +121,7 @@ class ChatStore:
             self._journal(chat_id).unlink(missing_ok=True)
         except OSError as error:
             raise ChatStoreError(
-                f"The chat could not be deleted ({error.strerror or error})."
+                tr("The chat could not be deleted ({why}).").format(why=error.strerror or error)
             ) from error
         self._known.pop(chat_id, None)
 
@@ -184,7 +188,7 @@ def _why(error: Exception) -> str:
     """Return why a chat cannot be read, as the end of a sentence."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return str(error) if isinstance(error, NewerChat) else "it holds no whole chat"
+    return str(error) if isinstance(error, NewerChat) else tr("it holds no whole chat")
 
 
 def _is_long(known: _Known) -> bool:

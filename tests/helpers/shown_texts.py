@@ -48,10 +48,13 @@ EVERYWHERE = ("Tandem", "MiB", "GiB", "tok/s", "min")
 """Words that are the same in all languages."""
 
 NAMES = {
+    "app/chat/branches/views/message_steps.py": {"delete branch"},
+    "app/chat/markdown/__init__.py": {"Formula", "Piece", "Rule", "Table"},
+    "app/chat/views/highlight.py": {"Comment", "Keyword", "Token."},
+    "app/chat/views/text_block.py": {"JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas"},
     "app/split/views/device_details.py": {"KV cache"},
     "app/split/views/memory_bar.py": {"other programs"},
     "app/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
-    "app/widgets/text.py": {'<span style="color:'},
     "app/widgets/shortcuts.py": {
         "Esc",
         "Return",
@@ -90,6 +93,9 @@ NAMES = {
     },
 }
 """Words that are names in the code, by file; what is shown for them is looked up."""
+
+CODE = re.compile(r"^[<'][a-z!]|\{[a-z-]+:|-src ")
+"""What begins like HTML, or has rules of style sheets or of browsers in it."""
 
 WORDS = re.compile(
     r"[A-Za-z]{2}\S* (\S+ )*?\S*[A-Za-z]{2}"  # two words
@@ -178,6 +184,7 @@ def forgotten_texts(path: Path) -> list[str]:
         if key not in unseen
         and literal.value not in names
         and str(literal.value).strip(" –") not in EVERYWHERE
+        and not CODE.search(str(literal.value))
     ]
 
 

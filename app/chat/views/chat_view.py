@@ -20,6 +20,7 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
 from app.chat.views.message_view import AnswerView, MessageView
+from app.translation import tr
 from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
 
@@ -53,7 +54,7 @@ class ChatView(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setAccessibleName("Conversation")
+        self.setAccessibleName(tr("Conversation"))
         self._is_following = True
         self._held: tuple[MessageView, int] | None = None  # stays so many pixels below the top
         self._is_settling = False

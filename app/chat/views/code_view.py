@@ -50,7 +50,7 @@ class CodeView(QFrame):
             f" border: 1px solid {colours.line}; border-radius: 8px; }}"
         )
         self._language = label(_title(code), "muted")
-        self._copy = button("Copy", "quiet", "Copy code")
+        self._copy = button(tr("Copy"), "quiet", tr("Copy code"))
         self._copy.clicked.connect(self.copy)
         self._save = button(tr("Save as…"), "quiet", tr("Save code as a file"))
         self._save.clicked.connect(self.save)
@@ -61,7 +61,7 @@ class CodeView(QFrame):
         self._copied = QTimer(self, singleShot=True, interval=COPIED_MS)
         self._copied.timeout.connect(self._offer_again)
         self._text = _CodeText(self)
-        self._text.setAccessibleName(f"Code, {one_line(code.language, MOST_TITLE) or 'plain text'}")
+        self._text.setAccessibleName(_spoken(code))
         self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
 
@@ -108,7 +108,7 @@ class CodeView(QFrame):
     @Slot()
     def copy(self) -> None:
         QApplication.clipboard().setText(self.code)
-        self._copy.setText("Copied")
+        self._copy.setText(tr("Copied"))
         self._copied.start()
 
     @Slot()
@@ -135,7 +135,7 @@ class CodeView(QFrame):
 
     @Slot()
     def _offer_again(self) -> None:
-        self._copy.setText("Copy")
+        self._copy.setText(tr("Copy"))
         self._save.setText(tr("Save as…"))
 
     def _write(self, text: str) -> int:
@@ -166,7 +166,13 @@ class CodeView(QFrame):
 
 def _title(code: CodeBlock) -> str:
     """Return the language of a code block, for its title."""
-    return one_line(code.language, MOST_TITLE) or "text"
+    return one_line(code.language, MOST_TITLE) or tr("text")
+
+
+def _spoken(code: CodeBlock) -> str:
+    """Return what a screen reader calls a code block."""
+    language = one_line(code.language, MOST_TITLE)
+    return tr("Code, {language}").format(language=language) if language else tr("Code, plain text")
 
 
 class _CodeText(QPlainTextEdit):

@@ -21,30 +21,31 @@ from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
-from app.translation import tr
+from app.translation import tr, tr_later, tr_n
 from app.widgets.buttons import HoverButton, IconButton, button
 from app.widgets.text import ElidedLabel, label
 from engine import error_line
 
 REASONS = {
-    "stop": "end of turn",
-    "length": "max tokens",
-    "context": "context full",
-    "cancelled": "stopped",
-    "failed": "interrupted",
+    "stop": tr_later("end of turn"),
+    "length": tr_later("max tokens"),
+    "context": tr_later("context full"),
+    "cancelled": tr_later("stopped"),
+    "failed": tr_later("interrupted"),
 }
 CAN_GO_ON = ("length", "context", "cancelled", "failed")
 """Reasons of an end after which an answer can be continued."""
-INTERRUPTED = "This answer was interrupted."
+INTERRUPTED = tr_later("This answer was interrupted.")
 
 
 def footer_text(stats: AnswerStats) -> str:
     """Return a footer like "61.8 tok/s · 412 tokens · 0.31 s to first token · end of turn"."""
-    tokens = "1 token" if stats.n_tokens == 1 else f"{stats.n_tokens} tokens"
+    tokens = tr_n("{n} token", "{n} tokens", stats.n_tokens)
     parts = [f"{stats.tokens_per_s:.1f} tok/s"] if stats.tokens_per_s > 0 else []
     if stats.n_tokens:
-        parts += [tokens, f"{stats.first_token_s:.2f} s to first token"]
-    return " · ".join([*parts, REASONS.get(stats.reason, stats.reason)])
+        first = tr("{seconds} s to first token").format(seconds=f"{stats.first_token_s:.2f}")
+        parts += [tokens, first]
+    return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
 
 
 class MessageView(QWidget):
@@ -138,9 +139,9 @@ class UserView(MessageView):
 
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(message, parent)
-        self.setAccessibleName("Your message")
+        self.setAccessibleName(tr("Your message"))
         self._text = ProseView(self)
-        self._text.setAccessibleName("Your message")
+        self._text.setAccessibleName(tr("Your message"))
         self._text.write([TextLine((TextSpan(message.content),))])
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
@@ -148,9 +149,9 @@ class UserView(MessageView):
         inner.setContentsMargins(14, 11, 14, 7)
         inner.addWidget(self._text)
 
-        copy = self.add_hover_button(HoverButton("copy", "Copy message", self))
+        copy = self.add_hover_button(HoverButton("copy", tr("Copy message"), self))
         copy.clicked.connect(self.copy)
-        edit = self.add_hover_button(HoverButton("edit", "Edit and send again", self))
+        edit = self.add_hover_button(HoverButton("edit", tr("Edit and send again"), self))
         edit.clicked.connect(self.start_editing)
         more = self.add_hover_button(HoverButton("more", tr("More for this message"), self))
         more.clicked.connect(lambda: self._show_menu(more))
@@ -194,7 +195,7 @@ class AnswerView(MessageView):
 
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(message, parent)
-        self.setAccessibleName("Answer")
+        self.setAccessibleName(tr("Answer"))
         self._answer = ""
         self._thought = ThoughtView(self)
         self.body = MessageBody(self)
@@ -202,11 +203,11 @@ class AnswerView(MessageView):
         self._problem.setWordWrap(True)
         self._status = ElidedLabel(parent=self)
         self._status.setProperty("role", "muted")
-        copy = button("Copy", "quiet", "Copy answer")
+        copy = button(tr("Copy"), "quiet", tr("Copy answer"))
         copy.clicked.connect(self.copy)
-        self._again = button("Regenerate", "quiet", "Regenerate answer")
+        self._again = button(tr("Regenerate"), "quiet", tr("Regenerate answer"))
         self._again.clicked.connect(lambda: self.step_chosen.emit(MessageStep.REGENERATE))
-        self._go_on = button("Continue", "quiet", "Continue answer")
+        self._go_on = button(tr("Continue"), "quiet", tr("Continue answer"))
         self._go_on.clicked.connect(self.continue_requested)
         more = IconButton("more", tr("More for this answer"), self, size=16)
         more.clicked.connect(lambda: self._show_menu(more))
@@ -255,10 +256,10 @@ class AnswerView(MessageView):
         if message.edited:
             footer = f"{footer} · {tr('edited')}" if footer else tr("edited")
         self._status.set_full_text(footer)
-        problem = message.problem or (INTERRUPTED if message.stats is None else "")
+        problem = message.problem or (tr(INTERRUPTED) if message.stats is None else "")
         self._problem.setText(error_line(problem))
         self._problem.setVisible(bool(problem))
-        self._again.setText("Retry" if message.is_cut_off else "Regenerate")
+        self._again.setText(tr("Retry") if message.is_cut_off else tr("Regenerate"))
         self._show_actions()
         self._actions.show()
         self._thought.close_thought(message.thought_s, message.thought_tokens)

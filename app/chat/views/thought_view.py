@@ -20,7 +20,7 @@ class ThoughtView(QFrame):
         self._toggle.setCheckable(True)
         self._toggle.toggled.connect(self._unfold)
         self._text = QPlainTextEdit(self, readOnly=True)
-        self._text.setAccessibleName("Thought")
+        self._text.setAccessibleName(tr("Thought"))
         self._text.setMaximumHeight(240)
         self._text.hide()
         self._thought = ""
@@ -40,7 +40,7 @@ class ThoughtView(QFrame):
             return
         self._thought = thought
         if is_open:
-            self._set_title("Thinking…")
+            self._set_title(tr("Thinking…"))
         if self._text.isVisible():
             self._text.setPlainText(printable(thought))
 
