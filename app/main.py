@@ -231,7 +231,7 @@ class Shell(QObject):
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         others = self.sampling_presenter, self.monitor_presenter
-        for source in (*presenters, *others, self.crashes, self.recovery):
+        for source in (*presenters, *others, self.keeper, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
             success.connect(self.window.banner.dismiss_failure)
