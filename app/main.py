@@ -150,6 +150,7 @@ class Shell(QObject):
         self.chat_cache.close()
         self.client.shutdown()
         formula_pictures().close()
+        self.chat_presenter.files.close()
         self.session.close()
         geometry, state = self.window.layout_state()
         self.settings.put(

@@ -78,7 +78,8 @@ class Conversation:
         self.tree.add(message, parent)
         self.updated = time.time()
         if not self.title and message.role == "user":
-            self.title = title_from(message.content)
+            files = [file.name for file in message.attachments]
+            self.title = title_from(message.content or ", ".join(files))
         return message
 
     def copy(self) -> Conversation:
@@ -106,7 +107,7 @@ class Conversation:
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         for index, message in enumerate(self.messages, 1):
-            text, is_last = message.content, index == len(self.messages)
+            text, is_last = message.prompt_text, index == len(self.messages)
             if message.role == "assistant" and not (is_last and continue_last):
                 text = split_thought(text).answer
                 if not text.strip():

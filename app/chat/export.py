@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.markdown import formula_rules
-from app.chat.message import split_thought
-from engine import printable
+from app.chat.message import Message, split_thought
+from engine import one_line, printable
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -94,7 +94,7 @@ def _markdown(chat: Conversation) -> str:
         parts.append(f"**System prompt**\n\n{quoted}")
     for message in chat.messages:
         speaker = SPEAKERS.get(message.role, message.role)
-        parts.append(f"## {speaker}\n\n{_said(message.role, message.content)}")
+        parts.append(f"## {speaker}\n\n{_said(message)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -106,7 +106,7 @@ def _web_page(chat: Conversation) -> str:
     if chat.system_prompt.strip():
         parts.append(f"<h2>System prompt</h2>\n<p>{escape(chat.system_prompt.strip())}</p>")
     for message in chat.messages:
-        text = _said(message.role, message.content)
+        text = _said(message)
         speaker = escape(SPEAKERS.get(message.role, message.role))
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
         parts.append(f"<h2>{speaker}</h2>\n{body}")
@@ -146,5 +146,9 @@ def _paragraphs(text: str) -> str:
     return "".join(f"<p>{escape(part).replace(chr(10), '<br>')}</p>" for part in text.split("\n\n"))
 
 
-def _said(role: str, content: str) -> str:
-    return (split_thought(content).answer if role == "assistant" else content).strip()
+def _said(message: Message) -> str:
+    """Return what a message says, with the names of its files and without its thought."""
+    if message.is_answer:
+        return split_thought(message.content).answer.strip()
+    names = [f"[{one_line(file.name)}]" for file in message.attachments]
+    return "\n\n".join(filter(None, [" ".join(names), message.content.strip()]))

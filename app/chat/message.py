@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from app.chat.attachments.attachment import Attachment, framed
 from engine import Finished
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Message:
         problem: sentence shown below an answer that ended in an error.
         id: number in its chat, from 1; 0 before it is in one.
         parent: id of the message that it follows; 0 for none.
+        attachments: files that go with a person's turn.
         edited: whether a person has changed the text of an answer.
         extra: what else a file said of the turn; it is written again as it was.
     """
@@ -72,6 +74,7 @@ class Message:
     problem: str = ""
     id: int = 0
     parent: int = 0
+    attachments: tuple[Attachment, ...] = ()
     edited: bool = False
     thought_tokens: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -102,10 +105,16 @@ class Message:
             problem=valid_text(data.get("problem", "")),
             id=valid_number(data.get("id", 0)),
             parent=valid_number(data.get("parent", 0)),
+            attachments=tuple(map(Attachment.from_json, data.get("attachments") or ())),
             edited=data.get("edited") is True,
             thought_tokens=valid_number(tokens) if tokens is not None else None,
             extra=unknown(data, cls),
         )
+
+    @property
+    def prompt_text(self) -> str:
+        """The text for the model: that of the attached files as well."""
+        return framed(self.content, self.attachments)
 
     @property
     def is_answer(self) -> bool:

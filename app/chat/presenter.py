@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog
 
+from app.chat.attachments.presenter import AttachmentPresenter
 from app.chat.branches.presenter import BranchPresenter
 from app.chat.context.presenter import ContextPresenter
 from app.chat.conversation import Conversation, DamagedChat
@@ -72,8 +73,12 @@ class ChatPresenter(QObject):
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
-        self._context = ContextPresenter(session, client, views.composer, self)
+        self.files = AttachmentPresenter(session, client, views.composer, self)
+        self.files.noticed.connect(self.noticed)
+        draft = self.files.draft_text
+        self._context = ContextPresenter(session, client, views.composer, draft, self)
         self._context.noticed.connect(self.noticed)
+        self.files.changed.connect(self._context.counter.look)
         self._branches = BranchPresenter(session, self._view, self)
         self._branches.noticed.connect(self.noticed)
         self._branches.changed.connect(self._on_path)
@@ -143,8 +148,12 @@ class ChatPresenter(QObject):
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._flush_prompt()
-        if self._context.may_send(text) and self._session.send(text):
+        files = self.files.ready_files()
+        if files is None or not self._context.may_send(text):
+            return
+        if self._session.send(text, files):
             self._views.composer.set_text("")
+            self.files.clear()
 
     @Slot(int, str)
     def edit(self, message_id: int, text: str) -> None:

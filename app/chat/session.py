@@ -14,6 +14,7 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.answering import AnswerWriter, CutAnswer
+from app.chat.attachments.attachment import Attachment
 from app.chat.conversation import Conversation, DamagedChat
 from app.chat.message import Message
 from app.chat.saving import ChatSaver
@@ -213,9 +214,9 @@ class ChatSession(QObject):
 
     # answers
 
-    def send(self, text: str) -> bool:
+    def send(self, text: str, files: tuple[Attachment, ...] = ()) -> bool:
         """Send a message; return False, and say why in a notice, if that is not possible now."""
-        if not text.strip() or not self._may_answer():
+        if not (text.strip() or files) or not self._may_answer():
             return False
         if self._writer.chat is self.current:  # only what says so, like Stop, ends an answer
             self._notice(
@@ -226,7 +227,7 @@ class ChatSession(QObject):
             )
             return False
         self.current.draft = ""
-        self._ask(Message("user", text.strip()))
+        self._ask(Message("user", text.strip(), attachments=files))
         return True
 
     def regenerate(self, message_id: int = 0) -> None:

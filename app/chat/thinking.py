@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QObject, Slot
+from PySide6.QtWidgets import QSizePolicy
 
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
@@ -22,6 +23,7 @@ class ThinkingSwitch(QObject):
         self._session, self._client = session, client
         self.button = button(tr("Think"), "chip", tr("Think before answering"))
         self.button.setCheckable(True)
+        self.button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         self.button.clicked.connect(session.set_thinking)
         set_tip(self.button, tr("Whether the model thinks before it answers, in this chat"))
         composer.add_tool(self.button)

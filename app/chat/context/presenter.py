@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.context.counter import ContextCounter
@@ -15,6 +17,9 @@ from app.translation import tr
 class ContextPresenter(QObject):
     """Connection of the open chat and the composer with the gauge of the context.
 
+    Args:
+        draft: returns the text of the next message, that of its files as well.
+
     Attributes:
         counter: counts the tokens of both.
     """
@@ -22,11 +27,12 @@ class ContextPresenter(QObject):
     noticed = Signal(object)  # Notice
 
     def __init__(
-        self, session: ChatSession, client: EngineClient, composer: Composer, parent: QObject
-    ) -> None:
+        self, session: ChatSession, client: EngineClient, composer: Composer,
+        draft: Callable[[], str], parent: QObject,
+    ) -> None:  # fmt: skip
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer
-        self.counter = ContextCounter(client, session, lambda: composer.text, self)
+        self.counter = ContextCounter(client, session, draft, self)
         self.counter.changed.connect(composer.gauge.show_usage)
         composer.draft_changed.connect(self.counter.look)
         session.draft_restored.connect(self.counter.look)

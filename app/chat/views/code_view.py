@@ -34,6 +34,9 @@ COPIED_MS = 1500
 MOST_TITLE = 40
 """Largest number of characters of a block's title."""
 
+LEAST_WIDTH, SAVE_WIDTH, WRAP_WIDTH = 100, 260, 330
+"""Least width of a block, and those from which it has room for its buttons, in pixels."""
+
 MOST_PROBLEM = 80
 """Largest number of characters of why a block was not saved."""
 
@@ -45,6 +48,7 @@ class CodeView(QFrame):
         super().__init__(parent)
         colours = theme()
         self.setObjectName("codeView")
+        self.setMinimumWidth(LEAST_WIDTH)
         self.setStyleSheet(
             f"#codeView {{ background: {colours.code_background};"
             f" border: 1px solid {colours.line}; border-radius: 8px; }}"
@@ -77,6 +81,11 @@ class CodeView(QFrame):
         layout.addLayout(header)
         layout.addWidget(self._text)
         self.set_code(code)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._wrap.setVisible(self.width() >= WRAP_WIDTH)
+        self._save.setVisible(self.width() >= SAVE_WIDTH)
 
     @property
     def code(self) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer, Signal, Slot
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtCore import QMimeData, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.context.gauge import ContextGauge
-from app.chat.views.growing_edit import GrowingEdit
+from app.chat.views.growing_edit import GrowingEdit, local_files
 from app.scale import px
 from app.theme import set_role
 from app.widgets.buttons import button
@@ -17,6 +17,8 @@ from app.widgets.text import set_tip
 
 DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
 COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
+LEAST_SAMPLING = 40
+"""Width to which the button of sampling shrinks, where there is little room, in pixels."""
 
 
 class Composer(QFrame):
@@ -30,19 +32,26 @@ class Composer(QFrame):
     stop_requested = Signal()
     draft_changed = Signal(str)
     sampling_clicked = Signal()
+    files_given = Signal(list)  # paths of files that were dropped or pasted
+    picture_pasted = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "composer")
-        self._is_busy = False
+        self._is_busy = self._has_files = False
+        self.setAcceptDrops(True)
         self.edit = GrowingEdit(self)
         self.edit.setPlaceholderText("Message, or drop a .gguf anywhere")
         self.edit.setAccessibleName("Message")
         self.edit.submitted.connect(self.submit)
         self.edit.textChanged.connect(self._on_typed)
         self.edit.focus_changed.connect(self.update)  # the frame shows the focus
+        self.edit.takes_files = True
+        self.edit.files_given.connect(self.files_given)
+        self.edit.picture_pasted.connect(self.picture_pasted)
         self._sampling = button("Sampling")
         self._sampling.setProperty("role", "pill")
+        scaled(self._sampling, self._sampling.setMinimumWidth, LEAST_SAMPLING)
         self._sampling.clicked.connect(self.sampling_clicked)
         self.gauge = ContextGauge(self)
         self._send = button("Send", "primary")
@@ -62,9 +71,19 @@ class Composer(QFrame):
         layout.setSpacing(10)
         layout.addWidget(self.edit)
         layout.addLayout(row)
+        self._column = layout
         self.setFocusProxy(self.edit)
         self._draft_timer = QTimer(self, singleShot=True, interval=DRAFT_MS)
         self._draft_timer.timeout.connect(self._report_draft)
+        self._update_button()
+
+    def add_above(self, widget: QWidget) -> None:
+        """Add a widget above the text."""
+        self._column.insertWidget(0, widget)
+
+    def set_has_files(self, has_files: bool) -> None:
+        """Set whether files are attached, which can be sent without a word."""
+        self._has_files = has_files
         self._update_button()
 
     def add_tool(self, tool: QWidget) -> None:
@@ -95,8 +114,8 @@ class Composer(QFrame):
 
     @Slot()
     def submit(self) -> None:
-        """Send what is written, if it is anything."""
-        if self.text.strip():
+        """Send what is written, and files if there are any."""
+        if self.text.strip() or self._has_files:
             self.sent.emit(self.text)
 
     @Slot()
@@ -122,6 +141,22 @@ class Composer(QFrame):
             self._draft_timer.stop()
             self._report_draft()
 
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if attachable(event.mimeData()):
+            event.setDropAction(Qt.DropAction.CopyAction)
+            event.accept()
+        else:
+            event.ignore()  # the window opens models
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        paths = attachable(event.mimeData())
+        if paths:
+            event.setDropAction(Qt.DropAction.CopyAction)
+            event.accept()
+            self.files_given.emit(paths)
+        else:
+            event.ignore()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.gauge.set_compact(self.width() < px(COMPACT_WIDTH))
@@ -132,4 +167,10 @@ class Composer(QFrame):
             self._send, with_keys("Stop", "stop") if self._is_busy else with_keys("Send", "send")
         )
         set_role(self._send, "" if self._is_busy else "primary")
-        self._send.setEnabled(self._is_busy or bool(self.text.strip()))
+        self._send.setEnabled(self._is_busy or self._has_files or bool(self.text.strip()))
+
+
+def attachable(data: QMimeData) -> list[str]:
+    """Return the dropped files that go with a message; none if a model is among them."""
+    paths = local_files(data)
+    return [] if any(path.lower().endswith(".gguf") for path in paths) else paths

@@ -21,10 +21,13 @@ class GrowingEdit(QPlainTextEdit):
 
     submitted = Signal()
     focus_changed = Signal()
+    files_given = Signal(list)  # paths of files that were pasted, if `takes_files`
+    picture_pasted = Signal()  # if `takes_files`
 
     def __init__(self, parent: QWidget | None = None, *, has_lines: bool = False) -> None:
         super().__init__(parent)
         self._has_lines = has_lines
+        self.takes_files = False
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setTabChangesFocus(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -64,6 +67,16 @@ class GrowingEdit(QPlainTextEdit):
         """Refuse files, which the window opens instead."""
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
+    def insertFromMimeData(self, source: QMimeData) -> None:  # noqa: N802 Qt
+        """Take pasted files, and no pictures, where these are wanted."""
+        paths = local_files(source) if self.takes_files else []
+        if paths:
+            self.files_given.emit(paths)
+        elif self.takes_files and source.hasImage() and not source.hasText():
+            self.picture_pasted.emit()
+        else:
+            super().insertFromMimeData(source)
+
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
         self.focus_changed.emit()
@@ -75,3 +88,8 @@ class GrowingEdit(QPlainTextEdit):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
+
+
+def local_files(data: QMimeData) -> list[str]:
+    """Return the paths of files that are pasted or dropped."""
+    return [url.toLocalFile() for url in data.urls() if url.isLocalFile()]

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.chat.attachments.views.chips import message_chips
 from app.chat.branches.views.message_steps import MessageStep, step_menu
 from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
@@ -35,6 +36,12 @@ REASONS = {
 }
 CAN_GO_ON = ("length", "context", "cancelled", "failed")
 """Reasons of an end after which an answer can be continued."""
+BUTTONS_WIDTH = 110
+"""Width of the buttons beside a bubble, in pixels."""
+
+CHIPS_WIDTH = 300
+"""Least width of a bubble with files, in pixels."""
+
 INTERRUPTED = tr_later("This answer was interrupted.")
 
 
@@ -147,6 +154,9 @@ class UserView(MessageView):
         self._bubble.setProperty("role", "userBubble")
         inner = QVBoxLayout(self._bubble)
         inner.setContentsMargins(14, 11, 14, 7)
+        if message.attachments:
+            inner.addWidget(message_chips(message.attachments, self._bubble))
+        self._text.setVisible(bool(message.content))
         inner.addWidget(self._text)
 
         copy = self.add_hover_button(HoverButton("copy", tr("Copy message"), self))
@@ -174,7 +184,9 @@ class UserView(MessageView):
         document.setTextWidth(-1)
         wanted = int(document.idealWidth()) + 30
         document.deleteLater()
-        self._bubble.setFixedWidth(max(48, min(wanted, int(width * 0.8))))
+        least = CHIPS_WIDTH if self.message.attachments else 48
+        most = min(int(width * 0.8), width - BUTTONS_WIDTH)
+        self._bubble.setFixedWidth(max(48, min(max(wanted, least), most)))
 
     def _show_editor(self, editor: TurnEditor) -> None:
         self._set_row_visible(False)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat import chat_file, store
+from app.chat.attachments.attachment import Attachment
 from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.conversation import Conversation
 from app.chat.journal import change_between, changed
@@ -31,6 +32,7 @@ messages = st.builds(
     st.none() | st.just(STATS),
     st.none() | st.floats(0, 100),
     texts,
+    attachments=st.tuples() | st.tuples(st.builds(Attachment, texts, texts)),
     edited=st.booleans(),
     thought_tokens=st.none() | st.integers(0, 9),
     extra=extras,
@@ -107,7 +109,8 @@ def disown(path: Path) -> None:
 def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
     of_chat = "id title created updated system_prompt draft drops_oldest sampling thinks tree extra"
-    of_message = "role content stats thought_s problem id parent edited thought_tokens extra"
+    of_message = "role content stats thought_s problem id parent edited extra"
+    of_message += " attachments thought_tokens"
     assert {field.name for field in fields(Conversation)} == set(of_chat.split())
     assert {field.name for field in fields(Message)} == set(of_message.split())
 

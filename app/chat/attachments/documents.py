@@ -1,0 +1,134 @@
+"""The text of a file: encodings, PDFs, and what is refused; work for the child process."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+LARGEST_BYTES: Final = 64 << 20
+"""Size of the largest file that is read."""
+
+MOST_CHARACTERS: Final = 8_000_000
+"""Largest number of characters of a file's text."""
+
+MOST_PAGES: Final = 5000
+"""Largest number of pages of a PDF that are read."""
+
+CHUNK: Final = 2000
+"""Characters, about, between two places where a text may be cut."""
+
+PICTURES: Final = (
+    b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"\x00\x00\x01\x00",
+)  # fmt: skip
+"""Beginnings of pictures: PNG, JPEG, GIF, BMP, TIFF and icons."""
+
+CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+"""Characters that no text has; tabs, line and page breaks, and escape are none of them."""
+
+
+class NoText(Exception):
+    """A file without text that can be used; the argument is one of `Problem`."""
+
+
+class Problem(StrEnum):
+    """Reasons why a file cannot be attached."""
+
+    FOLDER = "folder"
+    NO_FILE = "no file"
+    TOO_LARGE = "too large"
+    TOO_LONG = "too long"
+    EMPTY = "empty"
+    PICTURE = "picture"
+    NO_TEXT = "no text"
+    LOCKED = "locked"
+    DAMAGED = "damaged"
+    SCANNED = "scanned"
+    UNREADABLE = "unreadable"
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, with line breaks as "\\n".
+
+    Raises:
+        NoText: it is no text, or too large.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        raise NoText(Problem.FOLDER)
+    if not path.is_file():
+        raise NoText(Problem.NO_FILE)
+    if path.stat().st_size > LARGEST_BYTES:
+        raise NoText(Problem.TOO_LARGE)
+    data = path.read_bytes()
+    text = _pdf_text(data) if data.lstrip()[:5] == b"%PDF-" else _decoded(data)
+    if not text.strip():
+        raise NoText(Problem.EMPTY)
+    if len(text) > MOST_CHARACTERS:
+        raise NoText(Problem.TOO_LONG)
+    return text
+
+
+def cuts(text: str) -> list[int]:
+    """Return where a text may be cut, ends of lines if there are any near; its end comes last."""
+    found, start = list[int](), 0
+    while start + CHUNK < len(text):
+        end = text.rfind("\n", start + CHUNK // 2, start + CHUNK) + 1
+        if not end:
+            end = text.rfind(" ", start + CHUNK // 2, start + CHUNK) + 1
+        start = end or start + CHUNK
+        found.append(start)
+    return [*found, len(text)]
+
+
+def _decoded(data: bytes) -> str:
+    """Return the text of a file that is no PDF.
+
+    Raises:
+        NoText: it is a picture, or no text in UTF-8, UTF-16 with its mark, or Latin-1.
+    """
+    if data.startswith(PICTURES) or data[8:12] == b"WEBP" or data[4:12] == b"ftypheic":
+        raise NoText(Problem.PICTURE)
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        text = data.decode("utf-16", errors="replace")
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = data.decode("cp1252", errors="replace")
+            if re.search(rb"[\x00-\x08\x0e-\x1f]", data):
+                raise NoText(Problem.NO_TEXT) from None
+    if CONTROL.search(text):
+        raise NoText(Problem.NO_TEXT)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _pdf_text(data: bytes) -> str:
+    """Return the text of a PDF, page by page.
+
+    Raises:
+        NoText: it is damaged, locked, or has pictures alone.
+    """
+    import pypdfium2
+
+    try:
+        document = pypdfium2.PdfDocument(data)
+    except pypdfium2.PdfiumError as error:
+        is_locked = "password" in str(error).lower()
+        raise NoText(Problem.LOCKED if is_locked else Problem.DAMAGED) from None
+    pages, n_characters = list[str](), 0
+    for number in range(min(len(document), MOST_PAGES)):
+        try:
+            page = document[number]
+            text = page.get_textpage().get_text_bounded()
+        except pypdfium2.PdfiumError:
+            continue  # a damaged page
+        pages.append(text.replace("\r\n", "\n").replace("\x02", "").replace("\ufffe", ""))
+        n_characters += len(text)
+        page.close()
+        if n_characters > MOST_CHARACTERS:
+            break
+    if not "".join(pages).strip():
+        raise NoText(Problem.SCANNED)
+    return CONTROL.sub(" ", "\n\n".join(pages))

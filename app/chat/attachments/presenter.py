@@ -1,0 +1,211 @@
+"""Connects the files of a draft with the composer, the engine's model and the chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtWidgets import QFileDialog
+
+from app.chat.attachments.attachment import Attachment, framed
+from app.chat.attachments.draft import DraftFile, FilePart, parts_of
+from app.chat.attachments.reader import FileReader, ReadFile
+from app.chat.attachments.views.chips import DraftChip
+from app.chat.session import ChatSession
+from app.chat.views.composer import Composer
+from app.engine_client import EngineClient
+from app.notice import Notice
+from app.translation import tr
+from app.widgets.buttons import IconButton
+from app.widgets.flow import FlowBox
+from engine import EngineError, one_line
+
+MOST_FILES: Final = 20
+"""Largest number of files of one message."""
+
+FRAME_TOKENS: Final = 40
+"""Tokens, at most, around a file's text."""
+
+MOST_NAME: Final = 60
+
+
+class AttachmentPresenter(QObject):
+    """The files of the drafts, each chat's own."""
+
+    noticed = Signal(object)  # Notice
+    changed = Signal()
+
+    def __init__(
+        self, session: ChatSession, client: EngineClient, composer: Composer, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._client, self._composer = session, client, composer
+        self._reader = FileReader(self)
+        self._files: dict[str, list[DraftFile]] = {}  # by id of the chat
+        self._numbers = count()
+        self.attach = IconButton("attach", tr("Attach files"), size=16)
+        self.attach.clicked.connect(self.pick)
+        composer.add_tool(self.attach)
+        self.chips = FlowBox()
+        composer.add_above(self.chips)
+        composer.files_given.connect(self.add)
+        composer.picture_pasted.connect(self._refuse_picture)
+        session.opened.connect(self.refresh)
+        session.deleted.connect(self._forget)
+        session.answer_closed.connect(self.refresh)
+        client.loaded.connect(self._count_again)
+        client.unloaded.connect(self.refresh)
+        self.refresh()
+
+    @property
+    def files(self) -> list[DraftFile]:
+        """The files of the open chat's draft."""
+        return self._files.setdefault(self._session.current.id, [])
+
+    @Slot()
+    def pick(self) -> None:
+        """Ask for files to attach."""
+        chosen, _ = QFileDialog.getOpenFileNames(self._composer, tr("Attach files"))
+        self.add(chosen)
+
+    @Slot(list)
+    def add(self, paths: Sequence[str]) -> None:
+        """Attach files; those that cannot be are named in a notice, once they are read."""
+        room = MOST_FILES - len(self.files)
+        if len(paths) > room:
+            text = tr("A message takes at most {n} files.").format(n=MOST_FILES)
+            self.noticed.emit(Notice(text, kind="warning"))
+        for path in paths[: max(0, room)]:
+            file = DraftFile(f"file {next(self._numbers)}", Path(path))
+            self.files.append(file)
+            then = partial(self._on_read, self._session.current.id, file)
+            self._reader.read(file.key, file.path, self._model(), then)
+        self.refresh()
+
+    def ready_files(self) -> tuple[Attachment, ...] | None:
+        """Return the files to send now; None, and say why, if one of them is not ready."""
+        for file in self.files:
+            name = one_line(file.path.name, MOST_NAME)
+            if file.file is None:
+                text = tr("{name} is still being read.").format(name=name)
+                self.noticed.emit(Notice(text, tr("Send again in a moment.")))
+                return None
+            if self._is_too_large(file):
+                self._refuse_large(file, name)
+                return None
+        return tuple(file.attachment() for file in self.files)
+
+    def draft_text(self) -> str:
+        """Return the text of the next message as the model would get it, as far as it is known."""
+        files = [f.attachment() for f in self.files if f.file and not self._is_too_large(f)]
+        return framed(self._composer.text, files)
+
+    def clear(self) -> None:
+        """Forget the files of the open chat's draft, which were sent."""
+        self.files.clear()
+        self.refresh()
+
+    def close(self) -> None:
+        """End the reading."""
+        self._reader.close()
+
+    @Slot()
+    def refresh(self) -> None:
+        """Show the chips of the open chat's draft."""
+        chips = []
+        for file in self.files:
+            is_too_large = self._is_too_large(file)
+            parts = self._parts(file) if is_too_large or file.part else ()
+            chip = DraftChip(file, parts, is_too_large=is_too_large)
+            chip.removed.connect(self._remove)
+            chip.part_chosen.connect(self._choose)
+            chips.append(chip)
+        self.chips.set_widgets(chips)
+        self.chips.setVisible(bool(chips))
+        self._composer.set_has_files(bool(chips))
+        self.changed.emit()
+
+    # inside
+
+    def _model(self) -> str:
+        model = self._client.model
+        return model.info.path if model is not None else ""
+
+    def _room(self, without: DraftFile) -> int:
+        """Return the tokens that a file may have beside chat, answer and the files before it."""
+        model = self._client.model
+        if model is None:
+            return 1 << 40
+        earlier = self.files[: self.files.index(without)]
+        used = self._session.current.context_tokens + sum(f.n_tokens or 0 for f in earlier)
+        return max(0, model.n_ctx - model.n_ctx // 8 - used - FRAME_TOKENS * len(self.files))
+
+    def _is_too_large(self, file: DraftFile) -> bool:
+        return (file.n_tokens or 0) > self._room(file)
+
+    def _parts(self, file: DraftFile) -> tuple[FilePart, ...]:
+        if file.file is None or not file.file.marks:
+            return ()
+        return parts_of(file.file.marks, self._room(file))
+
+    def _refuse_large(self, file: DraftFile, name: str) -> None:
+        """Say that a file is too large, and offer the first part that fits."""
+        parts, room = self._parts(file), self._room(file)
+        text = tr("{name} has {n} tokens, and {room} of the context are free.").format(
+            name=name, n=file.n_tokens, room=room
+        )
+        if parts:
+            hint = tr("Choose a part of it, or load the model with more context.")
+            first = tr("Attach the first part")
+            offer = partial(self._choose, file, parts, 1)
+            self.noticed.emit(Notice(text, hint, "warning", first, offer))
+        else:
+            hint = tr("Remove it, start a new chat, or load the model with more context.")
+            self.noticed.emit(Notice(text, hint, "warning"))
+
+    def _on_read(self, chat_id: str, file: DraftFile, found: ReadFile | EngineError) -> None:
+        files = self._files.get(chat_id, [])
+        if file not in files:
+            return  # it was removed meanwhile
+        if isinstance(found, EngineError):
+            files.remove(file)
+            self.noticed.emit(Notice.of(found))
+        else:
+            file.file = found
+        self.refresh()
+
+    @Slot()
+    def _count_again(self) -> None:
+        """Count the tokens of all files for another model, which may cut them elsewhere."""
+        for chat_id, files in self._files.items():
+            for file in files:
+                file.part, file.number, file.n_parts = None, 1, 1
+                if file.file is not None:
+                    then = partial(self._on_read, chat_id, file)
+                    self._reader.count(file.key, file.file, self._model(), then)
+        self.refresh()
+
+    @Slot(object)
+    def _remove(self, file: DraftFile) -> None:
+        if file in self.files:
+            self.files.remove(file)
+        self.refresh()
+        self._composer.setFocus()
+
+    @Slot(object, object, int)
+    def _choose(self, file: DraftFile, parts: tuple[FilePart, ...], number: int) -> None:
+        file.choose(parts, number)
+        self.refresh()
+
+    @Slot(str)
+    def _forget(self, chat_id: str) -> None:
+        self._files.pop(chat_id, None)
+
+    @Slot()
+    def _refuse_picture(self) -> None:
+        text = tr("Models cannot see pictures here yet.")
+        self.noticed.emit(Notice(text, tr("Text, code and PDF files can be attached.")))

@@ -1,0 +1,145 @@
+"""Reads files for messages by way of a child process, which is ended if one takes too much."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from PySide6.QtCore import QObject
+
+import engine  # for names that only attachments need, which are resolved when they are used
+from app.background import KeyedJobs
+from app.chat.attachments.documents import Problem
+from app.chat.attachments.program import MAX_MEMORY, MAX_SECONDS
+from app.translation import tr
+from engine import EngineError, one_line, program_command
+
+log = logging.getLogger(__name__)
+
+COMMAND: Final = program_command("app.chat.attachments.program")
+MOST_NAME: Final = 60
+"""Largest number of characters of a file's name in a sentence."""
+
+Marks = tuple[tuple[int, int], ...]
+"""Pairs of a place in a text and the number of tokens before it; the last place is its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """The text of a file.
+
+    Attributes:
+        marks: places where the text may be cut; none if no model was there to count tokens.
+    """
+
+    text: str
+    n_bytes: int
+    marks: Marks
+
+
+class FileReader(QObject):
+    """Reader of one file after another, on a thread."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._jobs = KeyedJobs("tandem-files", self)
+        self._child: engine.LimitedChild | None = None
+
+    def read(
+        self, key: str, path: Path, model: str, then: Callable[[ReadFile | EngineError], None]
+    ) -> None:
+        """Read a file, and call `then` with what it holds, or why it holds nothing that helps.
+
+        Args:
+            model: path of the model whose tokens are counted; "" for none.
+        """
+        self._run(key, path.name, {"path": str(path.absolute()), "model": model}, then)
+
+    def count(
+        self, key: str, file: ReadFile, model: str, then: Callable[[ReadFile | EngineError], None]
+    ) -> None:
+        """Count the tokens of a text that was read before, for another model."""
+
+        def with_text(counted: ReadFile | EngineError) -> None:
+            if isinstance(counted, ReadFile):
+                counted = ReadFile(file.text, file.n_bytes, counted.marks)
+            then(counted)
+
+        self._run(key, key, {"text": file.text, "model": model}, with_text)
+
+    def close(self) -> None:
+        """End the child, whatever it reads, and the thread."""
+        if self._child is not None:
+            self._child.kill()
+        self._jobs.close()
+        self._drop()
+
+    def _run(
+        self,
+        key: str,
+        name: str,
+        request: dict[str, str],
+        then: Callable[[ReadFile | EngineError], None],
+    ) -> None:
+        found: list[ReadFile] = []
+
+        def report(error: Exception | None) -> None:
+            if found:
+                then(found[0])
+            elif isinstance(error, EngineError):
+                then(error)
+
+        self._jobs.run(key, lambda: found.append(self._ask(name, request)), report)
+
+    def _ask(self, name: str, request: dict[str, str]) -> ReadFile:
+        """Return the answer of the child; runs on the thread."""
+        shown = one_line(name, MOST_NAME)
+        try:
+            if self._child is None:
+                self._child = engine.LimitedChild(COMMAND, MAX_MEMORY)
+            self._child.wait_until_ready()
+            answer = self._child.ask((json.dumps(request) + "\n").encode(), MAX_SECONDS)
+        except (engine.ChildEnded, OSError) as error:
+            self._drop()
+            log.info("%s is not read: %s", shown, error)
+            raise EngineError(
+                tr("{name} cannot be read: it takes too long or too much memory.").format(
+                    name=shown
+                ),
+                tr("Attach a smaller file, or paste the part that matters."),
+            ) from None
+        if "problem" in answer:
+            raise EngineError(problem_text(answer).format(name=shown, why=answer.get("why", "")))
+        return _read_file(answer)
+
+    def _drop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+
+def problem_text(answer: Mapping[str, object]) -> str:
+    """Return the sentence for a problem that the child reports, with `{name}` and `{why}` in it."""
+    texts = {
+        Problem.FOLDER: tr("{name} is a folder. Attach the files in it."),
+        Problem.NO_FILE: tr("{name} is no file that can be read."),
+        Problem.TOO_LARGE: tr("{name} is larger than the 64 MB that can be attached."),
+        Problem.TOO_LONG: tr("{name} has more text than the 8 million characters allowed."),
+        Problem.EMPTY: tr("{name} is empty."),
+        Problem.PICTURE: tr("{name} is a picture, and models cannot see pictures here yet."),
+        Problem.NO_TEXT: tr("{name} is no text file. Text, code and PDF files can be attached."),
+        Problem.LOCKED: tr("{name} is locked by a password. Attach a copy without one."),
+        Problem.DAMAGED: tr("{name} is no PDF that can be read."),
+        Problem.SCANNED: tr("{name} has pictures of pages and no text, which models cannot read."),
+        Problem.UNREADABLE: tr("{name} cannot be read: {why}."),
+    }
+    return texts[Problem(str(answer["problem"]))]
+
+
+def _read_file(answer: dict[str, Any]) -> ReadFile:
+    marks = tuple((int(place), int(n_tokens)) for place, n_tokens in answer["marks"])
+    return ReadFile(str(answer.get("text", "")), int(answer.get("n_bytes", 0)), marks)

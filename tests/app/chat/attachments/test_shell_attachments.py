@@ -1,0 +1,257 @@
+"""Files in the window: attached, counted, cut, sent, stored, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent, QImage
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.chat.attachments import reader
+from app.chat.attachments.views.chips import DraftChip, FileChip
+from app.chat.export import exported
+from app.chat.views.message_view import UserView
+from app.main import Shell
+from tests.helpers.pdf import pdf
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, prompts, shown
+from tests.helpers.tiny_gguf import tiny_gguf
+
+
+def chips(shell: Shell) -> list[DraftChip]:
+    return list(shell.chat_presenter.files.chips._widgets)  # type: ignore[arg-type]
+
+
+def drop(shell: Shell, *paths: Path) -> bool:
+    """Drop files on the composer; return whether it takes them."""
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
+    keys, buttons = Qt.KeyboardModifier.NoModifier, Qt.MouseButton.LeftButton
+    actions = Qt.DropAction.CopyAction | Qt.DropAction.MoveAction
+    event = QDropEvent(QPointF(9, 9), actions, data, buttons, keys)
+    event.ignore()
+    shell.window.composer.dropEvent(event)
+    assert not event.isAccepted() or event.dropAction() == Qt.DropAction.CopyAction
+    return event.isAccepted()
+
+
+def wait_until_read(qtbot: QtBot, shell: Shell) -> None:
+    files = shell.chat_presenter.files
+    qtbot.waitUntil(lambda: all(file.file for file in files.files), timeout=20_000)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.txt"
+    path.write_text("The secret word is whale.\n")
+    return path
+
+
+def test_dropped_files_go_with_the_message_and_stay(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, notes: Path
+) -> None:
+    paper = tmp_path / "paper.pdf"
+    paper.write_bytes(pdf("Page one", "Page two"))
+    model = tiny_gguf(tmp_path / "m.gguf")
+    shell = make_shell(model=str(model))
+    assert drop(shell, notes, paper)
+    wait_until_read(qtbot, shell)
+    first, second = chips(shell)
+    assert first.name.text() == "notes.txt"
+    assert first.more.accessibleName().startswith("26 B · ")
+    assert first.more.accessibleName().endswith(" tokens")
+    assert second.name.text() == "paper.pdf"
+    ask(qtbot, shell, "What is the word?")
+    assert chips(shell) == []
+    sent = prompts(shell)[-1][-1][1]
+    assert sent == (
+        '<file name="notes.txt">\nThe secret word is whale.\n</file>\n\n'
+        '<file name="paper.pdf">\nPage one\n\nPage two\n</file>\n\nWhat is the word?'
+    )
+    assert shown(shell)[0] == "What is the word?", "the text of the files is not in the bubble"
+    shell.window.close()
+    notes.unlink()
+
+    again = make_shell(model=str(model))
+    (view,) = (v for v in again.window.chat_view.shown if isinstance(v, UserView))
+    assert [chip.name.text() for chip in view.findChildren(FileChip)] == ["notes.txt", "paper.pdf"]
+    again.session.regenerate()
+    qtbot.waitUntil(lambda: not again.session.is_busy)
+    assert prompts(again)[-1][-1][1] == sent
+    again.chat_presenter.edit(again.session.current.messages[0].id, "And now?")
+    qtbot.waitUntil(lambda: not again.session.is_busy)
+    assert prompts(again)[-1][-1][1] == sent.replace("What is the word?", "And now?")
+    assert "[notes.txt] [paper.pdf]" in exported(again.session.current, ".md")
+    assert "secret word" in exported(again.session.current, ".json")
+
+
+def test_a_file_can_be_sent_without_a_word_and_names_the_chat(
+    qtbot: QtBot, make_shell: MakeShell, notes: Path
+) -> None:
+    shell = make_shell(model=MODEL)
+    shell.window.composer.files_given.emit([str(notes)])
+    wait_until_read(qtbot, shell)
+    assert shell.window.composer._send.isEnabled()
+    ask(qtbot, shell, "")
+    assert shell.session.current.title == "notes.txt"
+    assert prompts(shell) == [
+        [("user", '<file name="notes.txt">\nThe secret word is whale.\n</file>')]
+    ]
+
+
+def test_a_file_can_be_removed(qtbot: QtBot, make_shell: MakeShell, notes: Path) -> None:
+    shell = make_shell(model=MODEL)
+    shell.window.composer.files_given.emit([str(notes)])
+    (chip,) = chips(shell)
+    chip.removed.emit(chip.file)
+    assert chips(shell) == []
+    assert not shell.window.composer._send.isEnabled()
+    ask(qtbot, shell, "Hi")
+    assert prompts(shell) == [[("user", "Hi")]]
+
+
+def test_each_chat_keeps_its_own_files(qtbot: QtBot, make_shell: MakeShell, notes: Path) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    first = shell.session.current.id
+    shell.window.composer.files_given.emit([str(notes)])
+    wait_until_read(qtbot, shell)
+    shell.chat_presenter.new_chat()
+    assert chips(shell) == []
+    shell.chat_presenter.open_chat(first)
+    assert [chip.name.text() for chip in chips(shell)] == ["notes.txt"]
+
+
+def test_a_file_larger_than_the_room_is_offered_in_parts(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
+) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"Line {n} of the book.\n" for n in range(2000)))
+    shell = make_shell(model=str(tiny_gguf(tmp_path / "m.gguf")))
+    shell.window.composer.files_given.emit([str(book)])
+    wait_until_read(qtbot, shell)
+    (chip,) = chips(shell)
+    assert chip.file.n_tokens is not None
+    assert chip.file.n_tokens > 4096
+    shell.chat_presenter.send("Sum up")
+    assert prompts(shell) == []
+    assert "of the context are free" in banner(shell)
+    menu = chip.menu()
+    titles = [action.text() for action in menu.actions()]
+    assert titles[0].startswith(f"Part 1 of {len(titles)} · ")
+    menu.actions()[1].trigger()
+    (chip,) = chips(shell)
+    assert chip.more.accessibleName().startswith(f"part 2 of {len(titles)} · ")
+    ask(qtbot, shell, "Sum up")
+    sent = prompts(shell)[-1][-1][1]
+    assert sent.startswith(f'<file name="book.txt" part="2 of {len(titles)}">\nLine ')
+    (file,) = shell.session.current.messages[0].attachments
+    assert file.part == 2
+    assert file.n_tokens < 4096 * 7 / 8
+    assert len(file.text) < len(book.read_text()) / 2
+
+
+def test_the_notice_attaches_the_first_part(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
+) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"Line {n} of the book.\n" for n in range(2000)))
+    shell = make_shell(model=str(tiny_gguf(tmp_path / "m.gguf")))
+    shell.window.composer.files_given.emit([str(book)])
+    wait_until_read(qtbot, shell)
+    shell.chat_presenter.send("Sum up")
+    shell.window.banner._action.click()
+    ask(qtbot, shell, "Sum up")
+    assert prompts(shell)[-1][-1][1].startswith('<file name="book.txt" part="1 of ')
+
+
+def test_tokens_are_counted_once_a_model_is_there(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, notes: Path
+) -> None:
+    shell = make_shell()
+    shell.window.composer.files_given.emit([str(notes)])
+    wait_until_read(qtbot, shell)
+    assert chips(shell)[0].more.accessibleName() == "26 B"
+    shell.models.open(str(tiny_gguf(tmp_path / "m.gguf")))
+    qtbot.waitUntil(
+        lambda: chips(shell)[0].more.accessibleName().endswith("tokens"), timeout=20_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is a picture, and models cannot see"),
+        ("tool.exe", b"MZ\0\0", "tool.exe is no text file."),
+        ("scan.pdf", pdf(""), "scan.pdf has pictures of pages and no text"),
+        ("gone.txt", None, "gone.txt is no file that can be read."),
+    ],
+)
+def test_what_cannot_be_attached_is_said(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, name: str, data: bytes | None, said: str
+) -> None:
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    shell = make_shell(model=MODEL)
+    assert drop(shell, path)
+    qtbot.waitUntil(lambda: banner(shell).startswith(said), timeout=20_000)
+    assert chips(shell) == []
+
+
+def test_a_pasted_picture_is_refused_and_pasted_files_are_taken(
+    qtbot: QtBot, qapp: QApplication, make_shell: MakeShell, notes: Path
+) -> None:
+    shell = make_shell(model=MODEL)
+    edit = shell.window.composer.edit
+    qapp.clipboard().setImage(QImage(4, 4, QImage.Format.Format_RGB32))
+    edit.paste()
+    assert banner(shell) == "Models cannot see pictures here yet."
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(notes))])
+    qapp.clipboard().setMimeData(data)
+    edit.paste()
+    assert [chip.name.text() for chip in chips(shell)] == ["notes.txt"]
+    assert edit.toPlainText() == ""
+    qapp.clipboard().setText("words")
+    edit.paste()
+    assert edit.toPlainText() == "words"
+    wait_until_read(qtbot, shell)
+
+
+def test_a_dropped_model_is_left_to_the_window(make_shell: MakeShell, notes: Path) -> None:
+    shell = make_shell(model=MODEL)
+    assert not drop(shell, Path("/models/other.gguf"), notes)
+    assert chips(shell) == []
+
+
+def test_a_file_that_takes_too_long_is_given_up(
+    qtbot: QtBot, make_shell: MakeShell, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = "import time; print('{}', flush=True); time.sleep(600)"
+    monkeypatch.setattr(reader, "COMMAND", (sys.executable, "-c", hangs))
+    monkeypatch.setattr(reader, "MAX_SECONDS", 0.3)
+    shell = make_shell(model=MODEL)
+    shell.window.composer.files_given.emit([str(notes)])
+    qtbot.waitUntil(lambda: "takes too long" in banner(shell), timeout=20_000)
+    assert chips(shell) == []
+
+
+def test_a_message_waits_for_its_files(qtbot: QtBot, make_shell: MakeShell, notes: Path) -> None:
+    shell = make_shell(model=MODEL)
+    shell.window.composer.files_given.emit([str(notes)])
+    shell.chat_presenter.send("Now")
+    assert banner(shell) == "notes.txt is still being read."
+    assert prompts(shell) == []
+    wait_until_read(qtbot, shell)
+
+
+def test_the_button_and_the_chips_have_names(
+    qtbot: QtBot, make_shell: MakeShell, notes: Path
+) -> None:
+    shell = make_shell(model=MODEL)
+    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files"
+    shell.window.composer.files_given.emit([str(notes)])
+    wait_until_read(qtbot, shell)
+    assert chips(shell)[0].accessibleName() == "notes.txt, 26 B"
