@@ -38,6 +38,7 @@ from app.process.signals import SignalWatch
 from app.process.single_window import OpenRequest, SecondStarts
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
+from app.shell.idle import IdleUnloader
 from app.shell.keeper import SettingsKeeper
 from app.shell.language import start_language
 from app.shell.main_window import MainWindow, Panels
@@ -140,6 +141,7 @@ class Shell(QObject):
         self.start_up.close()
         self.sweeper.close()
         self.poller.stop()
+        self.idle.stop()
         self.split.stop()
         self.side_panels.close()
         self.library.close()
@@ -209,10 +211,14 @@ class Shell(QObject):
             window.sampling, self.session, self.client, self.settings, self.keep, self
         )
         self.sampling_presenter.summary_changed.connect(window.composer.set_sampling_summary)
+        self.idle = IdleUnloader(
+            self.client, self.models, self.session, window.composer,
+            lambda: self.settings.current.unload_after_min, self,
+        )  # fmt: skip
         views = ChatViews(window.chat_list, window.chat_view, window.composer)
         self.chat_presenter = ChatPresenter(
             self.session, self.client, views, self.settings, self.keep,
-            self.sampling_presenter.flush, self,
+            self.sampling_presenter.flush, self.idle.wake, self,
         )  # fmt: skip
 
         self.thinking = ThinkingSwitch(window.composer, self.session, self.client, self)
@@ -231,8 +237,8 @@ class Shell(QObject):
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
-        others = self.sampling_presenter, self.monitor_presenter
-        for source in (*presenters, *others, self.keeper, self.crashes, self.recovery):
+        others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
+        for source in (*presenters, *others, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
             success.connect(self.window.banner.dismiss_failure)
@@ -268,6 +274,7 @@ class Shell(QObject):
         self.settings_page.about_requested.connect(lambda: self.help.show_about())
         window.zoom_requested.connect(self.keeper.zoom)
         self.keeper.kept.connect(self.settings_page.refresh)
+        self.keeper.kept.connect(self.idle.restart)
         self.library.opened.connect(self.models.open)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)

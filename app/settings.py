@@ -87,6 +87,7 @@ class Settings:
         pinned_models: paths of models that come first there.
         plans: split settings by model path, in the form of `app.split`.
         chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
+        unload_after_min: minutes without use after which a model is unloaded; 0 for never.
         presets: a person's own presets of sampling: values as in `sampling`, by name.
         geometry, window_state: Qt's window layout, in base64.
         unknown: keys of other versions, written back untouched.
@@ -137,6 +138,12 @@ class Settings:
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")
     presets: Mapping[str, Any] = _option({}, "Presets of sampling")
+    unload_after_min: int = _shown(
+        0, tr_later("Unload an unused model after"),
+        tr_later("Its memory is then free. The next message loads it again. 0 keeps it loaded."),
+        "Models", least=0, most=1440, unit=tr_later("min"),
+        words=tr_later("idle memory free eject time"),
+    )  # fmt: skip
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")

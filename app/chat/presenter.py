@@ -51,6 +51,8 @@ class ChatPresenter(QObject):
     Args:
         keep: stores settings and has them written.
         flush_prompt: stores a system prompt that is being typed.
+        wake: loads a model that was unloaded, for the message in the composer, which is sent
+            later; returns whether it does.
     """
 
     noticed = Signal(object)  # Notice
@@ -64,11 +66,13 @@ class ChatPresenter(QObject):
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         flush_prompt: Callable[[], None],
+        wake: Callable[[], bool],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._session, self._client, self._views = session, client, views
-        self._settings, self._keep, self._flush_prompt = settings, keep, flush_prompt
+        self._settings, self._keep = settings, keep
+        self._flush_prompt, self._wake = flush_prompt, wake
         self._view = views.conversation
         self._wire_chats()
         self._wire_answer()
@@ -148,6 +152,8 @@ class ChatPresenter(QObject):
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._flush_prompt()
+        if self._wake():
+            return
         files = self.files.ready_files()
         if files is None or not self._context.may_send(text):
             return
