@@ -139,6 +139,17 @@ def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    if is_durable and os.name == "posix":  # the folder holds the new name; elsewhere it cannot
+        with suppress(OSError):  # be written alone, and some file systems refuse it
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

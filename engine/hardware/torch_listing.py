@@ -14,6 +14,7 @@ import torch
 
 import engine.hardware.environment  # noqa: F401 - sets what torch reads when it is imported
 from engine.devices.wheels import runs_on
+from engine.programs import tie_to_parent
 
 __all__ = ["arch_of", "has_code_for", "list_gpus", "pci_bus_of", "uuid_of", "why_none"]
 
@@ -112,6 +113,7 @@ def _first_line(error: BaseException) -> str:
 
 def main() -> None:
     """Print the list; whatever else writes to the output comes before it."""
+    tie_to_parent()  # a driver that hangs would keep it from noticing that nobody waits any more
     with contextlib.suppress(BrokenPipeError):
         print("\n" + json.dumps(list_gpus()), flush=True)  # noqa: T201
 

@@ -1,6 +1,7 @@
 """Files are replaced whole, and what a killed process left half written is swept away."""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,24 @@ def test_own_temporaries_are_not_swept(tmp_path: Path) -> None:
         file.write(b"whole")
     assert (tmp_path / "a").read_bytes() == b"whole"
     assert not folder.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be written by themselves")
+def test_the_new_name_is_on_the_disk_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may otherwise leave the old file, or none where there was none."""
+    synced: list[bool] = []
+    fsync = os.fsync
+
+    def note(handle: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(handle).st_mode))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with atomic_write(tmp_path / "a.json") as file:
+        file.write(b"{}")
+    assert synced == [False, True]
+    with atomic_write(tmp_path / "b.json", is_durable=False) as file:
+        file.write(b"{}")
+    assert synced == [False, True]

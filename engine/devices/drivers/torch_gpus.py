@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine.devices.torch_build import TorchBuild
 from engine.devices.types import DeviceSnapshot
-from engine.programs import NO_WINDOW, child_environment, program_command
+from engine.programs import NO_WINDOW, child_environment, program_command, tie_child
 
 __all__ = ["TorchGpu", "ask_torch", "read_torch_gpu"]
 
@@ -122,14 +122,33 @@ def _gpus_of_child() -> tuple[TorchGpu, ...]:
         OSError, SubprocessError: it does not start, fails or falls silent.
         ValueError, TypeError, KeyError: it says something else.
     """
-    done = subprocess.run(
-        COMMAND, env=child_environment(), capture_output=True, text=True, encoding="utf-8",
-        errors="replace", timeout=ANSWER_S, check=True, creationflags=NO_WINDOW,
-    )  # fmt: skip
-    answer: Mapping[str, object] = json.loads(done.stdout.splitlines()[-1] if done.stdout else "")
+    text = _output_of_child()
+    answer: Mapping[str, object] = json.loads(text.splitlines()[-1] if text else "")
     if answer["problem"]:
         log.warning("PyTorch finds no GPU: %s", answer["problem"])
     gpus = answer["gpus"]
     if not isinstance(gpus, list):
         raise TypeError("no list of GPUs")
     return tuple(TorchGpu(**gpu) for gpu in gpus)
+
+
+def _output_of_child() -> str:
+    """Run the child, which does not outlive this process, and return what it prints.
+
+    Raises:
+        OSError, SubprocessError: see `_gpus_of_child`.
+    """
+    with subprocess.Popen(
+        COMMAND, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, encoding="utf-8", errors="replace",
+        creationflags=NO_WINDOW,
+    ) as child:  # fmt: skip
+        tie_child(child.pid)
+        try:
+            text, _ = child.communicate(timeout=ANSWER_S)
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, COMMAND)
+    return text
