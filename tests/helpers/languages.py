@@ -31,7 +31,8 @@ FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
 
 DONE = (
-    "app/help", "app/links", "app/model", "app/monitor", "app/placement", "app/plans",
+    "app/downloads", "app/help", "app/links", "app/model", "app/monitor", "app/placement",
+    "app/plans",
     "app/preferences", "app/process", "app/shell", "app/split", "app/tune", "app/widgets",
     "app/main.py", "app/settings.py", "app/units.py",
 )  # fmt: skip

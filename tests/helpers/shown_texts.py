@@ -38,14 +38,14 @@ UNSEEN = (
     "Thread", "getLogger", "compile", "sub", "fullmatch", "match", "search", "split", "partition",
     "ValueError", "TypeError", "RuntimeError", "AssertionError", "NotImplementedError", "KeyError",
     "OSError", "deque", "fromtimestamp", "strftime", "namedtuple", "TypeVar", "setApplicationName",
-    "set_role", "setApplicationDisplayName", "_option",
+    "Cancelled", "set_role", "setApplicationDisplayName", "_option",
 )  # fmt: skip
 """Functions and methods whose words nobody sees."""
 
 LOGS = ("log", "logging")
 
-EVERYWHERE = ("Tandem", "MiB", "GiB", "tok/s", "min")
-"""Words that are the same in all languages."""
+EVERYWHERE = ("Tandem", "Bearer", "MiB", "GiB", "tok/s", "min")
+"""Words that are the same in all languages, or nobody sees."""
 
 NAMES = {
     "app/chat/branches/views/message_steps.py": {"delete branch"},

@@ -15,6 +15,7 @@ import httpx2
 from app.downloads.hub.address import is_offline
 from app.downloads.transfer.remote_file import RemoteFile
 from app.downloads.transfer.source import BUSY, Denied
+from app.translation import tr, tr_later
 from engine import EngineError, one_line, package_version
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ ANSWER_S = 15.0
 MOST_FOUND = 50
 MOST_FILES = 5000
 SHA256 = 64
-OFFLINE = "HF_HUB_OFFLINE is set, so nothing is asked of the network."
+OFFLINE = tr_later("HF_HUB_OFFLINE is set, so nothing is asked of the network.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Hub:
     def _api(self) -> HfApi:
         """Return the library's interface, which sends no more than is asked for."""
         if is_offline():
-            raise EngineError(OFFLINE, "Unset it and start Tandem again.")
+            raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
         import huggingface_hub  # late: it takes half a second
         from huggingface_hub import constants
 
@@ -177,14 +178,20 @@ class _Client(httpx2.Client):
         try:
             response = super().send(request, **options)
         except httpx2.TimeoutException:
-            raise EngineError(f"{host} does not answer.", "Try it later.") from None
+            raise EngineError(
+                tr("{host} does not answer.").format(host=host), tr("Try it later.")
+            ) from None
         except httpx2.TransportError:
             raise EngineError(
-                f"{host} cannot be reached.", "Check the connection to the internet."
+                tr("{host} cannot be reached.").format(host=host),
+                tr("Check the connection to the internet."),
             ) from None
         if response.status_code in BUSY:
             raise EngineError(
-                f"{host} is busy (status {response.status_code}).", "Try it in a minute."
+                tr("{host} is busy (status {status}).").format(
+                    host=host, status=response.status_code
+                ),
+                tr("Try it in a minute."),
             )
         return response
 
@@ -203,26 +210,34 @@ def _told(what: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise Denied(
-            f"{shown} is gated: its publisher wants you to accept conditions first.",
-            "Accept them on the model's page, then enter a token of your account here.",
+            tr("{name} is gated: its publisher wants you to accept conditions first.").format(
+                name=shown
+            ),
+            tr("Accept them on the model's page, then enter a token of your account here."),
         ) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        hint = "Check the name; a private one needs a token."
-        raise EngineError(f"There is no repository {shown}.", hint) from None
+        hint = tr("Check the name; a private one needs a token.")
+        raise EngineError(tr("There is no repository {name}.").format(name=shown), hint) from None
     except errors.HFValidationError:
-        raise EngineError(f"“{shown}” is no name of a repository.", "Write owner/name.") from None
+        raise EngineError(
+            tr("“{name}” is no name of a repository.").format(name=shown), tr("Write owner/name.")
+        ) from None
     except errors.OfflineModeIsEnabled:
-        raise EngineError(OFFLINE, "Unset it and start Tandem again.") from None
+        raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again.")) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
-            raise Denied("The hub does not accept your token.", "Enter another one.") from None
-        raise EngineError(f"The hub answers with status {status}.", "Try it later.") from None
+            raise Denied(
+                tr("The hub does not accept your token."), tr("Enter another one.")
+            ) from None
+        raise EngineError(
+            tr("The hub answers with status {status}.").format(status=status), tr("Try it later.")
+        ) from None
     except httpx2.InvalidURL:
-        raise EngineError("The address in HF_ENDPOINT cannot be used.") from None
+        raise EngineError(tr("The address in HF_ENDPOINT cannot be used.")) from None
     except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         log.info("the hub's answer about %s is not understood", shown)
-        raise EngineError("The hub's answer is not understood.", "Try it later.") from None
+        raise EngineError(tr("The hub's answer is not understood."), tr("Try it later.")) from None
 
 
 def _n_params(gguf: object) -> int:

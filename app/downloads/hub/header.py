@@ -8,6 +8,7 @@ from pathlib import Path
 import engine
 from app.downloads.transfer.remote_file import RemoteFile
 from app.downloads.transfer.source import Source, TryLater
+from app.translation import tr
 from engine import Cancelled, EngineError
 
 FIRST_BYTES = 1 << 20
@@ -35,7 +36,7 @@ def fetch_header(
         EngineError: a header cannot be fetched, or it is none.
     """
     if len(parts) > MOST_PARTS:
-        raise EngineError(f"The model has {len(parts)} files.")
+        raise EngineError(tr("The model has {n} files.").format(n=len(parts)))
     paths = []
     for number, part in enumerate(parts, 1):
         path = folder / f"model-{number:05}-of-{len(parts):05}.gguf"
@@ -46,7 +47,7 @@ def fetch_header(
                 file.truncate(part.n_bytes)  # a hole takes no room
         except OSError as error:
             why = error.strerror or error
-            raise EngineError(f"The header cannot be written: {why}.") from None
+            raise EngineError(tr("The header cannot be written: {why}.").format(why=why)) from None
         paths.append(path)
     return paths[0]
 
@@ -60,7 +61,7 @@ def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool
         if engine.is_header_whole(data, file.n_bytes):
             return bytes(data)
         if wanted >= min(file.n_bytes, MOST_BYTES):
-            raise EngineError("The model's header is too long, or damaged.")
+            raise EngineError(tr("The model's header is too long, or damaged."))
         wanted *= 2
 
 
@@ -83,7 +84,7 @@ def _extend(
                 if len(data) >= wanted:
                     break
     except TryLater as failure:
-        raise EngineError(str(failure), "Try it again.") from None
+        raise EngineError(str(failure), tr("Try it again.")) from None
     del data[wanted:]
     if len(data) < wanted:
-        raise EngineError("The connection was cut.", "Try it again.")
+        raise EngineError(tr("The connection was cut."), tr("Try it again."))

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from app.downloads.transfer.ranges import Range, Ranges, gaps, merged, n_bytes
 from app.downloads.transfer.remote_file import RemoteFile
+from app.translation import tr
 from engine import Cancelled, EngineError, replace_json
 
 SPARE = 64 << 20
@@ -75,7 +76,8 @@ class PartFile:
         """
         if self.path.exists():
             raise EngineError(
-                f"There is another file {self.path}.", "Move it away, or pick another folder."
+                tr("There is another file {path}.").format(path=self.path),
+                tr("Move it away, or pick another folder."),
             )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,11 +157,15 @@ class PartFile:
             if is_other or (self.file.sha256 and found != self.file.sha256):
                 self.discard()
                 raise WrongBytes(
-                    f"{self.path.name} is damaged: it is not what its server has announced.",
-                    "What had arrived was deleted. Download it again.",
+                    tr("{name} is damaged: it is not what its server has announced.").format(
+                        name=self.path.name
+                    ),
+                    tr("What had arrived was deleted. Download it again."),
                 )
             if self.path.exists():  # somebody has put it there meanwhile
-                raise EngineError(f"There is another file {self.path}.", "Move it away.")
+                raise EngineError(
+                    tr("There is another file {path}.").format(path=self.path), tr("Move it away.")
+                )
             self.part.replace(self.path)
             self.sidecar.unlink(missing_ok=True)
         except OSError as error:
@@ -186,8 +192,10 @@ class PartFile:
         if n_read == 0:
             self.discard()
             raise WrongBytes(
-                f"{self.path.name} is no model: it does not begin with “GGUF”.",
-                "What had arrived was deleted.",
+                tr("{name} is no model: it does not begin with “GGUF”.").format(
+                    name=self.path.name
+                ),
+                tr("What had arrived was deleted."),
             )
         return found.hexdigest()
 
@@ -204,20 +212,29 @@ class PartFile:
         free = shutil.disk_usage(self.path.parent).free - SPARE
         if wanted > free:
             raise NoRoom(
-                f"{self.path.parent} has {max(free, 0) / 1e9:.1f} GB free, but"
-                f" {wanted / 1e9:.1f} GB are missing of {self.path.name}.",
-                "Delete something, or pick a folder on another disk; then resume.",
+                tr("{folder} has {free} GB free, but {wanted} GB are missing of {name}.").format(
+                    folder=self.path.parent,
+                    free=f"{max(free, 0) / 1e9:.1f}",
+                    wanted=f"{wanted / 1e9:.1f}",
+                    name=self.path.name,
+                ),
+                tr("Delete something, or pick a folder on another disk; then resume."),
             )
 
     def _disk_error(self, error: OSError) -> EngineError:
         """Return the sentence for an error of the disk."""
         if error.errno in FULL:
             return NoRoom(
-                f"The disk is full: {self.path.name} has arrived only in part.",
-                "Make room, then resume; what has arrived is kept.",
+                tr("The disk is full: {name} has arrived only in part.").format(
+                    name=self.path.name
+                ),
+                tr("Make room, then resume; what has arrived is kept."),
             )
         why = error.strerror or error
-        return EngineError(f"{self.path} cannot be written: {why}.", "Pick another folder.")
+        return EngineError(
+            tr("{path} cannot be written: {why}.").format(path=self.path, why=why),
+            tr("Pick another folder."),
+        )
 
 
 def read_sidecar(path: Path) -> tuple[RemoteFile, tuple[Range, ...]] | None:

@@ -10,6 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.translation import tr
 from engine import EngineError, one_line
 
 MOST_NAME = 200
@@ -77,8 +78,8 @@ def safe_name(name: str) -> str:
     )
     if is_bad or not _is_text(name):
         raise EngineError(
-            f"The name “{one_line(name, 80)}” cannot be used for a file.",
-            "Nothing was downloaded. Tell whoever published the model.",
+            tr("The name “{name}” cannot be used for a file.").format(name=one_line(name, 80)),
+            tr("Nothing was downloaded. Tell whoever published the model."),
         )
     return name
 
@@ -99,7 +100,8 @@ def destination(folder: Path, publisher: str, model: str, name: str) -> Path:
     """
     if not name.lower().endswith(".gguf"):
         raise EngineError(
-            f"“{one_line(name, 80)}” is not a .gguf file.", "Pick a file that ends in .gguf."
+            tr("“{name}” is not a .gguf file.").format(name=one_line(name, 80)),
+            tr("Pick a file that ends in .gguf."),
         )
     return folder / safe_name(publisher) / safe_name(model) / safe_name(name)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx2
 
 from app.downloads.transfer.remote_file import RemoteFile
+from app.translation import tr
 from engine import Cancelled, EngineError, one_line, package_version
 
 CONNECT_S = 10.0
@@ -111,7 +112,9 @@ class Source:
             finally:
                 response.close()
         except httpx2.InvalidURL:
-            raise EngineError(f"“{one_line(file.url, 80)}” is no usable address.") from None
+            raise EngineError(
+                tr("“{url}” is no usable address.").format(url=one_line(file.url, 80))
+            ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise TryLater(_told(error)) from None
 
@@ -131,11 +134,13 @@ class Source:
             finally:
                 response.close()
         except httpx2.InvalidURL:
-            raise EngineError(f"“{one_line(url, 80)}” is no usable address.") from None
+            raise EngineError(
+                tr("“{url}” is no usable address.").format(url=one_line(url, 80))
+            ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise TryLater(_told(error)) from None
         if size is None:
-            raise EngineError("The server does not say how large this file is.")
+            raise EngineError(tr("The server does not say how large this file is."))
         return size, mark
 
     def _request(self, url: str, start: int, end: int) -> httpx2.Response:
@@ -156,13 +161,14 @@ class Source:
                 return response
             response.close()
             at = _next(at, response)
-        raise EngineError("The server redirects again and again.", "Try it later.")
+        raise EngineError(tr("The server redirects again and again."), tr("Try it later."))
 
     def _send(self, at: httpx2.URL, start: int, end: int) -> httpx2.Response:
         if self._is_closed:
             raise Cancelled("The download")
         if at.scheme not in ("http", "https") or not at.host or at.userinfo:
-            raise EngineError(f"“{one_line(str(at.copy_with(query=None)), 80)}” cannot be used.")
+            shown = one_line(str(at.copy_with(query=None)), 80)
+            raise EngineError(tr("“{url}” cannot be used.").format(url=shown))
         headers = {"Range": f"bytes={start}-{end - 1}"}
         if self._is_of_hub(at) and (token := self._token()):
             headers["Authorization"] = f"Bearer {token}"
@@ -180,17 +186,17 @@ def _next(at: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
     """Return where an answer leads to."""
     goal = at.join(response.headers["location"])
     if at.scheme == "https" and goal.scheme != "https":
-        raise EngineError("The server redirects to an address without encryption.")
+        raise EngineError(tr("The server redirects to an address without encryption."))
     return goal
 
 
 def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> Answer:
     """Return the bytes of an answer that is about the right file and place."""
     if response.status_code in EXPIRED and response.request.url != file.url:
-        raise TryLater("The address that the hub has given does not work.")
+        raise TryLater(tr("The address that the hub has given does not work."))
     _check_status(response)
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise TryLater("The server sends the file in another form than asked for.")
+        raise TryLater(tr("The server sends the file in another form than asked for."))
     size = _whole_size(response)
     mark = "" if file.sha256 else response.headers.get("etag", "")
     if size not in (None, file.n_bytes) or (mark and file.commit and mark != file.commit):
@@ -200,7 +206,7 @@ def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> Answer:
         return Answer(0, True, chunks)
     match = RANGE.fullmatch(response.headers.get("content-range", ""))
     if match is None or int(match[1]) != start:
-        raise TryLater("The server sends another part of the file than asked for.")
+        raise TryLater(tr("The server sends another part of the file than asked for."))
     return Answer(start, False, chunks)
 
 
@@ -221,15 +227,26 @@ def _check_status(response: httpx2.Response) -> None:
     if status in (401, 403):
         raise _denial(response)
     if status in (404, 410):
-        raise EngineError(f"{host} does not have this file any more.", "Look for the model again.")
+        raise EngineError(
+            tr("{host} does not have this file any more.").format(host=host),
+            tr("Look for the model again."),
+        )
     if status == 416:
-        raise FileChanged("The file has become shorter on the server.", "Look for the model again.")
+        raise FileChanged(
+            tr("The file has become shorter on the server."), tr("Look for the model again.")
+        )
     if status in BUSY:
         after = response.headers.get("retry-after", "")
         wait_s = min(float(after), LONGEST_WAIT_S) if after.isdecimal() else 0.0
-        why = "asks to wait" if status == 429 else f"has a fault (status {status})"
-        raise TryLater(f"{host} {why}.", wait_s)
-    raise EngineError(f"{host} answers with status {status}.", "Try it later.")
+        is_asking = status == 429
+        why = (
+            tr("{host} asks to wait.") if is_asking else tr("{host} has a fault (status {status}).")
+        )
+        raise TryLater(why.format(host=host, status=status), wait_s)
+    raise EngineError(
+        tr("{host} answers with status {status}.").format(host=host, status=status),
+        tr("Try it later."),
+    )
 
 
 def _denial(response: httpx2.Response) -> EngineError:
@@ -237,32 +254,32 @@ def _denial(response: httpx2.Response) -> EngineError:
     host = one_line(response.request.url.host, 60)
     if response.headers.get("x-error-code") == "GatedRepo":
         return Denied(
-            "This model is gated: its publisher wants you to accept conditions first.",
-            "Accept them on the model's page, then enter a token of your account here.",
+            tr("This model is gated: its publisher wants you to accept conditions first."),
+            tr("Accept them on the model's page, then enter a token of your account here."),
         )
     if "authorization" in response.request.headers:
         return Denied(
-            f"{host} does not let your token read this file.",
-            "Check the token, and whether your account may see the model.",
+            tr("{host} does not let your token read this file.").format(host=host),
+            tr("Check the token, and whether your account may see the model."),
         )
     return Denied(
-        f"{host} wants to know who asks for this file.",
-        "Enter a token of your account; a gated model has conditions on its page, too.",
+        tr("{host} wants to know who asks for this file.").format(host=host),
+        tr("Enter a token of your account; a gated model has conditions on its page, too."),
     )
 
 
 def _changed(file: RemoteFile) -> FileChanged:
     name = one_line(file.name.rpartition("/")[2], 80)
     return FileChanged(
-        f"{name} was changed on the server since you chose it.",
-        "What had arrived was deleted. Look for the model again.",
+        tr("{name} was changed on the server since you chose it.").format(name=name),
+        tr("What had arrived was deleted. Look for the model again."),
     )
 
 
 def _told(error: Exception) -> str:
     """Return why a connection has failed, without addresses, which may be signed."""
     if isinstance(error, httpx2.TimeoutException):
-        return "The server does not answer."
+        return tr("The server does not answer.")
     if isinstance(error, httpx2.ConnectError):
-        return "The server cannot be reached."
-    return "The connection was cut."
+        return tr("The server cannot be reached.")
+    return tr("The connection was cut.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from app.downloads.transfer.part_file import PartFile, WrongBytes
 from app.downloads.transfer.ranges import Range, gaps, merged, n_bytes
 from app.downloads.transfer.source import FileChanged, Source, TryLater
+from app.translation import tr
 from engine import Cancelled, EngineError
 
 PIECE_BYTES = 32 << 20
@@ -177,7 +178,7 @@ class Transfer:
             self._n_workers -= 1
             if self._n_workers:
                 return True
-        hint = "Resume it when the connection is better; what has arrived is kept."
+        hint = tr("Resume it when the connection is better; what has arrived is kept.")
         raise EngineError(str(failure), hint)
 
     def _fetch(self, piece: Range) -> None:
@@ -202,7 +203,7 @@ class Transfer:
                     self._n_written[threading.get_ident()] += last - first
                 start = behind
         if start < end:
-            raise TryLater("The connection was cut.")
+            raise TryLater(tr("The connection was cut."))
 
     def _takes_all(self) -> bool:
         """Return whether this thread is the one that reads the whole file."""
