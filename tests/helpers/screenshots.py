@@ -24,8 +24,9 @@ from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 
 from app.main import Shell
-from app.paths import demo_model
+from app.paths import demo_model, settings_file
 from app.placement.pins import Part, with_pins
+from app.settings import SettingsStore
 from app.shell.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from app.split.picture import SplitPicture
 from app.split.settings import SplitSettings
@@ -45,12 +46,16 @@ WAIT_S = 120
 
 
 @contextmanager
-def new_shell(app: QApplication, theme: str, rig: str = "") -> Iterator[Shell]:
+def new_shell(
+    app: QApplication, theme: str, rig: str = "", language: str = "en"
+) -> Iterator[Shell]:
     """Show a window that knows nothing of earlier ones."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["TANDEM_HOME"] = home
+        settings = SettingsStore(settings_file())
+        settings.put(replace(settings.current, theme=theme, language=language))
+        settings.save()
         shell = Shell(app, ThreadHost, rig=parse_rig(rig) if rig else None)
-        shell.keep(replace(shell.settings.current, theme=theme))
         shell.start()
         main = shell.window
         main.resize(WIDTH, HEIGHT)

@@ -1,0 +1,226 @@
+"""Takes a picture of each main state of the window in each look, to be looked at.
+
+    python -m tests.helpers.main_states FOLDER [--looks dark german] [--states chat settings]
+
+Each look runs in a process of its own, since Qt reads the scale of the screen only once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.chat.conversation import Conversation
+from app.chat.message import AnswerStats, Message
+from app.main import Shell
+from app.notice import Notice
+from app.paths import demo_model
+from tests.helpers.screenshots import new_shell, pause, wait
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the window is shown.
+
+    Attributes:
+        size: width and height in pixels before scaling.
+        scale: pixels of the screen for each of these.
+    """
+
+    theme: str
+    language: str = "en"
+    size: tuple[int, int] = (1440, 900)
+    scale: int = 1
+
+
+LOOKS = {
+    "dark": Look("dark"),
+    "light": Look("light"),
+    "small": Look("dark", size=(1024, 700)),
+    "german": Look("light", "de"),
+    "german-small": Look("dark", "de", (1024, 700)),
+    "4k": Look("dark", size=(1920, 1080), scale=2),
+}
+
+QUESTION = "How do I solve a quadratic equation? Show the formula and some code."
+ANSWER = r"""A quadratic equation $ax^2 + bx + c = 0$ has the solutions
+
+$$x_{1,2} = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a}$$
+
+where the *discriminant* \(b^2 - 4ac\) tells how many there are[^1].
+
+| discriminant | solutions | example |
+|---|---|---|
+| positive | two real ones | \(x^2 - 1 = 0\) |
+| zero | one | \(x^2 = 0\) |
+| negative | none | \(x^2 + 1 = 0\) |
+
+```python
+def solve(a: float, b: float, c: float) -> tuple[complex, complex]:
+    root = (b * b - 4 * a * c) ** 0.5
+    return (-b + root) / (2 * a), (-b - root) / (2 * a)
+```
+
+- [x] the formula
+- [ ] a proof
+
+[^1]: Over the complex numbers there are always two, counted with multiplicity.
+"""
+THOUGHT = "<think>The person wants the formula and code. A table of cases helps.</think>"
+
+
+def welcome(shell: Shell) -> QWidget:
+    """Show the window before a model was opened."""
+    return shell.window
+
+
+def ready(shell: Shell) -> QWidget:
+    """Show the demo, loaded, with an empty chat."""
+    shell.models.open(str(demo_model()))
+    wait(lambda: shell.split.load_state == "loaded")
+    return shell.window
+
+
+def chat(shell: Shell) -> QWidget:
+    """Show an answer with all that can be in one, which is the second of two versions."""
+    stats = AnswerStats("stop", 212, 48.3, 0.41, 300)
+    made = Conversation()
+    question = made.add(Message("user", QUESTION))
+    made.add(Message("assistant", "Use a calculator.", stats))
+    made.add(Message("assistant", THOUGHT + ANSWER, stats, thought_s=2.1), question.id)
+    shell.session.take(made)
+    pause(1500)
+    return shell.window
+
+
+def found(shell: Shell) -> QWidget:
+    """Show what the search over all chats finds."""
+    chat(shell)
+    shell.window.chat_list.search.setText("discriminant")
+    pause(1500)
+    return shell.window
+
+
+def models(shell: Shell) -> QWidget:
+    """Show the models of this machine."""
+    shell.library.toggle()
+    pause(3000)
+    return shell.window
+
+
+def settings(shell: Shell) -> QWidget:
+    """Show the settings."""
+    shell.settings_page.toggle()
+    return shell.window
+
+
+def sampling(shell: Shell) -> QWidget:
+    """Show the sampling and the system prompt beside a chat."""
+    chat(shell)
+    shell.window.toggle_sampling()
+    pause(800)
+    return shell.window
+
+
+def tensor_map(shell: Shell) -> QWidget:
+    """Show where the tensors of a split model lie."""
+    shell.models.open(str(demo_model()))
+    wait(lambda: shell.split.load_state == "loaded")
+    shell.split.change(shell.split.settings.with_cpu_ranks(3))
+    shell.window.show_dock(shell.window.placement_dock, True)
+    pause(1500)
+    return shell.window
+
+
+def links(shell: Shell) -> QWidget:
+    """Show the links between devices."""
+    shell.window.show_dock(shell.window.links_dock, True)
+    pause(800)
+    return shell.window
+
+
+def failure(shell: Shell) -> QWidget:
+    """Show an error with a way out."""
+    text = "The model needs 9.3 GiB, and CPU 0 has 4.1 GiB free."
+    hint = "Close other programs, or choose a smaller quantisation."
+    shell.window.banner.show_notice(Notice(text, hint, "error", "Load again", lambda: None))
+    return shell.window
+
+
+def shortcuts(shell: Shell) -> QWidget:
+    """Show the list of shortcuts."""
+    shell.help.show_shortcuts()
+    pause(800)
+    assert shell.help.shortcuts is not None
+    return shell.help.shortcuts
+
+
+def about(shell: Shell) -> QWidget:
+    """Show versions and licences."""
+    shell.help.show_about()
+    pause(2500)
+    assert shell.help.about is not None
+    return shell.help.about
+
+
+STATES: dict[str, Callable[[Shell], QWidget]] = {
+    "welcome": welcome,
+    "ready": ready,
+    "chat": chat,
+    "found": found,
+    "models": models,
+    "settings": settings,
+    "sampling": sampling,
+    "map": tensor_map,
+    "links": links,
+    "failure": failure,
+    "shortcuts": shortcuts,
+    "about": about,
+}
+
+
+def take(folder: Path, name: str, states: list[str]) -> None:
+    """Take the pictures of one look."""
+    look = LOOKS[name]
+    app = QApplication([])
+    for state in states:
+        with new_shell(app, look.theme, language=look.language) as shell:
+            shell.window.resize(*look.size)
+            wait(lambda shell=shell: shell.start_up.is_ready)  # type: ignore[misc]
+            STATES[state](shell).grab().save(str(folder / f"{name}-{state}.png"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--looks", nargs="+", choices=LOOKS, default=list(LOOKS))
+    parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.here:
+        take(args.folder, args.looks[0], args.states)
+        return
+    for look in args.looks:
+        start = time.monotonic()
+        environment = {
+            "QT_QPA_PLATFORM": "offscreen", **os.environ, "QT_SCALE_FACTOR": str(LOOKS[look].scale),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "tests.helpers.main_states", str(args.folder), "--here"]
+        subprocess.run(
+            [*command, "--looks", look, "--states", *args.states], env=environment, check=True
+        )
+        seconds = time.monotonic() - start
+        sys.stdout.write(f"{look}: {len(args.states)} pictures in {seconds:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main()
