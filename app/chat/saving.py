@@ -31,6 +31,7 @@ class ChatSaver(QObject):
 
     noticed = Signal(object)  # Notice
     conflicted = Signal(object)  # Conversation that got a new id, as another window had changed it
+    written = Signal(str)  # id of a chat whose files have changed, or are gone
     not_deleted = Signal(object, object)  # Conversation, Exception
 
     def __init__(self, store: ChatStore, parent: QObject) -> None:
@@ -64,7 +65,7 @@ class ChatSaver(QObject):
         self._jobs.run(
             chat_id,
             lambda: self._store.delete(chat_id),
-            lambda error: None if error is None else self.not_deleted.emit(chat, error),
+            lambda error: self._on_deleted(chat, error),
         )
 
     def tidy(self) -> None:
@@ -95,9 +96,16 @@ class ChatSaver(QObject):
             lambda error: self._on_written(chat, error),
         )
 
+    def _on_deleted(self, chat: Conversation, error: Exception | None) -> None:
+        if error is None:
+            self.written.emit(chat.id)
+        else:
+            self.not_deleted.emit(chat, error)
+
     def _on_written(self, chat: Conversation, error: Exception | None) -> None:
         if error is None:
             self._forget(chat)
+            self.written.emit(chat.id)
         elif isinstance(error, ChatConflict):
             chat.renew_id()
             kept = tr("Both versions are kept; this one is a new chat now.")

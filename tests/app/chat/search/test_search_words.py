@@ -1,0 +1,82 @@
+"""What a search takes for its words, and which piece of a text it shows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.chat.search.words import (
+    AFTER,
+    BEFORE,
+    LONGEST_WORD,
+    MOST_WORDS,
+    folded,
+    has_words,
+    marked,
+    parse_words,
+    snippet,
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("", ()), ("   ", ()), ('""', ()), ('"', ()),
+        ("Split  three\tcards", ("split", "three", "cards")),
+        ('"three cards" split', ("three cards", "split")),
+        ('say "not closed', ("say", "not closed")),
+        ("„zwei Wörter“ «un été»", ("zwei worter", "un ete")),
+        ("the THE the", ("the",)),
+        ("c++ a.b* (x OR y) -z NEAR/2", ("c++", "a.b*", "(x", "or", "y)", "-z", "near/2")),
+        ("Straße ﬁle", ("strasse", "file")),
+        ("a\0b", ("a b",)),
+    ],
+)  # fmt: skip
+def test_words_and_phrases(typed: str, words: tuple[str, ...]) -> None:
+    assert parse_words(typed) == words
+
+
+def test_a_pasted_book_is_no_search_of_all_its_words() -> None:
+    words = parse_words(" ".join(f"{number}{'x' * 1000}" for number in range(1000)))
+    assert len(words) == MOST_WORDS
+    assert max(map(len, words)) == LONGEST_WORD
+
+
+def test_a_snippet_is_around_the_first_word_in_one_line() -> None:
+    text = "Before.\n\n" * 100 + "Here the Größe of\n\nit counts, and gröss again." + " after" * 100
+    found = snippet(text, parse_words("grosse"))
+    assert [found.text[start:end] for start, end in found.marks] == ["Größe"]
+    assert "the Größe of it counts, and" in found.text
+    assert found.text.startswith("…")
+    assert found.text.endswith("…")
+    assert len(found.text) <= BEFORE + AFTER + 2
+
+
+def test_a_short_text_is_shown_whole_with_all_words_marked() -> None:
+    found = marked("An abacus and a Bath", parse_words("ba and"))
+    assert found.text == "An abacus and a Bath"
+    assert [found.text[start:end] for start, end in found.marks] == ["ba", "and", "Ba"]
+
+
+def test_characters_that_act_are_not_shown() -> None:
+    assert "\x1b" not in snippet("red \x1b[31m word", ("word",)).text
+
+
+@given(st.text(max_size=300), st.text(max_size=40))
+def test_no_text_and_no_search_is_an_error(text: str, typed: str) -> None:
+    words = parse_words(typed)
+    found = snippet(text, words)
+    assert all(0 <= start < end <= len(found.text) for start, end in found.marks)
+    has_words(folded(text), words)
+
+
+@given(st.text("abc XYZ\n", max_size=400), st.text("abcxyz", min_size=1, max_size=4))
+def test_a_word_is_found_wherever_it_stands(text: str, word: str) -> None:
+    is_there = word in " ".join(text.lower().split())
+    assert has_words(folded(text), (word,)) is is_there
+    found = snippet(text, (word,))
+    assert bool(found.marks) is is_there
+    assert {found.text[start:end].lower().replace(word, "") for start, end in found.marks} <= {
+        ""
+    } | {found.text[start:end].lower() for start, end in found.marks if end - start > len(word)}
