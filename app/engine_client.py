@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,24 @@ class EngineState(Enum):
     CLOSED = "closed"
 
 
+@dataclass(slots=True)
+class AsideAnswer:
+    """Something that is written beside the chats.
+
+    Attributes:
+        number: number of its command.
+        then: called once it has ended.
+        reason: reason why it has ended, as in `Finished`, or "failed".
+        is_ending: whether it was cancelled, which must not be done to what follows it.
+    """
+
+    number: int
+    then: Callable[[AsideAnswer], None]
+    text: str = ""
+    reason: str = ""
+    is_ending: bool = False
+
+
 class EngineClient(QObject):
     """The engine as the window sees it: commands are methods, events are Qt signals.
 
@@ -132,6 +150,7 @@ class EngineClient(QObject):
         self._resplit_number = self._tune_number = -1
         self._state_numbers: set[int] = set()
         self._count_numbers: set[int] = set()
+        self._aside: AsideAnswer | None = None
         self._answer_ids: list[int] = []
         self._model: ModelLoaded | None = None
         self._state = EngineState.EMPTY
@@ -168,32 +187,74 @@ class EngineClient(QObject):
             self._host = self._make_host(self._receive)
         return self._host
 
+    def _free_host(self) -> EngineHost:
+        """Return the engine for a command of the person's, before which what is aside ends."""
+        host = self._running()
+        if self._aside is not None and not self._aside.is_ending:
+            self._aside.is_ending = True
+            host.cancel()
+        return host
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a model is loaded and the engine does nothing at all, and nothing waits."""
+        is_free = self._aside is None and not self._state_numbers
+        return is_free and self._state is EngineState.READY
+
+    def ask_aside(
+        self,
+        messages: Sequence[ChatMessage],
+        sampling: SamplingParams,
+        then: Callable[[AsideAnswer], None],
+        *,
+        continue_last: bool = False,
+    ) -> bool:
+        """Have something short written beside the chats, with no signal; other commands end it.
+
+        Args:
+            then: called with the answer, also if it has failed or was ended.
+
+        Returns:
+            whether it was asked; not while the engine does anything.
+        """
+        if not self.is_idle:
+            return False
+        command = Generate(
+            tuple(messages),
+            sampling=sampling,
+            continue_last=continue_last,
+            timed_every=0,
+            thinks=False,
+        )
+        self._aside = AsideAnswer(self._running().submit(command), then)
+        return True
+
     def load(self, params: LoadParams) -> None:
         """Load a model in place of the present one; a running answer ends first."""
-        host = self._running()
+        host = self._free_host()
         self._end_what_runs(host)
         self._load_number = host.submit(Load(params))
         self._settle()
 
     def resplit(self, params: LoadParams) -> None:
         """Change the split of the model; a running answer goes on with the new split."""
-        self._resplit_number = self._running().submit(Resplit(params))
+        self._resplit_number = self._free_host().submit(Resplit(params))
         self._settle()
 
     def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
         """Search for the best split; a running answer ends first, and `cancel` ends the search."""
-        host = self._running()
+        host = self._free_host()
         self._end_what_runs(host)
         self._tune_number = host.submit(Tune(params, goal, budget_s))
         self._settle()
 
     def save_state(self, path: str) -> None:
         """Save the KV cache to a file, once nothing else runs."""
-        self._state_numbers.add(self._running().submit(SaveState(path)))
+        self._state_numbers.add(self._free_host().submit(SaveState(path)))
 
     def load_state(self, path: str) -> None:
         """Load the KV cache from a file of `save_state`, once nothing else runs."""
-        self._state_numbers.add(self._running().submit(LoadState(path)))
+        self._state_numbers.add(self._free_host().submit(LoadState(path)))
 
     def generate(
         self,
@@ -211,7 +272,7 @@ class EngineClient(QObject):
             begun: the tokens of that message, if they are known.
             thinks: whether the model shall think first; None as its template has it.
         """
-        host = self._running()
+        host = self._free_host()
         if self._answer_number >= 0:
             host.cancel()
         self._answer_ids = list(begun)
@@ -248,7 +309,7 @@ class EngineClient(QObject):
             host.cancel()
 
     def unload(self) -> None:
-        host = self._running()
+        host = self._free_host()
         self._end_what_runs(host)
         self._unload_number = host.submit(Unload())
 
@@ -340,6 +401,8 @@ class EngineClient(QObject):
             self._on_load_event(event)
         elif number == self._answer_number:
             self._on_answer_event(event)
+        elif self._aside is not None and number == self._aside.number:
+            self._on_aside(self._aside, event)
         elif number == self._resplit_number:
             self._on_resplit_event(event)
         elif number == self._tune_number:
@@ -450,6 +513,15 @@ class EngineClient(QObject):
                 self.finished.emit(event)
             else:
                 self.failed.emit(event.error)
+
+    def _on_aside(self, answer: AsideAnswer, event: Event) -> None:
+        if isinstance(event, TokenText):
+            answer.text += event.text
+        elif isinstance(event, Finished | Failed):
+            self._aside = None
+            self._note_model(event)
+            answer.reason = event.reason if isinstance(event, Finished) else "failed"
+            answer.then(answer)
 
     def _settle(self) -> None:
         """Derive the state from the running commands and the loaded model."""
