@@ -15,8 +15,11 @@ import engine
 from app import paths
 from app.chat.cache import ChatCache
 from app.chat.formulas.pictures import formula_pictures
+from app.chat.listing.library import ChatLibrary
+from app.chat.listing.page import ChatListing, ListPlaces
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.sampling.presenter import SamplingPresenter
+from app.chat.search.index import peek_chats
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.chat.thinking import ThinkingSwitch
@@ -120,7 +123,7 @@ class Shell(QObject):
     @Slot()
     def _on_host_imported(self) -> None:
         self.client.start()
-        self.session.tidy()
+        self.chat_listing.go_on()
         self.interpreter.settle()
 
     @Slot()
@@ -149,6 +152,7 @@ class Shell(QObject):
             self._help.close()
         self.monitor_presenter.close()
         self.models.close()
+        self.chat_listing.close()
         self.chat_cache.close()
         self.client.shutdown()
         formula_pictures().close()
@@ -188,8 +192,9 @@ class Shell(QObject):
 
     def _make_services(self) -> None:
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
+        store = ChatStore(paths.chats_dir())
         self.session = ChatSession(
-            ChatStore(paths.chats_dir()),
+            ChatLibrary(store, lambda: peek_chats(paths.chat_index_file()), self),
             self.client,
             sampling=lambda chat: self.sampling_presenter.params_for(chat),
             parent=self,
@@ -215,13 +220,22 @@ class Shell(QObject):
             self.client, self.models, self.session, window.composer,
             lambda: self.settings.current.unload_after_min, self,
         )  # fmt: skip
-        views = ChatViews(window.chat_list, window.chat_view, window.composer)
+        views = ChatViews(window.chat_view, window.composer)
         self.chat_presenter = ChatPresenter(
             self.session, self.client, views, self.settings, self.keep,
             self.sampling_presenter.flush, self.idle.wake, self,
         )  # fmt: skip
 
         self.thinking = ThinkingSwitch(window.composer, self.session, self.client, self)
+        self.chat_listing = ChatListing(
+            self.session,
+            self.client,
+            self.chat_presenter,
+            window.chat_list,
+            ListPlaces(paths.chats_dir(), paths.chat_index_file(), paths.chat_folders_file()),
+            lambda: self.settings.current.auto_titles,
+            self,
+        )
         self.library = LibraryPage(
             self.split, self.settings, self.keep, window.show_page, self._show_chat, self
         )
@@ -238,7 +252,7 @@ class Shell(QObject):
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
-        for source in (*presenters, *others, self.crashes, self.recovery):
+        for source in (*presenters, *others, self.chat_listing, self.crashes, self.recovery):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
             success.connect(self.window.banner.dismiss_failure)
@@ -296,7 +310,7 @@ class Shell(QObject):
 
             self._help = HelpDialogs(
                 self.window, paths.log_file(), self.settings, lambda: self.start_up.devices,
-                lambda: [chat.title for chat in self.session.chats], self,
+                lambda: [chat.title for chat in self.session.library.summaries], self,
             )  # fmt: skip
         return self._help
 

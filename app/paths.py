@@ -19,6 +19,16 @@ def chats_dir() -> Path:
     return _folder("data") / "chats"
 
 
+def chat_folders_file() -> Path:
+    """Return the file of the folders in which chats are, and of pinned chats."""
+    return _folder("data") / "chat-folders.json"
+
+
+def chat_index_file() -> Path:
+    """Return the file of the chats' index, which can be made again from the chats."""
+    return _folder("cache") / "chats.sqlite"
+
+
 def chat_caches_dir() -> Path:
     """Return the folder of the KV caches of chats, which can be computed again."""
     return _folder("cache") / "chat-caches"

@@ -148,6 +148,15 @@ class Settings:
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
 
+    auto_titles: bool = _shown(
+        True, tr_later("Let the model name new chats"),
+        tr_later(
+            "After its first answer the model writes a short title, while it has nothing else to"
+            " do. Titles that you give stay."
+        ),
+        "Chats", words=tr_later("title automatic rename summary"),
+    )  # fmt: skip
+
     def with_recent(self, path: str) -> Settings:
         """Return a copy with `path` first among the recent models."""
         others = tuple(p for p in self.recent_models if p != path)

@@ -33,6 +33,7 @@ class Conversation:
         sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
             all chats.
         thinks: whether models shall think before they answer here; None as their templates have it.
+        has_own_title: whether a person or the model has chosen the title; else the first words are.
         tree: messages in all their versions.
         extra: what else its file said; it is written again as it was.
     """
@@ -46,6 +47,7 @@ class Conversation:
     drops_oldest: bool = False
     sampling: dict[str, Any] | None = None
     thinks: bool | None = None
+    has_own_title: bool = False
     tree: MessageTree[Message] = field(default_factory=MessageTree)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -117,13 +119,6 @@ class Conversation:
             turns.append(ChatMessage(message.role, text))
         return tuple(turns)
 
-    def matches(self, words: str) -> bool:
-        """Return whether title or text contain every word of a search, ignoring case."""
-        if not (wanted := words.casefold().split()):
-            return True  # no reason to read a long chat
-        text = "\n".join([self.title, *(m.content for m in self.tree)]).casefold()
-        return all(word in text for word in wanted)
-
     @property
     def context_tokens(self) -> int:
         """Number of context tokens after the last answer; 0 if unknown."""
@@ -177,6 +172,7 @@ class Conversation:
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
             thinks=thinks if isinstance(thinks := head.get("thinks"), bool) else None,
+            has_own_title=head.get("has_own_title") is True,
             tree=tree,
             extra={name: value for name, value in extra.items() if name not in OF_FILES},
         )

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-FORMATS = {".md": "Markdown (*.md)", ".html": "Web page (*.html)", ".json": "JSON (*.json)"}
+PDF = ".pdf"
+
+FORMATS = {
+    ".md": "Markdown (*.md)",
+    ".html": "Web page (*.html)",
+    PDF: "PDF (*.pdf)",
+    ".json": "JSON (*.json)",
+}
 """Suffixes of the files that can be written, and what a file dialog calls them."""
 
 LARGEST_BYTES = 256 << 20
@@ -29,7 +36,7 @@ SPEAKERS = {"user": "You", "assistant": "Answer"}
 STYLE = (
     "body{max-width:46em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
     "pre{background:#f2f2f4;padding:1em;border-radius:8px;overflow-x:auto}"
-    "h2{font-size:1em;margin-top:2em;color:#667}table{border-collapse:collapse}"
+    "h2.speaker{font-size:1em;margin-top:2em;color:#667}table{border-collapse:collapse}"
     "td,th{border:1px solid #ccc;padding:.2em .6em}"
 )
 
@@ -42,7 +49,7 @@ def exported(chat: Conversation, suffix: str) -> str:
     """Return a chat as the text of a file.
 
     Args:
-        suffix: one of `FORMATS`.
+        suffix: one of `FORMATS`, but not `PDF`.
     """
     if suffix == ".json":
         return json.dumps(chat.to_json(), ensure_ascii=False, indent=1)
@@ -94,29 +101,32 @@ def _markdown(chat: Conversation) -> str:
         parts.append(f"**System prompt**\n\n{quoted}")
     for message in chat.messages:
         speaker = SPEAKERS.get(message.role, message.role)
-        parts.append(f"## {speaker}\n\n{_said(message)}")
+        parts.append(f"## {speaker}\n\n{said(message)}")
     return "\n\n".join(parts) + "\n"
 
 
-def _web_page(chat: Conversation) -> str:
-    """Return a chat as a page of its own, in which nothing of what was said is code."""
+def _web_body(chat: Conversation) -> str:
+    """Return a chat as HTML in which nothing of what was said is code."""
     render = web_parser()
-    title = escape(" ".join(chat.shown_title.split()))
-    parts = [f"<h1>{title}</h1>"]
+    parts = [f"<h1>{_title(chat)}</h1>"]
     if chat.system_prompt.strip():
-        parts.append(f"<h2>System prompt</h2>\n<p>{escape(chat.system_prompt.strip())}</p>")
+        parts.append(f"{_headed('System prompt')}\n<p>{escape(chat.system_prompt.strip())}</p>")
     for message in chat.messages:
-        text = _said(message)
-        speaker = escape(SPEAKERS.get(message.role, message.role))
+        text = said(message)
+        heading = _headed(SPEAKERS.get(message.role, message.role))
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
-        parts.append(f"<h2>{speaker}</h2>\n{body}")
+        parts.append(f"{heading}\n{body}")
+    return "\n".join(parts)
+
+
+def _web_page(chat: Conversation) -> str:
+    """Return a chat as a page of its own, which fetches nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+        f"<title>{_title(chat)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"{_web_body(chat)}\n</body></html>\n"
     )
 
 
@@ -141,12 +151,20 @@ def _formula_as_text(
     return f'<{tag} class="formula">{escape(tokens[at].content)}</{tag}>'
 
 
+def _headed(speaker: str) -> str:
+    return f'<h2 class="speaker">{escape(speaker)}</h2>'
+
+
+def _title(chat: Conversation) -> str:
+    return escape(" ".join(chat.shown_title.split()))
+
+
 def _paragraphs(text: str) -> str:
     """Return a person's text as HTML, line by line."""
     return "".join(f"<p>{escape(part).replace(chr(10), '<br>')}</p>" for part in text.split("\n\n"))
 
 
-def _said(message: Message) -> str:
+def said(message: Message) -> str:
     """Return what a message says, with the names of its files and without its thought."""
     if message.is_answer:
         return split_thought(message.content).answer.strip()

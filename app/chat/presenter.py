@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from PySide6.QtCore import QObject, QUrl, Signal, Slot
-from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.attachments.presenter import AttachmentPresenter
 from app.chat.branches.presenter import BranchPresenter
 from app.chat.context.presenter import ContextPresenter
-from app.chat.conversation import Conversation, DamagedChat
-from app.chat.export import FORMATS, NotAChat, exported, file_name, imported, with_suffix
+from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
-from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient
@@ -30,19 +25,12 @@ class ChatViews:
     """The widgets that show the chats.
 
     Attributes:
-        chats: list of all chats.
         conversation: messages of the open chat.
         composer: input line of the open chat.
     """
 
-    chats: ChatList
     conversation: ChatView
     composer: Composer
-
-
-def reveal(damaged: DamagedChat) -> None:
-    """Open the folder of a damaged chat in the file manager."""
-    QDesktopServices.openUrl(QUrl.fromLocalFile(str(damaged.path.parent)))
 
 
 class ChatPresenter(QObject):
@@ -108,45 +96,10 @@ class ChatPresenter(QObject):
         self.flush()
         self._session.open_chat(chat_id)
 
-    @Slot(str)
-    def delete_chat(self, chat_id: str) -> None:
+    @Slot(object)
+    def delete_chats(self, chat_ids: Collection[str]) -> None:
         self.flush()
-        self._session.delete(chat_id, self._settings.current.system_prompt)
-
-    @Slot(str)
-    def export(self, chat_id: str) -> None:
-        """Ask for a file, and write a chat there in the form of the file's suffix."""
-        self.flush()
-        chat = self._session.find(chat_id)
-        if chat is None:
-            return
-        place = f"{file_name(chat)}.md"
-        filters = ";;".join(FORMATS.values())
-        chosen, kind = QFileDialog.getSaveFileName(self._views.chats, "Export chat", place, filters)
-        if not chosen:
-            return
-        path = with_suffix(Path(chosen), kind)
-        try:
-            path.write_text(exported(chat, path.suffix.lower()), encoding="utf-8")
-        except OSError as error:
-            why = f"{path.name} cannot be written: {error.strerror or error}."
-            self.noticed.emit(Notice(why, kind="error"))
-        else:
-            self.noticed.emit(Notice(f"“{chat.shown_title}” is in {path}."))
-
-    @Slot()
-    def bring_in(self) -> None:
-        """Ask for a file with a chat, and open that."""
-        chosen, _ = QFileDialog.getOpenFileName(
-            self._views.chats, "Import chat", "", FORMATS[".json"]
-        )
-        if not chosen:
-            return
-        self.flush()
-        try:
-            self._session.take(imported(Path(chosen)))
-        except NotAChat as error:
-            self.noticed.emit(Notice(str(error), kind="error"))
+        self._session.delete(chat_ids, self._settings.current.system_prompt)
 
     @Slot(str)
     def send(self, text: str) -> None:
@@ -173,18 +126,8 @@ class ChatPresenter(QObject):
             self._views.composer.set_text(draft)
 
     def _wire_chats(self) -> None:
-        session, chats = self._session, self._views.chats
-        chats.new_requested.connect(self.new_chat)
-        chats.chosen.connect(self.open_chat)
-        chats.renamed.connect(session.rename)
-        chats.delete_requested.connect(self.delete_chat)
-        chats.export_requested.connect(self.export)
-        chats.import_requested.connect(self.bring_in)
-        chats.damaged_chosen.connect(self._explain_damage)
-        chats.reveal_requested.connect(reveal)
-        session.chats_changed.connect(self._show_chats)
-        session.opened.connect(self._on_opened)
-        session.noticed.connect(self.noticed)
+        self._session.opened.connect(self._on_opened)
+        self._session.noticed.connect(self.noticed)
         theme_signals().changed.connect(self._refresh)
         self._view.screen_changed.connect(self._refresh)
 
@@ -210,30 +153,11 @@ class ChatPresenter(QObject):
         self.opened.emit(not chat.is_empty)
         self._view.show_chat(chat, self._session.growing)
         self._keep(replace(self._settings.current, last_chat=chat.id))
-        self._show_chats()
 
     @Slot()
     def _on_path(self) -> None:
         """Show what depends on the messages that are shown."""
         self.opened.emit(not self._session.current.is_empty)
-
-    @Slot()
-    def _show_chats(self) -> None:
-        session = self._session
-        self._views.chats.set_chats(session.chats, session.current.id, session.damaged)
-
-    @Slot(object)
-    def _explain_damage(self, damaged: DamagedChat) -> None:
-        """Say what is wrong with a file, and offer to show it."""
-        self.noticed.emit(
-            Notice(
-                f"{damaged.path.name} cannot be opened: {damaged.why}.",
-                "The file stays as it is. A backup in its place is read at the next start.",
-                "warning",
-                "Show in folder",
-                lambda: reveal(damaged),
-            )
-        )
 
     @Slot()
     def _refresh(self) -> None:

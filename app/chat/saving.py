@@ -6,12 +6,13 @@ One thread writes them all, so that no disk ever holds up the window.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.background import KeyedJobs
 from app.chat.conversation import Conversation
-from app.chat.store import ChatConflict, ChatStore, ChatStoreError
+from app.chat.store import ChatConflict, ChatStore, ChatStoreError, DeletedFiles
 from app.notice import Notice
 from app.translation import tr
 
@@ -20,6 +21,14 @@ log = logging.getLogger(__name__)
 SOON_MS = 400  # text waits this long for more; with it and the write, no text is older than 1 s
 RETRY_MS = 5000
 FLUSH_S = 30.0  # how long a disk may take at the end
+
+
+@dataclass(slots=True)
+class DeletedChat:
+    """A chat that was deleted, with what its files have held, once the thread has come to it."""
+
+    chat_id: str
+    files: DeletedFiles = field(default_factory=dict)
 
 
 class ChatSaver(QObject):
@@ -32,7 +41,7 @@ class ChatSaver(QObject):
     noticed = Signal(object)  # Notice
     conflicted = Signal(object)  # Conversation that got a new id, as another window had changed it
     written = Signal(str)  # id of a chat whose files have changed, or are gone
-    not_deleted = Signal(object, object)  # Conversation, Exception
+    not_deleted = Signal(str, object)  # id of a chat, Exception
 
     def __init__(self, store: ChatStore, parent: QObject) -> None:
         super().__init__(parent)
@@ -57,15 +66,27 @@ class ChatSaver(QObject):
         if not self._soon.isActive():
             self._soon.start()
 
-    def delete(self, chat: Conversation) -> None:
-        """Delete a chat's files; `not_deleted` tells if they cannot be removed."""
-        self._waiting = [other for other in self._waiting if other is not chat]
-        self._unsaved = [other for other in self._unsaved if other is not chat]
-        chat_id = chat.id
+    def delete(self, chat_id: str) -> DeletedChat:
+        """Delete a chat's files; `not_deleted` tells if they cannot be removed.
+
+        What is not written of it is forgotten. `restore` brings the files back.
+        """
+        self._waiting = [chat for chat in self._waiting if chat.id != chat_id]
+        self._unsaved = [chat for chat in self._unsaved if chat.id != chat_id]
+        deleted = DeletedChat(chat_id)
+
+        def work() -> None:
+            deleted.files = self._store.delete(chat_id)
+
+        self._jobs.run(chat_id, work, lambda error: self._on_deleted(chat_id, error))
+        return deleted
+
+    def restore(self, deleted: DeletedChat) -> None:
+        """Write the files of a chat that was deleted."""
         self._jobs.run(
-            chat_id,
-            lambda: self._store.delete(chat_id),
-            lambda error: self._on_deleted(chat, error),
+            f"restore {deleted.chat_id}",
+            lambda: self._store.restore(deleted.files),
+            lambda error: self._on_restored(deleted.chat_id, error),
         )
 
     def tidy(self) -> None:
@@ -96,11 +117,16 @@ class ChatSaver(QObject):
             lambda error: self._on_written(chat, error),
         )
 
-    def _on_deleted(self, chat: Conversation, error: Exception | None) -> None:
+    def _on_deleted(self, chat_id: str, error: Exception | None) -> None:
         if error is None:
-            self.written.emit(chat.id)
+            self.written.emit(chat_id)
         else:
-            self.not_deleted.emit(chat, error)
+            self.not_deleted.emit(chat_id, error)
+
+    def _on_restored(self, chat_id: str, error: Exception | None) -> None:
+        self.written.emit(chat_id)
+        if error is not None:
+            self.noticed.emit(Notice(str(error), kind="error"))
 
     def _on_written(self, chat: Conversation, error: Exception | None) -> None:
         if error is None:

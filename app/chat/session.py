@@ -7,7 +7,7 @@ another chat is opened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,9 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.answering import AnswerWriter, CutAnswer
 from app.chat.attachments.attachment import Attachment
-from app.chat.conversation import Conversation, DamagedChat
+from app.chat.conversation import Conversation
+from app.chat.listing.library import ChatLibrary
 from app.chat.message import Message
-from app.chat.saving import ChatSaver
-from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
 from app.notice import Notice
 from app.translation import tr, tr_n
@@ -40,6 +39,7 @@ class ChatSession(QObject):
     answer_text = Signal(str)  # text added to the open chat's last message
     answer_closed = Signal(int)  # id of a message of the open chat
     busy_changed = Signal(bool)
+    answered = Signal(object)  # Conversation whose answer has ended
     draft_restored = Signal(str)
     prompt_changed = Signal()  # system prompt of the open chat
     answering = Signal(str)  # id of the chat, before the engine starts to answer
@@ -48,17 +48,16 @@ class ChatSession(QObject):
 
     def __init__(
         self,
-        store: ChatStore,
+        library: ChatLibrary,
         client: EngineClient,
         sampling: Callable[[Conversation], SamplingParams],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._store, self._client = store, client
-        self._saver = ChatSaver(store, self)
-        self._saver.noticed.connect(self.noticed)
-        self._saver.conflicted.connect(self.chats_changed)
-        self._saver.not_deleted.connect(self._on_not_deleted)
+        self._client = client
+        self.library = library
+        library.noticed.connect(self.noticed)
+        library.changed.connect(self.chats_changed)
         self._writer = AnswerWriter(client, sampling, self)
         self._writer.beginning.connect(self.answering)
         self._writer.begun.connect(lambda: self.busy_changed.emit(True))
@@ -66,7 +65,6 @@ class ChatSession(QObject):
         self._writer.closed.connect(self._on_closed)
         self._writer.filled.connect(self._offer_shift)
         self._writer.noticed.connect(self.noticed)
-        self.chats: list[Conversation] = []
         self.current = Conversation()
 
     @property
@@ -80,15 +78,10 @@ class ChatSession(QObject):
         return self._writer.chat.id if self._writer.chat is not None else ""
 
     @property
-    def damaged(self) -> list[DamagedChat]:
-        """The files of the chats' folder that could not be read."""
-        return self._store.damaged
-
-    @property
     def cut_answer(self) -> CutAnswer | None:
         """The last answer that a failure has cut off, while it can go on."""
         cut = self._writer.cut
-        if cut is None or self.is_busy or self.find(cut.chat.id) is not cut.chat:
+        if cut is None or self.is_busy or self.library.opened(cut.chat.id) is not cut.chat:
             return None
         tree, number = cut.chat.tree, cut.message.id
         return cut if tree.get(number) is cut.message and len(tree.branch(number)) == 1 else None
@@ -107,22 +100,11 @@ class ChatSession(QObject):
     # chats
 
     def start(self, last_id: str, system_prompt: str) -> None:
-        """Read the chats and open the one with `last_id`, or a new one."""
-        self.chats = self._store.load()
-        if n := len(self.damaged):
-            text = tr_n(
-                "{n} chat could not be read. Its file will stay unchanged.",
-                "{n} chats could not be read. Their files will stay unchanged.",
-                n,
-            )
-            self._notice(text)
-        last = next((chat for chat in self.chats if chat.id == last_id), None)
+        """Look for the chats and open the one with `last_id`, or a new one."""
+        self.library.start()
+        last = self.library.find(last_id) if last_id else None
         self._open(last or Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
-
-    def tidy(self) -> None:
-        """Merge the journals of windows that were killed, on a thread."""
-        self._saver.tidy()
 
     def new_chat(self, system_prompt: str) -> None:
         """Open an empty chat, unless the open one is empty."""
@@ -150,40 +132,53 @@ class ChatSession(QObject):
             self.path_changed.emit()
             self._save_soon(self.current)
 
-    def take(self, chat: Conversation) -> None:
-        """Keep a chat that was deleted or comes from elsewhere, and open it."""
-        self._save(chat)
-        self._open(chat)
-        self.chats_changed.emit()
-
-    @Slot(object, object)
-    def rename(self, chat_id: str, title: str) -> None:
-        chat = self.find(chat_id)
-        if chat is not None and title.strip():
-            chat.title = title.strip()
-            self._save(chat)
+    def take(self, *chats: Conversation) -> None:
+        """Keep chats that come from elsewhere, and open the last one."""
+        for chat in chats:
+            self.library.save(chat)
+        if chats:
+            self._open(chats[-1])
             self.chats_changed.emit()
 
-    def delete(self, chat_id: str, system_prompt: str) -> None:
-        """Delete a chat; a notice offers to undo it."""
+    @Slot(str, str)
+    def rename(self, chat_id: str, title: str) -> None:
+        """Give a chat the title that a person has chosen."""
         chat = self.find(chat_id)
-        if chat is None:
-            return
-        if chat is self._writer.chat:
+        if chat is not None and title.strip():
+            self.entitle(chat, title.strip())
+
+    @Slot(object, str)
+    def entitle(self, chat: Conversation, title: str) -> None:
+        """Give a chat a title that is not changed any more by itself."""
+        chat.title, chat.has_own_title = title, True
+        self.library.save(chat)
+        self.chats_changed.emit()
+
+    def delete(self, chat_ids: Collection[str], system_prompt: str) -> None:
+        """Delete chats; a notice offers to undo it."""
+        if self.answering_id in chat_ids:
             self._writer.cut_off()
-        self._saver.delete(chat)
-        self.chats.remove(chat)
-        self.deleted.emit(chat.id)
-        if chat is self.current:
+        deletions = self.library.delete(chat_ids)
+        if not deletions:
+            return
+        for deletion in deletions:
+            self.deleted.emit(deletion.summary.id)
+        ids = [deletion.summary.id for deletion in deletions]
+        opened = self.current.id if self.current.id in ids else ids[0] if len(ids) == 1 else ""
+        if self.current.id in ids:
             self._show(Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
-        self.noticed.emit(
-            Notice(
-                tr("“{chat}” was deleted.").format(chat=chat.shown_title),
-                action=tr("Undo"),
-                on_action=lambda: self.take(chat),
-            )
-        )
+        text = tr_n("{n} chat was deleted.", "{n} chats were deleted.", len(ids))
+        if len(ids) == 1:
+            title = deletions[0].summary.title or tr("New chat")
+            text = tr("“{title}” was deleted.").format(title=title)
+
+        def undo() -> None:
+            self.library.bring_back(deletions)
+            if opened:
+                self.open_chat(opened)
+
+        self.noticed.emit(Notice(text, action=tr("Undo"), on_action=undo))
 
     def set_draft(self, text: str) -> None:
         self.current.draft = text
@@ -283,15 +278,15 @@ class ChatSession(QObject):
         """Save everything, before or after the engine ends."""
         self._writer.close()
         self.save_all()
-        self._saver.close()
+        self.library.close()
 
     def flush(self) -> None:
         """Wait until all that is to be saved is on the disk."""
-        self._saver.flush()
+        self.library.flush()
 
     def find(self, chat_id: str) -> Conversation | None:
         """Return the chat with an id, if there is one."""
-        return next((chat for chat in self.chats if chat.id == chat_id), None)
+        return self.library.find(chat_id)
 
     def is_writing(self, message: Message) -> bool:
         """Return whether the engine is writing this answer."""
@@ -319,10 +314,6 @@ class ChatSession(QObject):
         self.current = chat
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)
-
-    def _on_not_deleted(self, chat: Conversation, error: Exception) -> None:
-        self._enlist(chat)
-        self._notice(str(error), kind="error")
 
     def _may_answer(self) -> bool:
         is_loading = self._client.state is EngineState.LOADING
@@ -364,6 +355,7 @@ class ChatSession(QObject):
     def _on_closed(self, chat: Conversation, message: Message) -> None:
         self._save(chat)
         self.busy_changed.emit(False)
+        self.answered.emit(chat)
         if chat is self.current:
             self.answer_closed.emit(message.id)
 
@@ -392,21 +384,14 @@ class ChatSession(QObject):
         )
 
     def _is_worth_saving(self, chat: Conversation) -> bool:
-        return not chat.is_empty or bool(chat.draft.strip()) or chat in self.chats
+        return not chat.is_empty or bool(chat.draft.strip()) or chat.id in self.library
 
     def _save(self, chat: Conversation) -> None:
-        self._enlist(chat)
-        self._saver.save(chat)
+        self.library.save(chat)
 
     def _save_soon(self, chat: Conversation) -> None:
         if self._is_worth_saving(chat):
-            self._enlist(chat)
-            self._saver.save_soon(chat)
-
-    def _enlist(self, chat: Conversation) -> None:
-        if chat not in self.chats:
-            self.chats.insert(0, chat)
-            self.chats_changed.emit()
+            self.library.save_soon(chat)
 
     def _notice(self, text: str, kind: str = "info") -> None:
         self.noticed.emit(Notice(text, kind="error" if kind == "error" else "info"))

@@ -8,25 +8,44 @@ another window changed meanwhile is not written over.
 from __future__ import annotations
 
 import logging
-import re
+import threading
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from app.chat import chat_file, journal
 from app.chat.chat_file import write_chat
-from app.chat.conversation import Conversation, DamagedChat, NewerChat
+from app.chat.conversation import Conversation, DamagedChat
 from app.chat.journal import add_change, change_between, read_journal, start_journal
-from app.chat.stored import Stamps, files_of, read_stored, stamps_of
+from app.chat.listing.summary import ChatSummary
+from app.chat.search.index import IndexedChat
+from app.chat.stored import (
+    SAFE_ID,
+    Stamps,
+    files_of,
+    read_stored,
+    stamps_key,
+    stamps_of,
+    why_unreadable,
+)
 from app.translation import tr
-from engine import has_ended, process_mark, sweep_temporaries
+from engine import atomic_write, has_ended, process_mark, sweep_temporaries
 
 log = logging.getLogger(__name__)
 
 LONG_JOURNAL = 1 << 20
 """Size in bytes from which a journal that is longer than its chat's file is merged with that."""
 
-SAFE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+READ_AT_ONCE = 1 << 20
+"""Most bytes of chats that are read before the window shows, in some 10 ms."""
+
+UNREADABLE = OSError, ValueError, RecursionError
+"""Errors that say that a file holds no whole chat, or cannot be read."""
+
+DeletedFiles = Mapping[Path, bytes]
+"""Files of a deleted chat with their content."""
 
 
 class ChatStoreError(Exception):
@@ -55,28 +74,81 @@ class _Known:
     owner: str = ""
 
 
-class ChatStore:
-    """The chats of one folder, for one thread at a time.
+@dataclass(slots=True)
+class Survey:
+    """What is in the folder.
 
     Attributes:
-        damaged: files that the last `load` could not read.
+        chats: whole chats.
+        summaries: summaries of chats that were not read, as they have not changed.
+        unread: ids of chats that have changed and are still to be read.
+    """
+
+    chats: list[Conversation] = field(default_factory=list)
+    summaries: list[ChatSummary] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
+
+
+class ChatStore:
+    """The chats of one folder: one thread writes, another may read those that are not written.
+
+    Attributes:
+        folder: folder of the files.
+        damaged: files that could not be read when all were, or were surveyed.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.damaged: list[DamagedChat] = []
+        self._lock = threading.RLock()
         self._known: dict[str, _Known] = {}
 
-    def load(self) -> list[Conversation]:
-        """Return all chats that can be read, newest first; write nothing."""
+    def survey(self, known: Mapping[str, IndexedChat]) -> Survey:
+        """Return what there is: whole chats, summaries of known ones, and what is still to be read.
+
+        Of the chats that have changed since they were known, the latest are read at once, as far as
+        that takes no time. Nothing is written.
+
+        Args:
+            known: chats as they were read some time, by their ids.
+        """
+        found = Survey()
+        changed: list[tuple[Stamps, Path]] = []
+        for path in files_of(self.folder, chat_file.SUFFIX):
+            stamps, entry = stamps_of(path), known.get(path.stem)
+            if entry is not None and entry.stamps == stamps_key(stamps):
+                found.summaries.append(entry.summary)
+            else:
+                changed.append((stamps, path))
+        changed.sort(key=lambda one: one[0][0] or (0,), reverse=True)
+        sizes = accumulate(sum(s[2] for s in stamps if s is not None) for stamps, _ in changed)
+        n_read = sum(size <= READ_AT_ONCE for size in sizes)
+        found.chats = self.load([path for _, path in changed[:n_read]])
+        found.unread = {path.stem for _, path in changed[n_read:]}
+        return found
+
+    def load(self, paths: Iterable[Path] | None = None) -> list[Conversation]:
+        """Return the chats that can be read, newest first; write nothing.
+
+        Args:
+            paths: files of the chats; None for all in the folder.
+        """
         chats, self.damaged = [], []
-        for path in files_of(self._folder, chat_file.SUFFIX):
+        for path in files_of(self.folder, chat_file.SUFFIX) if paths is None else paths:
             try:
                 chats.append(self._read(path))
-            except (OSError, ValueError, RecursionError) as error:
-                self.damaged.append(DamagedChat(path, _why(error)))
+            except UNREADABLE as error:
+                self.damaged.append(DamagedChat(path, why_unreadable(error)))
                 log.info("chat %s is skipped: %s", path.name, error)
         return sorted(chats, key=lambda chat: chat.updated, reverse=True)
+
+    def read(self, chat_id: str) -> Conversation:
+        """Return a chat as it is on the disk now.
+
+        Raises:
+            OSError, ValueError, RecursionError: it is gone or damaged.
+        """
+        return self._read(self._path(chat_id))
 
     def save(self, chat: Conversation, *, may_append: bool = False) -> None:
         """Write one chat if it differs from its last read or written version.
@@ -110,45 +182,77 @@ class ChatStore:
                 ).format(why=reason)
             ) from error
 
-    def delete(self, chat_id: str) -> None:
-        """Delete one chat, if there is one.
+    def delete(self, chat_id: str) -> DeletedFiles:
+        """Delete one chat, if there is one, and return what `restore` needs.
 
         Raises:
             ChatStoreError: its files cannot be removed.
         """
+        paths = self._path(chat_id), self._journal(chat_id)
         try:
-            self._path(chat_id).unlink(missing_ok=True)
-            self._journal(chat_id).unlink(missing_ok=True)
+            contents = {path: path.read_bytes() for path in paths if path.exists()}
+            for path in paths:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise ChatStoreError(
                 tr("The chat could not be deleted ({why}).").format(why=error.strerror or error)
             ) from error
         self._known.pop(chat_id, None)
+        return contents
+
+    def restore(self, deleted: DeletedFiles) -> None:
+        """Write the files of a chat that was deleted.
+
+        Raises:
+            ChatStoreError: the disk is full or the folder cannot be written.
+        """
+        try:
+            for path, content in deleted.items():
+                with atomic_write(path) as file:
+                    file.write(content)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            text = tr("The chat could not be brought back ({why}).").format(why=reason)
+            raise ChatStoreError(text) from error
 
     def tidy(self) -> None:
         """Sweep what killed windows left, and merge journals; those of other windows stay."""
-        sweep_temporaries(self._folder)
-        for path in files_of(self._folder, journal.SUFFIX):
-            known = self._known.get(path.stem)
+        sweep_temporaries(self.folder)
+        for path in files_of(self.folder, journal.SUFFIX):
             try:
-                if known is not None and known.owner:
-                    is_settled = self._stamps(path.stem) == known.stamps
-                    if is_settled and (known.owner == process_mark() or has_ended(known.owner)):
-                        self._write(known.chat)
-                elif known is not None or not path.with_suffix(chat_file.SUFFIX).exists():
-                    started, _ = read_journal(path.read_bytes())
-                    if started is not None and has_ended(started.owner):
-                        path.unlink()  # older than the chat's file, or of a chat that is gone
-                        if known is not None:
-                            known.stamps = known.stamps[0], None
+                with self._lock:
+                    self._merge(path)
             except OSError as error:
                 log.info("%s stays: %s", path.name, error)
 
+    def _merge(self, path: Path) -> None:
+        """Merge a journal with its chat, or remove one that is older than its chat's file.
+
+        Raises:
+            OSError: that is not possible now.
+        """
+        chat = path.with_suffix(chat_file.SUFFIX)
+        if path.stem not in self._known and chat.exists():
+            try:
+                self._read(chat)
+            except UNREADABLE:
+                return  # a damaged chat and its journal stay as they are
+        known = self._known.get(path.stem)
+        if known is not None and known.owner:
+            is_settled = self._stamps(path.stem) == known.stamps
+            if is_settled and (known.owner == process_mark() or has_ended(known.owner)):
+                self._write(known.chat)
+            return
+        started, _ = read_journal(path.read_bytes())
+        if started is not None and has_ended(started.owner):
+            path.unlink()  # older than the chat's file, or of a chat that is gone
+            if known is not None:
+                known.stamps = known.stamps[0], None
+
     def _read(self, path: Path) -> Conversation:
-        stored = read_stored(path)
-        if path != self._path(stored.chat.id):
-            raise ValueError("the id is not the file's name")
-        self._known[stored.chat.id] = _Known(stored.chat, stored.stamps, owner=stored.owner)
+        with self._lock:  # else its journal might be merged meanwhile
+            stored = read_stored(path)
+            self._known[stored.chat.id] = _Known(stored.chat, stored.stamps, owner=stored.owner)
         return stored.chat.copy()
 
     def _write(self, chat: Conversation) -> None:
@@ -181,14 +285,7 @@ class ChatStore:
     def _path(self, chat_id: str) -> Path:
         if not SAFE_ID.fullmatch(chat_id):
             raise ValueError(f"no chat id: {chat_id!r}")
-        return self._folder / f"{chat_id}{chat_file.SUFFIX}"
-
-
-def _why(error: Exception) -> str:
-    """Return why a chat cannot be read, as the end of a sentence."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error) if isinstance(error, NewerChat) else tr("it holds no whole chat")
+        return self.folder / f"{chat_id}{chat_file.SUFFIX}"
 
 
 def _is_long(known: _Known) -> bool:

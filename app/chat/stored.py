@@ -5,6 +5,8 @@ Any thread may read; `ChatStore` writes.
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +14,18 @@ from typing import Final
 
 from app.chat import journal
 from app.chat.chat_file import content_hash, parse_chat
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, NewerChat
 from app.chat.journal import changed, read_journal
+from app.translation import tr
 
 MOST_BYTES: Final = 256 << 20
 """Size in bytes of the largest file and the longest journal that are read."""
+
+MOST_TRIES: Final = 3
+"""Number of times that a chat is read, while another window writes it."""
+
+SAFE_ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
+"""Ids that can be names of files on every system."""
 
 Stamp = tuple[int, int, int]
 """Modification time, inode and size of a file: one of them changes with its content."""
@@ -45,12 +54,12 @@ def read_stored(path: Path) -> StoredChat:
     Raises:
         OSError, ValueError, RecursionError: it cannot be read, or holds no whole chat.
     """
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        raise ValueError("no file of a chat")
-    stamps = stamps_of(path)
-    data = path.read_bytes()
-    stored = StoredChat(parse_chat(data), stamps)
-    return stored if stamps[1] is None else _with_journal(stored, path, data)
+    for _ in range(MOST_TRIES - 1):
+        with suppress(FileNotFoundError):  # a journal that another window has just merged
+            stored = _read_once(path)
+            if stamps_of(path) == stored.stamps:
+                return stored
+    return _read_once(path)
 
 
 def files_of(folder: Path, suffix: str) -> list[Path]:
@@ -68,6 +77,29 @@ def stamps_of(path: Path) -> Stamps:
         OSError: the folder cannot be read.
     """
     return _stamp(path), _stamp(path.with_suffix(journal.SUFFIX))
+
+
+def stamps_key(stamps: Stamps) -> str:
+    """Return stamps as a text that can be compared."""
+    return json.dumps(stamps)
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return why a chat cannot be read, as the end of a sentence."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, NewerChat) else tr("it holds no whole chat")
+
+
+def _read_once(path: Path) -> StoredChat:
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise ValueError("no file of a chat")
+    stamps = stamps_of(path)
+    data = path.read_bytes()
+    stored = StoredChat(parse_chat(data), stamps)
+    if stored.chat.id != path.stem or not SAFE_ID.fullmatch(path.stem):
+        raise ValueError("the id is not the file's name")
+    return stored if stamps[1] is None else _with_journal(stored, path, data)
 
 
 def _with_journal(stored: StoredChat, path: Path, data: bytes) -> StoredChat:

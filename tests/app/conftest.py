@@ -25,6 +25,9 @@ from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machin
 from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.split_panels import WiredPanel, settle
 
+NEVER_MS = 10**9
+"""Milliseconds that no test waits."""
+
 MakeShell = Callable[..., Shell]
 MakePanel = Callable[..., WiredPanel]
 
@@ -78,6 +81,7 @@ def make_shell(
 ) -> Iterator[MakeShell]:
     """Return a function that starts the application with a scripted engine, or restarts it."""
     monkeypatch.setattr("engine.read_model_info", lambda path: model_info(str(path)))
+    monkeypatch.setattr("app.chat.listing.titles.IDLE_MS", NEVER_MS)  # else tests see its requests
     shells: list[Shell] = []
 
     def make(*, model: str | None = None) -> Shell:

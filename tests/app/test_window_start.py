@@ -100,6 +100,7 @@ def test_the_search_is_left_with_esc_and_opens_what_it_found_with_enter(
     search.setFocus()
     search.setText("apples")
     qtbot.keyClick(search, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not shell.session.current.is_empty)
     assert shell.session.current.messages[0].content == "apples"
     qtbot.keyClick(search, Qt.Key.Key_Escape)
     assert not search.text()

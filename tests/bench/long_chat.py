@@ -160,7 +160,9 @@ def main() -> None:
         settings.put(replace(settings.current, last_chat="none"))
         settings.save()
         window = LongChats(store.load())
-        found = sorted(window.shell.session.chats, key=lambda chat: len(chat.tree))
+        library = window.shell.session.library
+        chats = [library.find(summary.id) for summary in library.summaries]
+        found = sorted(filter(None, chats), key=lambda chat: len(chat.tree))
         for chat in (*found, *found):
             window.run(chat, args.seconds)
         window.close()

@@ -138,7 +138,7 @@ class Session:
 
     def open_chats(self) -> None:
         """Open long chats one after another."""
-        for chat in list(self.shell.session.chats)[-5:]:
+        for chat in self.shell.session.library.summaries[-5:]:
             self.shell.chat_presenter.open_chat(chat.id)
             end = time.perf_counter() + 0.3
             self.until(lambda end=end: time.perf_counter() > end)  # type: ignore[misc]

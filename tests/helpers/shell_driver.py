@@ -1,8 +1,11 @@
 """Actions of tests in the running window, and what they read from it."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QListView
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.message_view import AnswerView, UserView
@@ -37,6 +40,13 @@ def shown(shell: Shell) -> list[str]:
         elif isinstance(view, UserView):
             texts.append(view._text.document().toPlainText())
     return texts
+
+
+def click_row(qtbot: QtBot, rows: QListView, number: int, *modifiers: Qt.KeyboardModifier) -> None:
+    """Click a row of a list."""
+    place = rows.visualRect(rows.model().index(number, 0)).center()
+    held = reduce(or_, modifiers, Qt.KeyboardModifier.NoModifier)
+    qtbot.mouseClick(rows.viewport(), Qt.MouseButton.LeftButton, held, place)
 
 
 def banner(shell: Shell) -> str:

@@ -41,8 +41,8 @@ class DrivenShell(program.Shell):
 
     def start(self) -> None:
         super().start()
-        chats = [chat.id for chat in self.session.chats]
-        self._note(started=chats, damaged=len(self.session.damaged))
+        chats = [chat.id for chat in self.session.library.summaries]
+        self._note(started=chats, damaged=len(self.session.library.damaged))
         self.models.open("/models/tiny.gguf")
 
     def _note(self, **facts: Any) -> None:

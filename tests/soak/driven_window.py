@@ -84,8 +84,8 @@ class Driver(QObject):
 
     def start(self) -> None:
         """Say which chats there are, and listen."""
-        chats = [chat.id for chat in self._session.chats]
-        self.note(started=chats, damaged=len(self._session.damaged))
+        chats = [chat.id for chat in self._session.library.summaries]
+        self.note(started=chats, damaged=len(self._session.library.damaged))
         threading.Thread(target=self._listen, daemon=True).start()
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class Driver(QObject):
         self._shell.chat_presenter.open_chat(chat)
 
     def delete_chat(self, chat: str) -> None:
-        self._shell.chat_presenter.delete_chat(chat)
+        self._shell.chat_presenter.delete_chats([chat])
 
     def stop_answer(self) -> None:
         self._typing.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,10 +12,12 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.background import KeyedJobs
 from app.chat import chat_file
+from app.chat.conversation import DamagedChat
+from app.chat.listing.summary import ChatSummary
 from app.chat.search.hits import Hit, read_hits
-from app.chat.search.index import ChatIndex, IndexUnusableError, stamps_key
+from app.chat.search.index import ChatIndex, IndexUnusableError
 from app.chat.search.words import parse_words
-from app.chat.stored import files_of, read_stored, stamps_of
+from app.chat.stored import files_of, read_stored, stamps_key, stamps_of, why_unreadable
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,21 @@ class _Search:
     is_index_lost: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """Chats that are read, first only looked for, and what was found.
+
+    Attributes:
+        chat_ids: ids of the chats; those that are only looked for are added to them.
+        is_index_lost: whether they could not be indexed, or compared with the index.
+    """
+
+    chat_ids: set[str]
+    summaries: list[ChatSummary] = field(default_factory=list)
+    damaged: list[DamagedChat] = field(default_factory=list)
+    is_index_lost: bool = False
+
+
 class ChatFinder(QObject):
     """Search over the chats of one folder.
 
@@ -53,7 +70,8 @@ class ChatFinder(QObject):
     """
 
     found = Signal(str, object)  # what was typed, list of Hit
-    progressed = Signal(int)  # number of chats that are still to be read into the index
+    read = Signal(object, object)  # lists of ChatSummary and DamagedChat: what has changed
+    progressed = Signal(int)  # number of chats that are still to be read
 
     def __init__(self, folder: Path, path: Path, parent: QObject) -> None:
         super().__init__(parent)
@@ -63,28 +81,25 @@ class ChatFinder(QObject):
         self._written: set[str] = set()  # waiting for a pause
         self._waiting: set[str] = set()  # waiting for the thread
         self._n_tries = self._number = 0
-        self._is_closed = self._is_indexing = False
+        self._is_closed = self._is_reading = False
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._settle.timeout.connect(self._index_written)
+        self._settle.timeout.connect(self._read_written)
 
-    @property
-    def n_waiting(self) -> int:
-        """Number of chats that are still to be read into the index."""
-        return len(self._waiting)
+    def start(self, wanted: Iterable[str] = ()) -> None:
+        """Compare the index with the files of all chats, and read those that have changed.
 
-    @Slot()
-    def start(self) -> None:
-        """Compare the index with the files of all chats, and read what has changed."""
-        changed: set[str] = set()
-        self._jobs.run(
-            "survey", lambda: changed.update(self._survey()), lambda e: self._add(changed, e)
-        )
+        Args:
+            wanted: ids of chats to be read even if they are in the index.
+        """
+        survey = _Reading(set(wanted))
+        self._jobs.run("survey", lambda: self._survey(survey), lambda e: self._add(survey, e))
 
     @Slot(str)
     def note(self, chat_id: str) -> None:
         """Note that a chat was written or deleted; it is indexed when no more is written."""
-        self._written.add(chat_id)
-        self._settle.start()
+        if not self._is_closed:
+            self._written.add(chat_id)
+            self._settle.start()
 
     def find(self, typed: str) -> None:
         """Search for what is typed; `found` reports the hits, unless another search follows."""
@@ -107,41 +122,48 @@ class ChatFinder(QObject):
 
     # on the thread
 
-    def _survey(self) -> set[str]:
-        """Return the ids of the chats that are not in the index as they are on the disk."""
-        known = self._index.chats()
+    def _survey(self, survey: _Reading) -> None:
+        """Add the chats that are not in the index as they are on the disk."""
+        try:
+            known = self._index.chats()
+        except IndexUnusableError:
+            survey.is_index_lost = True
+            return
         files = {path.stem: path for path in files_of(self._folder, chat_file.SUFFIX)}
-        return {chat_id for chat_id in known if chat_id not in files} | {
-            chat_id
-            for chat_id, path in files.items()
-            if chat_id not in known or known[chat_id].stamps != stamps_key(stamps_of(path))
-        }
+        survey.chat_ids.update(chat_id for chat_id in known if chat_id not in files)
+        for chat_id, path in files.items():
+            if chat_id not in known or known[chat_id].stamps != stamps_key(stamps_of(path)):
+                survey.chat_ids.add(chat_id)
 
-    def _put_all(self, chat_ids: Iterable[str]) -> None:
-        for chat_id in chat_ids:
-            self._put(chat_id)
-
-    def _put(self, chat_id: str) -> None:
-        """Index a chat as it is on the disk now."""
-        path = self._folder / f"{chat_id}{chat_file.SUFFIX}"
-        for _ in range(3):  # another window may write it meanwhile
+    def _read(self, reading: _Reading) -> None:
+        """Read chats as they are on the disk now, and index them."""
+        for chat_id in sorted(reading.chat_ids):
+            path = self._folder / f"{chat_id}{chat_file.SUFFIX}"
             try:
                 stored = read_stored(path)
-            except (OSError, ValueError, RecursionError):
-                self._index.remove(chat_id)
-                return
-            if stored.chat.id != chat_id:  # the list has it among the damaged ones
-                return
-            self._index.put(stored.chat, stored.stamps)
-            if stamps_of(path) == stored.stamps:
-                return
+            except (OSError, ValueError, RecursionError) as error:
+                if path.exists():
+                    reading.damaged.append(DamagedChat(path, why_unreadable(error)))
+                self._change_index(reading, lambda: self._index.remove(chat_id))  # noqa: B023 now
+                continue
+            reading.summaries.append(ChatSummary.of(stored.chat))
+            self._change_index(reading, lambda: self._index.put(stored.chat, stored.stamps))  # noqa: B023 now
+
+    def _change_index(self, reading: _Reading, change: Callable[[], None]) -> None:
+        if reading.is_index_lost or self._n_tries >= MOST_TRIES:
+            return
+        try:
+            change()
+        except IndexUnusableError:
+            reading.is_index_lost = True
 
     def _find(self, search: _Search) -> None:
         words = parse_words(search.typed)
         if not words:
             return
+        written = _Reading(search.written)
+        self._read(written)
         try:
-            self._put_all(search.written)
             search.hits = self._index.find(words)
         except IndexUnusableError:
             search.is_index_lost = True
@@ -158,42 +180,39 @@ class ChatFinder(QObject):
             self._make_anew()
 
     @Slot()
-    def _index_written(self) -> None:
+    def _read_written(self) -> None:
         written, self._written = self._written, set()
-        self._add(written, None)
+        self._add(_Reading(written), None)
 
-    def _add(self, chat_ids: set[str], error: Exception | None) -> None:
-        """Have chats indexed, batch by batch."""
+    def _add(self, reading: _Reading, error: Exception | None) -> None:
+        """Have chats read, batch by batch."""
         if error is not None:
-            self._on_failed(error)
-            return
-        self._waiting |= chat_ids
-        if not self._is_indexing:
-            self._index_next()
+            log.error("the chats could not be compared with their index", exc_info=error)
+        self._waiting |= reading.chat_ids
+        if reading.is_index_lost:
+            self._make_anew()
+        if not self._is_reading:
+            self._read_next()
 
-    def _index_next(self) -> None:
-        self.progressed.emit(self.n_waiting)
+    def _read_next(self) -> None:
+        self.progressed.emit(len(self._waiting))
         if not self._waiting or self._is_closed:
             return
-        batch = [self._waiting.pop() for _ in range(min(BATCH, len(self._waiting)))]
-        self._is_indexing = True
-        self._jobs.run("index", lambda: self._put_all(batch), self._on_indexed)
+        batch = _Reading({self._waiting.pop() for _ in range(min(BATCH, len(self._waiting)))})
+        self._is_reading = True
+        self._jobs.run("read", lambda: self._read(batch), lambda e: self._on_read(batch, e))
 
-    def _on_indexed(self, error: Exception | None) -> None:
-        self._is_indexing = False
-        if error is None:
-            self._index_next()
-        else:
-            self._on_failed(error)
-
-    def _on_failed(self, error: Exception) -> None:
-        if not isinstance(error, IndexUnusableError):
-            log.error("the chats could not be indexed", exc_info=error)
-        self._make_anew()
+    def _on_read(self, batch: _Reading, error: Exception | None) -> None:
+        self._is_reading = False
+        if error is not None:
+            log.error("chats could not be read for the search", exc_info=error)
+        self.read.emit(batch.summaries, batch.damaged)
+        if batch.is_index_lost:
+            self._make_anew()
+        self._read_next()
 
     def _make_anew(self) -> None:
         """Read all chats into a new index, but not for ever."""
-        self._waiting.clear()
         self._n_tries += 1
         if self._n_tries < MOST_TRIES and not self._is_closed:
             self.start()

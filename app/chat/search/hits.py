@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from app.chat import chat_file
 from app.chat.conversation import Conversation
 from app.chat.message import split_thought
-from app.chat.search.words import Snippet, folded, has_words, marked, snippet
+from app.chat.search.words import Snippet, folded, marked, snippet
 from app.chat.stored import files_of, read_stored
 
 log = logging.getLogger(__name__)
@@ -22,20 +22,20 @@ MOST_HITS: Final = 200
 MOST_OF_A_CHAT: Final = 20
 """Largest number of hits in one chat; the first ones stay."""
 
-TITLE: Final = ""
-"""Stands for the title where others have the id of a message."""
+TITLE: Final = 0
+"""Number that stands for the title, where messages have their ids."""
 
 
 class ChatText(NamedTuple):
     """A text of a chat that is searched: the title, or what a message shows without its thought."""
 
-    message_id: str
+    message_id: int
     body: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message, or the title of a chat, that has all words of a search.
+    """A message, or the title of a chat, that has words of a search.
 
     Attributes:
         message_id: id of the message; `TITLE` for the title.
@@ -45,26 +45,34 @@ class Hit:
     """
 
     chat_id: str
-    message_id: str
+    message_id: int
     title: Snippet
     text: Snippet
     updated: float
 
+    @property
+    def is_title(self) -> bool:
+        """Whether the title was found rather than a message."""
+        return self.message_id == TITLE
+
 
 def texts_of(chat: Conversation) -> Iterator[ChatText]:
-    """Yield what is searched in a chat, the title first."""
+    """Yield what is searched in a chat: its title, and all versions of its messages.
+
+    Of files that go with a message the names are searched.
+    """
     yield ChatText(TITLE, chat.title)
-    for number, message in enumerate(chat.messages):
+    for message in chat.tree:
         said = message.content
-        yield ChatText(
-            str(number), split_thought(said).answer if message.role == "assistant" else said
-        )
+        text = split_thought(said).answer if message.is_answer else said
+        names = [file.name for file in message.attachments]
+        yield ChatText(message.id, "\n".join([*names, text]))
 
 
 def make_hit(
     chat_id: str, title: str, updated: float, text: ChatText, words: tuple[str, ...]
 ) -> Hit:
-    """Return the hit of a text that has all words."""
+    """Return the hit of a text."""
     is_title = text.message_id == TITLE
     return Hit(
         chat_id,
@@ -75,11 +83,15 @@ def make_hit(
     )
 
 
-def hits_in(chat: Conversation, words: tuple[str, ...]) -> Iterator[Hit]:
-    """Yield the hits in a chat."""
-    for text in texts_of(chat):
-        if has_words(folded(text.body), words):
-            yield make_hit(chat.id, chat.title, chat.updated, text, words)
+def hits_in(chat: Conversation, words: tuple[str, ...]) -> list[Hit]:
+    """Return the hits in a chat: if it has all words, its texts with the most of them."""
+    texts = sorted(texts_of(chat))
+    plain = [folded(text.body) for text in texts]
+    if not all(any(word in body for body in plain) for word in words):
+        return []
+    scores = [sum(word in body for word in words) for body in plain]
+    found = (text for text, score in zip(texts, scores, strict=True) if score == max(scores))
+    return [make_hit(chat.id, chat.title, chat.updated, text, words) for text in found]
 
 
 def read_hits(
@@ -99,6 +111,6 @@ def read_hits(
         except (OSError, ValueError, RecursionError) as error:
             log.info("%s is not searched: %s", path.name, error)
             continue
-        found.append(list(hits_in(chat, words))[:MOST_OF_A_CHAT])
+        found.append(hits_in(chat, words)[:MOST_OF_A_CHAT])
     found = sorted(filter(None, found), key=lambda hits: (-hits[0].updated, hits[0].chat_id))
     return [hit for hits in found for hit in hits][:MOST_HITS]

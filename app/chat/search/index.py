@@ -7,7 +7,6 @@ Several windows may use it at once.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sqlite3
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from app.chat.conversation import Conversation
+from app.chat.listing.summary import ChatSummary
 from app.chat.search.hits import (
     MOST_HITS,
     MOST_OF_A_CHAT,
@@ -27,7 +27,7 @@ from app.chat.search.hits import (
     texts_of,
 )
 from app.chat.search.words import folded
-from app.chat.stored import Stamps
+from app.chat.stored import Stamps, stamps_key
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ SHORTEST: Final = 3
 
 TABLES: Final = """
 CREATE TABLE chats(id TEXT PRIMARY KEY, stamps TEXT, title TEXT, updated REAL) WITHOUT ROWID;
-CREATE TABLE texts(id INTEGER PRIMARY KEY, chat TEXT, message TEXT, body TEXT, folded TEXT);
+CREATE TABLE texts(id INTEGER PRIMARY KEY, chat TEXT, message INTEGER, body TEXT, folded TEXT);
 CREATE INDEX texts_of_chat ON texts(chat);
 """
 
@@ -58,36 +58,28 @@ END;
 """
 
 HITS: Final = """
-SELECT numbered.chat, numbered.title, numbered.updated, texts.message, texts.body FROM (
-    SELECT texts.id AS id, texts.chat AS chat, chats.title AS title, chats.updated AS updated,
-        row_number() OVER (PARTITION BY texts.chat ORDER BY texts.message <> '', texts.id) AS number
-    FROM {tables} JOIN chats ON chats.id = texts.chat WHERE {conditions}
-) AS numbered JOIN texts ON texts.id = numbered.id WHERE numbered.number <= ?
-ORDER BY numbered.updated DESC, numbered.chat, numbered.number LIMIT ?
+WITH scored AS (
+    SELECT texts.id AS id, texts.chat AS chat, texts.message AS message, {score} AS score
+    FROM texts WHERE ({some}) AND {all}
+), best AS (SELECT chat, max(score) AS score FROM scored GROUP BY chat
+), numbered AS (
+    SELECT scored.*, row_number() OVER (PARTITION BY scored.chat ORDER BY message) AS number
+    FROM scored JOIN best ON best.chat = scored.chat AND best.score = scored.score
+)
+SELECT chats.id, chats.title, chats.updated, texts.message, texts.body
+FROM numbered JOIN chats ON chats.id = numbered.chat JOIN texts ON texts.id = numbered.id
+WHERE number <= ? ORDER BY chats.updated DESC, chats.id, number LIMIT ?
 """
+"""Texts with some of the words, in chats with all of them; of each chat those with the most."""
+
+HAS_WORD: Final = "instr(texts.folded, ?) > 0"
+HAS_LONG_WORD: Final = "texts.id IN (SELECT rowid FROM trigrams WHERE trigrams MATCH ?)"
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
 class IndexUnusableError(Exception):
     """An index that cannot be used now: it is locked, was damaged, or has no place on the disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSummary:
-    """What the list of chats shows of one.
-
-    Attributes:
-        updated: when it was last changed, in seconds since the epoch.
-    """
-
-    id: str
-    title: str
-    updated: float
-
-    @classmethod
-    def of(cls, chat: Conversation) -> ChatSummary:
-        return cls(chat.id, chat.title, chat.updated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +163,19 @@ class ChatIndex:
 
     def _query(self, words: tuple[str, ...]) -> tuple[str, tuple[str | int, ...]]:
         """Return the query for the hits of words, and its values."""
-        long = [word for word in words if self.can_find and len(word) >= SHORTEST]
-        short = [word for word in words if word not in long]
-        tables, conditions = "texts", ["instr(texts.folded, ?) > 0"] * len(short)
-        values: list[str | int] = [*short]
-        if long:
-            tables = "trigrams JOIN texts ON texts.id = trigrams.rowid"
-            conditions.append("trigrams MATCH ?")
-            values.append(" ".join('"' + word.replace('"', '""') + '"' for word in long))
-        query = HITS.format(tables=tables, conditions=" AND ".join(conditions))
-        return query, (*values, MOST_OF_A_CHAT, MOST_HITS)
+        conditions, values = [], []
+        for word in words:
+            is_long = self.can_find and len(word) >= SHORTEST
+            conditions.append(HAS_LONG_WORD if is_long else HAS_WORD)
+            values.append('"' + word.replace('"', '""') + '"' if is_long else word)
+        in_chat = [f"texts.chat IN (SELECT chat FROM texts WHERE {has})" for has in conditions]
+        query = HITS.format(
+            score=" + ".join(f"({HAS_WORD})" for _ in words),
+            some=" OR ".join(conditions),
+            all=" AND ".join(in_chat) if len(words) > 1 else "true",
+        )
+        of_chats = values if len(words) > 1 else []
+        return query, (*words, *values, *of_chats, MOST_OF_A_CHAT, MOST_HITS)
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
@@ -245,11 +240,6 @@ def peek_chats(path: Path) -> dict[str, IndexedChat]:
     except (sqlite3.Error, OSError) as error:
         log.info("the index of the chats cannot be read: %s", error)
         return {}
-
-
-def stamps_key(stamps: Stamps) -> str:
-    """Return stamps as a text that can be compared."""
-    return json.dumps(stamps)
 
 
 def _read_chats(connection: sqlite3.Connection) -> dict[str, IndexedChat]:

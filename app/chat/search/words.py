@@ -50,18 +50,13 @@ def folded(text: str) -> str:
 
 
 def parse_words(typed: str) -> tuple[str, ...]:
-    """Return the folded words and phrases of a search, each of which a hit has to have."""
+    """Return the folded words and phrases of a search, each of which a chat has to have."""
     found: dict[str, None] = {}
     for match in _WORD.finditer(typed.translate(_QUOTES)):
         word = folded(match[1] if match[2] is None else match[2])[:LONGEST_WORD].strip()
         if word:
             found[word] = None
     return tuple(found)[:MOST_WORDS]
-
-
-def has_words(folded_text: str, words: tuple[str, ...]) -> bool:
-    """Return whether a folded text has all words."""
-    return all(word in folded_text for word in words)
 
 
 def snippet(text: str, words: tuple[str, ...]) -> Snippet:

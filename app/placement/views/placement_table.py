@@ -82,7 +82,7 @@ class PlacementTable(QAbstractTableModel):
 
     # Qt
 
-    def rowCount(self, parent: Index | None = None) -> int:  # noqa: N802 Qt
+    def rowCount(self, parent: Index | None = None) -> int:
         return 0 if parent is not None and parent.isValid() else len(self.grid.rows)
 
     def columnCount(self, parent: Index | None = None) -> int:  # noqa: N802 Qt
@@ -113,10 +113,10 @@ class PlacementTable(QAbstractTableModel):
         usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
         return usual | Qt.ItemFlag.ItemIsDragEnabled if cell.parts else usual
 
-    def mimeTypes(self) -> list[str]:  # noqa: N802 Qt
+    def mimeTypes(self) -> list[str]:
         return [PARTS_MIME]
 
-    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:  # noqa: N802 Qt
+    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
         cells = (self.cell(index) for index in indexes)
         parts = {part for cell in cells if cell is not None for part in cell.parts}
         data = QMimeData()

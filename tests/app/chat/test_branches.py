@@ -245,7 +245,7 @@ def test_a_fork_is_a_chat_of_its_own(qtbot: QtBot, make_shell: MakeShell, script
     ask(qtbot, shell, "Elsewhere")
     assert len(first.tree) == 4
     shell.window.close()
-    assert len(make_shell().session.chats) == 3
+    assert len(make_shell().session.library.summaries) == 3
 
 
 def test_other_versions_are_seen_while_one_is_written(

@@ -127,7 +127,7 @@ def test_a_deleted_chat_leaves_nothing(shell: Shell, qtbot: QtBot) -> None:
     shell.session.new_chat("")
     n_cached(qtbot, shell, SECOND)
     qtbot.waitUntil(lambda: len(files()) == 1, timeout=WAIT_MS)
-    shell.session.delete(first, "")
+    shell.session.delete([first], "")
     assert files() == []
 
 

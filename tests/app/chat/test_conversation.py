@@ -236,12 +236,6 @@ def test_what_another_window_wrote_is_not_written_over(tmp_path: Path) -> None:
     assert ChatStore(tmp_path).load() == [chat]
 
 
-def test_search_finds_all_words_anywhere() -> None:
-    chat = a_chat()
-    assert chat.matches("because WHY")
-    assert not chat.matches("because not")
-
-
 def test_an_id_cannot_leave_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no chat id"):
         ChatStore(tmp_path).delete("../settings")

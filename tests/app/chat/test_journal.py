@@ -64,6 +64,7 @@ chats = st.builds(
     drops_oldest=st.booleans(),
     thinks=st.none() | st.booleans(),
     sampling=st.none() | st.dictionaries(st.sampled_from(["top_k", "stop"]), st.just([]) | texts),
+    has_own_title=st.booleans(),
     tree=trees(),
     extra=extras,
 )
@@ -108,7 +109,10 @@ def disown(path: Path) -> None:
 
 def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
-    of_chat = "id title created updated system_prompt draft drops_oldest sampling thinks tree extra"
+    of_chat = (
+        "id title created updated system_prompt draft drops_oldest sampling thinks has_own_title"
+        " tree extra"
+    )
     of_message = "role content stats thought_s problem id parent edited extra"
     of_message += " attachments thought_tokens"
     assert {field.name for field in fields(Conversation)} == set(of_chat.split())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
@@ -15,7 +16,7 @@ from app.chat.message import Message
 from app.chat.store import ChatStore
 from app.paths import chats_dir
 from tests.helpers.fake_host import Script
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, click_row
 
 
 class Disk:
@@ -161,7 +162,7 @@ def test_sending_a_message_does_not_wait_for_the_disk(
     second = shell.session.current
     shell.session.rename(second.id, "Another")
     shell.session.open_chat(first.id)
-    shell.session.delete(first.id, "")
+    shell.session.delete([first.id], "")
     assert time.monotonic() - began < 0.4
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     shell.session.flush()
@@ -187,7 +188,7 @@ def test_an_answer_is_added_to_a_journal_and_the_file_written_at_its_ends(
 ) -> None:
     shell = make_shell(model=MODEL)
     script.answer, script.chunk, script.pause_s = "word " * 300, 5, 0.005
-    shell.session._saver._soon.setInterval(20)
+    shell.session.library._saver._soon.setInterval(20)
     shell.session.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     shell.session.flush()
@@ -208,7 +209,7 @@ def test_a_chat_that_cannot_be_deleted_comes_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
-        shell.session.delete(shell.session.current.id, "")
+        shell.session.delete([shell.session.current.id], "")
         shell.session.flush()
     assert banner(shell) == "The chat could not be deleted (Permission denied)."
     assert shell.window.chat_list.shown_titles() == ["TODAY", "Hi"]
@@ -236,7 +237,7 @@ def test_a_deleted_chat_does_not_come_back_with_its_draft(
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
     shell.window.composer.edit.setPlainText("typed")
-    shell.chat_presenter.delete_chat(shell.session.current.id)
+    shell.chat_presenter.delete_chats([shell.session.current.id])
     qtbot.wait(saving.SOON_MS + 200)
     assert stored() == []
 
@@ -246,7 +247,8 @@ def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(
-        "app.chat.presenter.QDesktopServices.openUrl", lambda url: opened.append(url.toLocalFile())
+        "app.chat.listing.presenter.QDesktopServices.openUrl",
+        lambda url: opened.append(url.toLocalFile()),
     )
     chats_dir().mkdir(parents=True)
     content = '{"id": "broken", "title": '
@@ -256,15 +258,15 @@ def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
     ask(qtbot, shell, "Hi")
     chats = shell.window.chat_list
     assert chats.shown_titles() == ["TODAY", "Hi", "DAMAGED", "broken.json", "folder.json"]
-    chats.list.itemClicked.emit(chats.list.item(3))
+    rows, model = chats.list, chats.list.row_model
+    click_row(qtbot, rows, 3)
     assert banner(shell) == "broken.json cannot be opened: it holds no whole chat."
     shell.window.banner._action.click()
     assert opened == [str(chats_dir())]
 
-    chats.list.setCurrentItem(chats.list.item(3))
-    chats.list.delete_pressed.emit()
-    chats._open_menu(chats.list.visualItemRect(chats.list.item(4)).center())
-    (menu,) = chats.findChildren(QMenu)
+    qtbot.keyClick(rows, Qt.Key.Key_Delete)
+    rows._open_menu(rows.visualRect(model.index(4)).center())
+    (menu,) = rows.findChildren(QMenu)
     (show,) = menu.actions()
     show.trigger()
     assert opened == [str(chats_dir())] * 2
@@ -279,10 +281,11 @@ def test_a_search_hides_damaged_chats(qtbot: QtBot, make_shell: MakeShell) -> No
     (chats_dir() / "broken.json").write_text("{")
     chats = make_shell().window.chat_list
     chats.search.setText("broken")
-    chats.refresh()
-    assert chats.shown_titles() == []
+    qtbot.waitUntil(chats.hits.isVisible)
+    assert not chats.list.isVisible()
+    assert chats.hits.hits == []
     chats.search.clear()
-    chats.refresh()
+    assert chats.list.isVisible()
     assert chats.shown_titles() == ["DAMAGED", "broken.json"]
 
 

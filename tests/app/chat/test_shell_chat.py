@@ -149,7 +149,7 @@ def test_a_full_disk_is_said_once_and_the_chat_goes_on(
     ask(qtbot, shell, "Hi")
     assert "No space left on device" in banner(shell)
     assert shown(shell) == ["Hi", "Hello from the fake model."]
-    assert shell.session.current in shell.session.chats
+    assert shell.session.current.id in shell.session.library
 
 
 def test_an_error_while_answering_keeps_the_reply_so_far(
@@ -272,7 +272,7 @@ def test_enter_does_not_end_the_answer_that_is_being_written(
 def test_a_deleted_chat_comes_back_with_undo(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Precious")
-    shell.chat_presenter.delete_chat(shell.session.current.id)
+    shell.chat_presenter.delete_chats([shell.session.current.id])
     assert shell.window.chat_list.shown_titles() == []
     shell.session.flush()
     assert list(chats_dir().glob("*.json")) == []
@@ -288,10 +288,11 @@ def test_chats_are_renamed_and_found(qtbot: QtBot, make_shell: MakeShell) -> Non
     shell.chat_presenter.new_chat()
     ask(qtbot, shell, "Talk about birds")
     chats = shell.window.chat_list
-    chats.renamed.emit(shell.session.current.id, "Feathers")
+    chats.list.renamed.emit(shell.session.current.id, "Feathers")
     assert chats.shown_titles() == ["TODAY", "Feathers", "Talk about whales"]
     chats.search.setText("birds hello")
-    qtbot.waitUntil(lambda: chats.shown_titles() == ["TODAY", "Feathers"])
+    qtbot.waitUntil(lambda: {hit.title.text for hit in chats.hits.hits} == {"Feathers"})
+    assert chats.hits.isVisible()
 
 
 def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
@@ -329,13 +330,13 @@ def test_a_long_answer_is_saved_while_it_is_written(
     """A power cut costs at most its last seconds."""
     shell = make_shell(model=MODEL)
     script.hold, script.hold_after = True, 2
-    shell.session._saver._soon.setInterval(20)
+    shell.session.library._saver._soon.setInterval(20)
     shell.chat_presenter.send("Hi")
     shell.session.flush()
     qtbot.waitUntil(lambda: last_stored() == "Hello fr")
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    qtbot.waitUntil(lambda: not shell.session._saver._soon.isActive())
+    qtbot.waitUntil(lambda: not shell.session.library._saver._soon.isActive())
 
 
 def test_a_model_s_file_recommends_how_to_sample(

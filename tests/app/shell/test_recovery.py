@@ -293,7 +293,7 @@ def test_an_answer_that_is_gone_is_not_gone_on_with(
     crash(shell, qtbot, script)
     load = shell.recovery._load
     if leave == "delete":
-        shell.chat_presenter.delete_chat(shell.session.current.id)
+        shell.chat_presenter.delete_chats([shell.session.current.id])
     else:
         shell.session.current.tree.remove(2)
     with qtbot.waitSignal(shell.client.loaded):

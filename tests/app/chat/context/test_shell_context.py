@@ -71,7 +71,7 @@ def test_the_answer_and_other_chats_are_counted(
     shell.chat_presenter.new_chat()
     settle(qtbot, shell)
     assert usage(shell).used == 0
-    shell.chat_presenter.open_chat(shell.session.chats[-1].id)
+    shell.chat_presenter.open_chat(shell.session.library.summaries[-1].id)
     settle(qtbot, shell)
     assert usage(shell).n_before == 8 + n_answer
 

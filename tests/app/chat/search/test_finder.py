@@ -20,7 +20,7 @@ from app.chat.search.index import ChatIndex, IndexUnusableError
 
 
 def write(folder: Path, text: str, chat_id: str = "") -> Conversation:
-    chat = Conversation(title="Title", messages=[Message("user", text)])
+    chat = Conversation.of([Message("user", text)], title="Title")
     chat.id = chat_id or chat.id
     write_chat(folder / f"{chat.id}.json", chat)
     return chat
@@ -53,7 +53,7 @@ def search(qtbot: QtBot, finder: ChatFinder, typed: str) -> list[str]:
 def settle(qtbot: QtBot, finder: ChatFinder) -> None:
     """Wait until all chats are indexed."""
     finder.start()
-    qtbot.waitUntil(lambda: not finder._is_indexing and not finder._jobs._newest)
+    qtbot.waitUntil(lambda: not finder._is_reading and not finder._jobs._newest)
 
 
 def test_chats_of_earlier_days_are_found(
@@ -121,7 +121,7 @@ def test_a_damaged_index_is_replaced_and_nobody_notices(
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"garbage" * 1000)
     assert search(qtbot, finder, "one") == ["text one"], "read from the files"
-    qtbot.waitUntil(lambda: not finder._is_indexing and not finder._jobs._newest)
+    qtbot.waitUntil(lambda: not finder._is_reading and not finder._jobs._newest)
     index = ChatIndex(path)
     assert len(index.find(("one",))) == 1
     index.close()

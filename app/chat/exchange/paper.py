@@ -1,0 +1,194 @@
+"""A chat as a document for paper, written with a cursor, so that nothing is read as HTML.
+
+Formulas stay as they were written, pictures are their description and address.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtGui import (
+    QBrush,
+    QColor,
+    QFont,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextFormat,
+    QTextFrameFormat,
+    QTextLength,
+    QTextTableFormat,
+)
+
+from app.chat.conversation import Conversation
+from app.chat.export import SPEAKERS, said
+from app.chat.markdown import (
+    CodeBlock,
+    DisplayFormula,
+    Piece,
+    Rule,
+    Table,
+    TextLine,
+    TextSpan,
+    parse,
+)
+from app.theme import FONT_FAMILY
+from app.translation import tr
+from engine import one_line, printable
+
+TEXT_POINTS: Final = 10.5
+HEADING_POINTS: Final = (15.0, 13.5, 12.0, 11.0, 10.5, 10.5)
+TITLE_POINTS, SPEAKER_POINTS, CODE_POINTS, NOTE_POINTS = 17.0, 9.0, 9.0, 9.0
+GAP, TIGHT_GAP, SPEAKER_GAP, INDENT = 5.0, 1.5, 14.0, 14.0
+"""Distances in points."""
+
+PIXELS: Final = 96 / 72
+"""Length of a point in the units of a document, which fits them to its paper."""
+
+INK, FAINT_INK, LINK_INK = "#16181d", "#6b7280", "#1d4ed8"
+CODE_PAPER, LINE_INK = "#f2f2f4", "#c9cdd4"
+MONOSPACE: Final = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
+
+
+def paper_font(points: float) -> QFont:
+    """Return the font of text on paper."""
+    font = QFont(FONT_FAMILY)
+    font.setPointSizeF(points)
+    for feature in ("tnum", "calt"):  # other forms of digits and signs are no text in a PDF
+        font.setFeature(QFont.Tag(feature), 0)
+    return font
+
+
+class PaperWriter:
+    """Writer of a chat into a document.
+
+    Args:
+        scale: dots of the paper to a unit of the document, for what Qt does not fit by itself.
+    """
+
+    def __init__(self, document: QTextDocument, scale: float) -> None:
+        self._cursor = QTextCursor(document)
+        self._scale = scale
+        self._is_fresh = True
+
+    def write(self, chat: Conversation) -> None:
+        """Write all that is shown of a chat, without thoughts."""
+        title = _ink(paper_font(TITLE_POINTS), is_bold=True)
+        self._start(0)
+        self._cursor.insertText(one_line(chat.shown_title), title)
+        if chat.system_prompt.strip():
+            self._write_speaker(tr("System prompt"))
+            self._write_plain(chat.system_prompt.strip())
+        for message in chat.messages:
+            self._write_speaker(tr(SPEAKERS.get(message.role, message.role)))
+            text = said(message)
+            if message.is_answer:
+                for piece in parse(text):
+                    self._write_piece(piece)
+            else:
+                self._write_plain(text)
+
+    def _write_speaker(self, name: str) -> None:
+        self._start(SPEAKER_GAP)
+        faint = _ink(paper_font(SPEAKER_POINTS), FAINT_INK, is_bold=True)
+        self._cursor.insertText(name, faint)
+
+    def _write_plain(self, text: str) -> None:
+        for line in printable(text).split("\n"):
+            self._start(TIGHT_GAP)
+            self._cursor.insertText(line, _ink(paper_font(TEXT_POINTS)))
+
+    def _write_piece(self, piece: Piece) -> None:
+        if isinstance(piece, TextLine):
+            self._write_line(piece)
+        elif isinstance(piece, CodeBlock):
+            self._write_code(piece.text)
+        elif isinstance(piece, DisplayFormula):
+            self._write_line(TextLine((TextSpan(piece.formula.source, code=True),), indent=1))
+        elif isinstance(piece, Table):
+            self._write_table(piece)
+        elif isinstance(piece, Rule):
+            width = QTextLength(QTextLength.Type.PercentageLength, 100)
+            block = self._start(GAP)
+            block.setProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth, width)
+            self._cursor.setBlockFormat(block)
+
+    def _write_line(self, line: TextLine) -> None:
+        indent = line.indent + line.quote + bool(line.note)
+        self._start(TIGHT_GAP if line.tight else GAP, indent)
+        points = HEADING_POINTS[line.heading - 1] if line.heading else TEXT_POINTS
+        font = paper_font(NOTE_POINTS if line.note else points)
+        base = _ink(font, FAINT_INK if line.quote or line.note else INK, is_bold=line.heading > 0)
+        if line.marker:
+            self._cursor.insertText(f"{line.marker} ", base)
+        self._write_spans(line.spans, base)
+
+    def _write_spans(self, spans: tuple[TextSpan, ...], base: QTextCharFormat) -> None:
+        for span in spans:
+            form = QTextCharFormat(base)
+            if span.bold:
+                form.setFontWeight(QFont.Weight.DemiBold)
+            form.setFontItalic(span.italic)
+            form.setFontStrikeOut(span.strike)
+            if span.code or span.formula is not None:
+                form.setFontFamilies(MONOSPACE)
+            if span.href:
+                form.setForeground(QColor(LINK_INK))
+                form.setAnchor(True)
+                form.setAnchorHref(span.href)
+            if span.note:
+                form.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignSuperScript)
+            self._cursor.insertText(printable(span.text), form)
+
+    def _write_code(self, text: str) -> None:
+        code = _ink(paper_font(CODE_POINTS))
+        code.setFontFamilies(MONOSPACE)
+        for number, line in enumerate(printable(text).split("\n")):
+            block = self._start(0 if number else GAP)
+            block.setBackground(QBrush(QColor(CODE_PAPER)))
+            self._cursor.setBlockFormat(block)
+            self._cursor.insertText(line, code)
+
+    def _write_table(self, table: Table) -> None:
+        form = QTextTableFormat()
+        form.setCellPadding(3 * PIXELS)
+        form.setCellSpacing(0)
+        form.setBorder(1)
+        form.setBorderStyle(QTextFrameFormat.BorderStyle.BorderStyle_Solid)
+        form.setBorderBrush(QBrush(QColor(LINE_INK)))
+        form.setBorderCollapse(True)
+        form.setTopMargin(GAP * PIXELS)
+        n_columns = max(map(len, table.rows))
+        self._start(0)
+        made = self._cursor.insertTable(len(table.rows), n_columns, form)
+        for y, row in enumerate(table.rows):
+            for x, spans in enumerate(row):
+                self._cursor = made.cellAt(y, x).firstCursorPosition()
+                base = _ink(paper_font(TEXT_POINTS), is_bold=y == 0)
+                self._write_spans(spans, base)
+        self._cursor = QTextCursor(self._cursor.document())
+        self._cursor.movePosition(QTextCursor.MoveOperation.End)
+        self._is_fresh = True  # Qt keeps an empty block behind a table
+
+    def _start(self, gap: float, indent: int = 0) -> QTextBlockFormat:
+        """Start a line, and return its format."""
+        block = QTextBlockFormat()
+        block.setTopMargin(gap * PIXELS)
+        block.setLeftMargin(indent * INDENT * PIXELS * self._scale)
+        block.setLineHeight(125.0, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+        if self._is_fresh:
+            self._cursor.setBlockFormat(block)
+        else:
+            self._cursor.insertBlock(block, QTextCharFormat())
+        self._is_fresh = False
+        return block
+
+
+def _ink(font: QFont, colour: str = INK, *, is_bold: bool = False) -> QTextCharFormat:
+    form = QTextCharFormat()
+    if is_bold:
+        font.setWeight(QFont.Weight.DemiBold)
+    form.setFont(font)
+    form.setForeground(QColor(colour))
+    return form

@@ -1,0 +1,231 @@
+"""Folders of chats and pinned chats: one small file beside the chats.
+
+Chats know nothing of it, so that one that is only moved is not written, which would be in the way
+of another window that has it open. Each change is made to the file as it is then, so that windows
+keep each other's changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from PySide6.QtCore import QObject, Signal
+
+from app.background import KeyedJobs
+from app.notice import Notice
+from app.translation import tr
+from engine import one_line, replace_json
+
+log = logging.getLogger(__name__)
+
+SCHEMA: Final = 1
+LONGEST_NAME: Final = 80
+FLUSH_S: Final = 10.0
+"""Longest wait for the disk at the end, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFolder:
+    """A folder.
+
+    Attributes:
+        chats: ids of its chats, also of some that are gone.
+        is_open: whether its chats are shown below it.
+    """
+
+    name: str
+    chats: frozenset[str] = frozenset()
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """All folders, in their order, and the ids of pinned chats.
+
+    Attributes:
+        unknown: keys of other versions, written back untouched.
+    """
+
+    folders: tuple[ChatFolder, ...] = ()
+    pinned: frozenset[str] = frozenset()
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(folder.name for folder in self.folders)
+
+    def folder_of(self, chat_id: str) -> str:
+        """Return the name of a chat's folder; "" for none."""
+        return next((folder.name for folder in self.folders if chat_id in folder.chats), "")
+
+    def with_folder(self, name: str) -> Shelf:
+        """Return a shelf that has a folder of that name."""
+        name = valid_name(name)
+        if not name or name in self.names:
+            return self
+        return replace(self, folders=(*self.folders, ChatFolder(name)))
+
+    def without_folder(self, name: str) -> Shelf:
+        """Return a shelf without a folder; its chats are in none then."""
+        return replace(self, folders=tuple(f for f in self.folders if f.name != name))
+
+    def with_back(self, folder: ChatFolder) -> Shelf:
+        """Return a shelf with a folder that was deleted, but chats moved meanwhile stay there."""
+        moved = {chat for other in self.folders for chat in other.chats}
+        shelf = self.moved(folder.chats - moved, folder.name)
+        return shelf.opened(folder.name, is_open=folder.is_open)
+
+    def renamed(self, name: str, new: str) -> Shelf:
+        """Return a shelf with another name of a folder, unless one has that name already."""
+        new = valid_name(new)
+        if not new or new in self.names:
+            return self
+        return self._with(name, lambda folder: replace(folder, name=new))
+
+    def opened(self, name: str, *, is_open: bool) -> Shelf:
+        """Return a shelf in which the chats of a folder are shown, or not."""
+        return self._with(name, lambda folder: replace(folder, is_open=is_open))
+
+    def moved(self, chat_ids: Collection[str], name: str) -> Shelf:
+        """Return a shelf with chats in a folder, or in none for the name ""."""
+        shelf = self.with_folder(name)
+        folders = tuple(
+            replace(
+                folder,
+                chats=folder.chats.difference(chat_ids)
+                | (frozenset(chat_ids) if folder.name == name else frozenset()),
+            )
+            for folder in shelf.folders
+        )
+        return replace(shelf, folders=folders)
+
+    def with_pins(self, chat_ids: Collection[str], *, is_pinned: bool) -> Shelf:
+        """Return a shelf with chats pinned, or not."""
+        pinned = self.pinned | set(chat_ids) if is_pinned else self.pinned.difference(chat_ids)
+        return replace(self, pinned=pinned)
+
+    def _with(self, name: str, change: Callable[[ChatFolder], ChatFolder]) -> Shelf:
+        folders = (change(f) if f.name == name else f for f in self.folders)
+        return replace(self, folders=tuple(folders))
+
+    def to_json(self) -> dict[str, Any]:
+        folders = [
+            {"name": f.name, "is_open": f.is_open, "chats": sorted(f.chats)} for f in self.folders
+        ]
+        known = {"schema": SCHEMA, "folders": folders, "pinned": sorted(self.pinned)}
+        return {**self.unknown, **known}
+
+    @classmethod
+    def from_json(cls, data: object) -> Shelf:
+        """Return the shelf stored by `to_json`; whatever is wrong in it is left out.
+
+        Raises:
+            ValueError: it is none at all.
+        """
+        if not isinstance(data, dict):
+            raise ValueError("no JSON object")
+        folders: dict[str, ChatFolder] = {}
+        for item in _list(data.get("folders")):
+            name = valid_name(item.get("name")) if isinstance(item, dict) else ""
+            if name and name not in folders:
+                is_open = item.get("is_open") is not False
+                folders[name] = ChatFolder(name, frozenset(_texts(item.get("chats"))), is_open)
+        unknown = {k: v for k, v in data.items() if k not in ("schema", "folders", "pinned")}
+        return cls(tuple(folders.values()), frozenset(_texts(data.get("pinned"))), unknown)
+
+
+class ShelfStore(QObject):
+    """The shelf in use and its file, which a thread writes."""
+
+    changed = Signal()
+    noticed = Signal(object)  # Notice
+
+    def __init__(self, path: Path, parent: QObject) -> None:
+        super().__init__(parent)
+        self._path = path
+        self._jobs = KeyedJobs("tandem-folders", self)
+        self._changes: deque[Callable[[Shelf], Shelf]] = deque()
+        self._is_loss_known = False
+        try:
+            self.current = _read(path)
+        except OSError as error:  # the file stays as it is, and the first change says so
+            log.info("the folders of the chats cannot be read: %s", error)
+            self.current = Shelf()
+        self._stored = self.current
+
+    def change(self, change: Callable[[Shelf], Shelf]) -> None:
+        """Use another shelf, and make the same change to the file."""
+        shelf = change(self.current)
+        if shelf == self.current:
+            return
+        self.current = shelf
+        self._changes.append(change)
+        self._jobs.run("", self._write, self._on_written)
+        self.changed.emit()
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        self._jobs.close(FLUSH_S)
+
+    def _write(self) -> None:
+        shelf, changes = _read(self._path), list(self._changes)
+        for change in changes:
+            shelf = change(shelf)
+        replace_json(self._path, shelf.to_json(), ensure_ascii=False)
+        self._stored = shelf
+        for _ in changes:
+            self._changes.popleft()
+
+    def _on_written(self, error: Exception | None) -> None:
+        if error is None:
+            self._take_changes_of_others()
+        elif not self._is_loss_known:
+            self._tell(error)
+
+    def _take_changes_of_others(self) -> None:
+        """Use what is in the file, as another window may have changed it."""
+        if not self._changes and self._stored != self.current:
+            self.current = self._stored
+            self.changed.emit()
+
+    def _tell(self, error: Exception) -> None:
+        self._is_loss_known = True
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        text = tr("The folders of the chats cannot be saved ({reason}).").format(reason=reason)
+        hint = tr("They are kept until the window closes.")
+        self.noticed.emit(Notice(text, hint, "warning"))
+
+
+def valid_name(name: object) -> str:
+    """Return the name of a folder in one line; "" if it is none."""
+    return one_line(name)[:LONGEST_NAME].strip() if isinstance(name, str) else ""
+
+
+def _read(path: Path) -> Shelf:
+    """Return the shelf of a file; an empty one if there is none, or a broken one, set aside.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return Shelf.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Shelf()
+    except (ValueError, RecursionError) as error:
+        log.info("the folders of the chats are broken and set aside: %s", error)
+        path.replace(path.with_name(path.name + ".broken"))
+        return Shelf()
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _texts(value: object) -> Iterable[str]:
+    return (text for text in _list(value) if isinstance(text, str))

@@ -1,0 +1,193 @@
+"""The presenter of the list of chats: connects it with the session, the folders and the search."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, QUrl, Signal, Slot
+from PySide6.QtGui import QDesktopServices
+
+from app.chat.conversation import DamagedChat
+from app.chat.listing.folders import Shelf, ShelfStore
+from app.chat.listing.rows import ListContents
+from app.chat.presenter import ChatPresenter
+from app.chat.session import ChatSession
+from app.chat.views.chat_list import ChatList
+from app.notice import Notice
+from app.translation import tr
+
+if TYPE_CHECKING:
+    from app.chat.search.finder import ChatFinder
+    from app.chat.search.hits import Hit
+
+
+class ListPresenter(QObject):
+    """Connection of the list of chats with all that it shows and asks for.
+
+    Args:
+        chats: opens and deletes chats.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        session: ChatSession,
+        chats: ChatPresenter,
+        shelf: ShelfStore,
+        view: ChatList,
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._chats, self._shelf = session, chats, shelf
+        self._finder: ChatFinder | None = None
+        self._view = view
+        self._wire_chats()
+        self._wire_folders()
+        view.search_requested.connect(self._search)
+        view.hit_chosen.connect(self.open_hit)
+
+    def set_finder(self, finder: ChatFinder) -> None:
+        """Search with this from now on, also for what is typed already."""
+        self._finder = finder
+        finder.found.connect(self._show_hits)
+        finder.read.connect(self._session.library.take_read)
+        finder.progressed.connect(self._on_progress)
+        self._session.library.written.connect(finder.note)
+        self._search(self._view.search.text())
+
+    @Slot()
+    def show(self) -> None:
+        """Show the chats as they are now."""
+        session, library = self._session, self._session.library
+        self._view.show_contents(
+            ListContents(
+                chats=library.summaries,
+                shelf=self._shelf.current,
+                damaged=library.damaged,
+                current=session.current.id,
+                answered=frozenset({session.answering_id} - {""}),
+                n_unread=len(library.unread),
+            )
+        )
+
+    @Slot(object)
+    def open_hit(self, hit: Hit) -> None:
+        """Open a chat at the message that was found."""
+        self._chats.flush()
+        if hit.is_title:
+            self._session.open_chat(hit.chat_id)
+        else:
+            self._session.open_at(hit.chat_id, hit.message_id)
+
+    def _wire_chats(self) -> None:
+        session, rows = self._session, self._view.list
+        self._view.new_requested.connect(self._chats.new_chat)
+        rows.chosen.connect(self._chats.open_chat)
+        rows.renamed.connect(session.rename)
+        rows.delete_requested.connect(self._chats.delete_chats)
+        rows.damaged_chosen.connect(self._explain_damage)
+        rows.reveal_requested.connect(reveal)
+        session.chats_changed.connect(self.show)
+        session.opened.connect(self.show)
+        session.busy_changed.connect(self.show)
+
+    def _wire_folders(self) -> None:
+        rows, shelf = self._view.list, self._shelf
+        shelf.changed.connect(self.show)
+        shelf.noticed.connect(self.noticed)
+        rows.pin_requested.connect(self._pin)
+        rows.moved.connect(self._move)
+        rows.folder_requested.connect(self._add_folder)
+        rows.folder_renamed.connect(self._rename_folder)
+        rows.folder_deleted.connect(self._delete_folder)
+        rows.folder_toggled.connect(self._toggle_folder)
+
+    # folders
+
+    @Slot(object, bool)
+    def _pin(self, ids: list[str], is_pinned: bool) -> None:
+        self._shelf.change(lambda shelf: shelf.with_pins(ids, is_pinned=is_pinned))
+
+    @Slot(object, str)
+    def _move(self, ids: list[str], name: str) -> None:
+        self._shelf.change(lambda shelf: shelf.moved(ids, name))
+
+    @Slot(object)
+    def _add_folder(self, ids: list[str]) -> None:
+        """Add a folder with chats, and have its name typed."""
+        name = free_name(self._shelf.current)
+        self._shelf.change(lambda shelf: shelf.moved(ids, name))
+        self._view.list.edit_folder(name)
+
+    @Slot(str, str)
+    def _rename_folder(self, name: str, new: str) -> None:
+        self._shelf.change(lambda shelf: shelf.renamed(name, new))
+
+    @Slot(str)
+    def _delete_folder(self, name: str) -> None:
+        """Delete a folder; its chats stay, and a notice offers to undo it."""
+        before = next((f for f in self._shelf.current.folders if f.name == name), None)
+        if before is None:
+            return
+        self._shelf.change(lambda shelf: shelf.without_folder(name))
+        text = tr("The folder “{name}” was deleted. Its chats are in the list.").format(name=name)
+
+        def undo() -> None:
+            self._shelf.change(lambda shelf: shelf.with_back(before))
+
+        self.noticed.emit(Notice(text, action=tr("Undo"), on_action=undo))
+
+    @Slot(str, bool)
+    def _toggle_folder(self, name: str, is_open: bool) -> None:
+        self._shelf.change(lambda shelf: shelf.opened(name, is_open=is_open))
+
+    # search
+
+    @Slot(str)
+    def _search(self, typed: str) -> None:
+        if self._finder is not None and typed.strip():
+            self._finder.find(typed)
+        elif self._finder is not None:
+            self._finder.drop()
+
+    @Slot(str, object)
+    def _show_hits(self, typed: str, hits: list[Hit]) -> None:
+        known = {chat.id for chat in self._session.library.summaries}
+        self._view.show_hits(typed, [hit for hit in hits if hit.chat_id in known])
+
+    @Slot(int)
+    def _on_progress(self, n_waiting: int) -> None:
+        """Search again once all chats are read."""
+        if n_waiting == 0 and self._view.search.text().strip():
+            self._search(self._view.search.text())
+
+    # damaged files
+
+    @Slot(object)
+    def _explain_damage(self, damaged: DamagedChat) -> None:
+        """Say what is wrong with a file, and offer to show it."""
+        self.noticed.emit(
+            Notice(
+                tr("{name} cannot be opened: {why}.").format(
+                    name=damaged.path.name, why=damaged.why
+                ),
+                tr("The file stays as it is. A backup in its place is read at the next start."),
+                "warning",
+                tr("Show in folder"),
+                lambda: reveal(damaged),
+            )
+        )
+
+
+def reveal(damaged: DamagedChat) -> None:
+    """Open the folder of a damaged chat in the file manager."""
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(damaged.path.parent)))
+
+
+def free_name(shelf: Shelf) -> str:
+    """Return a name for a new folder that none has yet."""
+    name, number = tr("New folder"), 2
+    while name in shelf.names:
+        name, number = tr("New folder {n}").format(n=number), number + 1
+    return name

@@ -1,0 +1,132 @@
+"""Titles that the model gives to chats, once a chat has its first answer and nothing else runs.
+
+The chat itself is asked for its title, so that the engine goes on from what it has in its KV cache,
+and the person's next message finds it there as before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.chat.conversation import TITLE_LENGTH, Conversation, title_from
+from app.chat.message import THINK_CLOSE, THINK_OPEN, split_thought
+from app.engine_client import AsideAnswer, EngineClient
+from engine import ChatMessage, SamplingParams
+
+IDLE_MS: Final = 1500
+"""Time after an answer, in milliseconds, in which a person may go on before a title is made."""
+
+MOST_TOKENS: Final = 24
+ROOM: Final = 128
+"""Free tokens of the context that a title takes, with what asks for it."""
+
+MOST_MESSAGES: Final = 6
+"""Largest number of messages of a chat that gets a title; later ones have lived with theirs."""
+
+MOST_WORDS: Final = 10
+
+REQUEST: Final = (
+    "Write a title for this conversation in at most six words, in the language of the conversation."
+    " Reply with the title only."
+)
+NO_THOUGHT: Final = f"{THINK_OPEN}\n\n{THINK_CLOSE}\n\n"
+
+_PREFIX = re.compile(r"^(?:title|titel)\s*:\s*", re.IGNORECASE)
+_MARKUP = re.compile(r"[<>{}\[\]|*_`#\\]|://")
+_AROUND: Final = "\"'“”„«»‘’* "
+
+
+class ChatTitler(QObject):
+    """Titles for new chats.
+
+    Args:
+        is_wanted: whether the person wants them.
+    """
+
+    titled = Signal(object, str)  # Conversation, its title
+
+    def __init__(
+        self, client: EngineClient, is_wanted: Callable[[], bool], parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._client, self._is_wanted = client, is_wanted
+        self._waiting: Conversation | None = None
+        self._asked: set[str] = set()
+        self._pause = QTimer(self, singleShot=True, interval=IDLE_MS)
+        self._pause.timeout.connect(self._ask)
+
+    @Slot(object)
+    def note_answer(self, chat: Conversation) -> None:
+        """Note that a chat has another answer."""
+        if self._is_wanted() and needs_title(chat) and chat.id not in self._asked:
+            self._waiting = chat
+        if self._waiting is not None:
+            self._pause.start()
+
+    def close(self) -> None:
+        """Ask for no more titles."""
+        self._pause.stop()
+        self._waiting = None
+
+    @Slot()
+    def _ask(self) -> None:
+        chat, model = self._waiting, self._client.model
+        if chat is None or model is None or not self._client.is_idle:
+            return  # the next answer tries again
+        self._waiting = None
+        if not self._is_wanted() or not needs_title(chat):
+            return
+        if model.n_ctx - chat.context_tokens < ROOM:
+            return
+        self._asked.add(chat.id)
+        title = chat.title
+        messages = [*chat.prompt(), ChatMessage("user", REQUEST)]
+        has_thought = any(split_thought(m.content).thought is not None for m in chat.messages)
+        cuts_thought = has_thought and not model.info.can_think  # its template cannot be told
+        if cuts_thought:
+            messages.append(ChatMessage("assistant", NO_THOUGHT))
+        params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0, on_overflow="stop")
+        self._client.ask_aside(
+            messages,
+            params,
+            lambda answer: self._take(chat, title, answer),
+            continue_last=cuts_thought,
+        )
+
+    def _take(self, chat: Conversation, before: str, answer: AsideAnswer) -> None:
+        if answer.is_ending or answer.reason == "cancelled":
+            self._asked.discard(chat.id)  # the person went on, and the next answer tries again
+        title = cleaned_title(answer.text) if answer.reason == "stop" else ""
+        if title and chat.title == before and needs_title(chat):
+            self.titled.emit(chat, title)
+
+
+def needs_title(chat: Conversation) -> bool:
+    """Return whether a chat has an answer, and still the title that its first words have given."""
+    first, *others = chat.messages or (None,)
+    if first is None or chat.has_own_title or len(chat.messages) > MOST_MESSAGES:
+        return False
+    is_answered = any(
+        m.role == "assistant" and m.stats is not None and m.stats.reason in ("stop", "length")
+        for m in others
+    )
+    return is_answered and chat.title == title_from(first.content)
+
+
+def cleaned_title(text: str) -> str:
+    """Return the title that a model has written; "" if it is none."""
+    lines = [line.strip() for line in split_thought(text).answer.strip().splitlines()]
+    lines = [line for line in lines if line]
+    if len(lines) != 1:
+        return ""
+    title = _PREFIX.sub("", lines[0].strip(_AROUND)).strip(_AROUND).rstrip(".").strip()
+    title = " ".join(title.split())
+    if not any(c.isalnum() for c in title) or not title.isprintable():
+        return ""
+    if len(title) > TITLE_LENGTH or len(title.split()) > MOST_WORDS or _MARKUP.search(title):
+        return ""
+    return title
