@@ -37,18 +37,28 @@ FIRST_STOP = 512
 CONTEXT_IF_UNKNOWN = 32768
 """Longest context that is offered for models that do not name theirs, in tokens."""
 KV_HINTS = {
-    "f32": "Exact, twice as large as F16", "f16": "Half of F32", "bf16": "Half of F32, less exact",
-    "q8_0": "About half of F16", "q4_0": "About a quarter of F16",
+    "f32": tr_later("Exact, twice as large as F16"), "f16": tr_later("Half of F32"),
+    "bf16": tr_later("Half of F32, less exact"), "q8_0": tr_later("About half of F16"),
+    "q4_0": tr_later("About a quarter of F16"),
 }  # fmt: skip
 
-PEER_NAMES = {"auto": "Direct if faster", "on": "Direct", "off": "Through host memory"}
+PEER_NAMES = {
+    "auto": tr_later("Direct if faster"), "on": tr_later("Direct"),
+    "off": tr_later("Through host memory"),
+}  # fmt: skip
 PEER_HINTS = {
-    "auto": "GPUs write directly into each other's memory where a test on this machine shows that "
-    "it is safe and faster",
-    "on": "GPUs write directly into each other's memory even where host memory is faster; never "
-    "where the test failed",
-    "off": "GPUs never access each other's memory. Choose this if answers are gibberish or the "
-    "machine hangs",
+    "auto": tr_later(
+        "GPUs write directly into each other's memory where a test on this machine shows that "
+        "it is safe and faster"
+    ),
+    "on": tr_later(
+        "GPUs write directly into each other's memory even where host memory is faster; never "
+        "where the test failed"
+    ),
+    "off": tr_later(
+        "GPUs never access each other's memory. Choose this if answers are gibberish or the "
+        "machine hangs"
+    ),
 }
 
 
@@ -79,8 +89,8 @@ def _choices(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
     """Return a combo box of entries (value, text, tooltip)."""
     box = QComboBox()
     for value, text, tip in entries:
-        box.addItem(text, value)
-        box.setItemData(box.count() - 1, plain_tip(tip), Qt.ItemDataRole.ToolTipRole)
+        box.addItem(tr(text), value)
+        box.setItemData(box.count() - 1, plain_tip(tr(tip)), Qt.ItemDataRole.ToolTipRole)
     return box
 
 
@@ -102,7 +112,7 @@ class RareOptions(QWidget):
         self.head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.head.setCheckable(True)
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
-        kinds = [(kind, tr(name), tr(ROPE_HINTS[kind])) for kind, name in ROPE_NAMES.items()]
+        kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
         self.base = QDoubleSpinBox(maximum=MAX_ROPE_BASE, decimals=0, singleStep=10_000.0)
@@ -190,26 +200,26 @@ class LoadOptions(QWidget):
         super().__init__(parent)
         self._n_ctx_train, self._stops = 0, list[int]()
         self.context_slider = ContextSlider()
-        self.context_slider.setAccessibleName("Context length")
+        self.context_slider.setAccessibleName(tr("Context length"))
         self.context_note = ElidedLabel()
         self.context_note.setProperty("role", "muted")
         self.context = QSpinBox()
-        self.context.setAccessibleName("Context length in tokens")
+        self.context.setAccessibleName(tr("Context length in tokens"))
         self.context.setKeyboardTracking(False)
         scaled(self.context, self.context.setFixedWidth, 96)
         self.kv_type = _choices([(kv, kv.upper(), KV_HINTS.get(kv, "")) for kv in KV_TYPES])
-        self.kv_type.setAccessibleName("KV cache type")
+        self.kv_type.setAccessibleName(tr("KV cache type"))
         self.p2p = _choices([(mode, PEER_NAMES[mode], PEER_HINTS[mode]) for mode in PEER_MODES])
-        self.p2p.setAccessibleName("GPU-to-GPU transfers")
-        self.p2p_label = label("GPU to GPU", "muted")
+        self.p2p.setAccessibleName(tr("GPU-to-GPU transfers"))
+        self.p2p_label = label(tr("GPU to GPU"), "muted")
         self.threads = QSpinBox()
-        self.threads.setAccessibleName("CPU threads")
+        self.threads.setAccessibleName(tr("CPU threads"))
         self.threads.setRange(0, MAX_THREADS)
-        self.threads.setSpecialValueText("auto")
+        self.threads.setSpecialValueText(tr("auto"))
         self.threads.setKeyboardTracking(False)
         scaled(self.threads, self.threads.setFixedWidth, 96)
         self.rare = RareOptions()
-        self.threads_label = label("Threads", "muted")
+        self.threads_label = label(tr("Threads"), "muted")
         for field in (self.context_slider, self.context, self.kv_type, self.threads, self.p2p):
             ignore_wheel(field)
         self._build()
@@ -241,7 +251,7 @@ class LoadOptions(QWidget):
             self.context.setRange(1, self._stops[-1])
             self.context.setSingleStep(max(1, min(FIRST_STOP, self._stops[-1] // 8)))
         names = ", ".join(context_text(stop) for stop in self._stops)
-        set_tip(self.context_slider, f"Context length in tokens: {names}")
+        set_tip(self.context_slider, tr("Context length in tokens: {names}").format(names=names))
 
     def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
         """Show settings; `n_ctx` is the context length in effect, in tokens."""
@@ -254,7 +264,7 @@ class LoadOptions(QWidget):
             self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
             self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
             self.p2p.setCurrentIndex(self.p2p.findData(settings.p2p))
-            set_tip(self.p2p, PEER_HINTS[settings.p2p])
+            set_tip(self.p2p, tr(PEER_HINTS[settings.p2p]))
         show_number(self.context, n_ctx)
         show_number(self.threads, settings.cpu_threads or 0)
         self.rare.set_settings(settings)
@@ -270,15 +280,15 @@ class LoadOptions(QWidget):
         if most is None:
             text = ""
         elif not most:
-            text = "No context fits."
+            text = tr("No context fits.")
         elif most >= self._stops[-1]:
-            text = "The whole context fits."
+            text = tr("The whole context fits.")
         else:
-            text = f"Up to {tokens_text(most)} fit."
+            text = tr("Up to {tokens} fit.").format(tokens=tokens_text(most))
         self.context_note.set_full_text(text)
         is_over = most is not None and n_ctx > most
         set_role(self.context_note, "shortage" if is_over else "muted")
-        said = f"{n_ctx} tokens. {text}".replace("\u202f", "")
+        said = f"{tokens_text(n_ctx)}. {text}".replace("\u202f", "")
         self.context_slider.setAccessibleDescription(said)
 
     def _on_slider(self, stop: int) -> None:
@@ -290,11 +300,11 @@ class LoadOptions(QWidget):
         layout.setHorizontalSpacing(10)
         layout.setVerticalSpacing(8)
         layout.setColumnStretch(1, 1)
-        layout.addWidget(label("Context", "muted"), 0, 0)
+        layout.addWidget(label(tr("Context"), "muted"), 0, 0)
         layout.addWidget(self.context_slider, 0, 1, 1, 2)
         layout.addWidget(self.context, 0, 3)
         layout.addWidget(self.context_note, 1, 1, 1, 3)
-        layout.addWidget(label("KV cache", "muted"), 2, 0)
+        layout.addWidget(label(tr("KV cache"), "muted"), 2, 0)
         layout.addWidget(self.kv_type, 2, 1)
         layout.addWidget(self.threads_label, 2, 2, Qt.AlignmentFlag.AlignRight)
         layout.addWidget(self.threads, 2, 3)
