@@ -290,6 +290,7 @@ class Shell(QObject):
         self.keeper.kept.connect(self.settings_page.refresh)
         self.keeper.kept.connect(self.idle.restart)
         self.library.opened.connect(self.models.open)
+        window.start_view.prompt_chosen.connect(self.chat_presenter.send)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)
         window.stop_requested.connect(self.session.stop)

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from engine import Choice
 
 
+DEMO_PROMPTS = (
+    "What is Tandem?", "What is tensor parallelism?", "What is a KV cache?",
+    "What does Q4_K_M mean?",
+)  # fmt: skip
+"""Messages that the bundled model has an answer to; it knows English alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelViews:
     """The widgets that show the model in use and open others."""
@@ -53,6 +60,7 @@ class ModelPresenter(QObject):
         self._models, self._views, self._split = models, views, split
         self._settings, self._keep = settings, keep
         self._loaded_name = self._loading_name = ""
+        self._is_demo = False
         self._wire_choices()
         self._wire_results()
 
@@ -137,6 +145,8 @@ class ModelPresenter(QObject):
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._loaded_name, self._loading_name = loaded.info.name, ""
+        demo = paths.demo_model()
+        self._is_demo = demo is not None and loaded.info.path == str(demo)
         self._views.bar.show_loaded(loaded)
         self._split.set_state("loaded")
         self._split.set_loaded(loaded)
@@ -166,6 +176,7 @@ class ModelPresenter(QObject):
         has_demo = paths.demo_model() is not None
         self._views.bar.set_menu(recent, has_demo=has_demo)
         self._views.start.show_state(
-            name, loading=self._loading_name, recent=recent, has_demo=has_demo
-        )
+            name, loading=self._loading_name, recent=recent, has_demo=has_demo,
+            prompts=DEMO_PROMPTS if self._is_demo else (),
+        )  # fmt: skip
         self.changed.emit(name)

@@ -68,6 +68,12 @@ NAMES = {
         "Home",
         "End",
     },
+    "app/model/presenter.py": {  # for a model that knows English alone
+        "What is Tandem?",
+        "What is tensor parallelism?",
+        "What is a KV cache?",
+        "What does Q4_K_M mean?",
+    },
     "app/process/log_file.py": {"%(asctime)s %(levelname)s %(name)s: %(message)s"},
     "app/help/diagnostics.py": {  # a report is in English, for whoever mends the mistake
         "# Tandem diagnostics",

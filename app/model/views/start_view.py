@@ -26,6 +26,7 @@ class StartView(QWidget):
     open_requested = Signal()
     demo_requested = Signal()
     recent_chosen = Signal(str)
+    prompt_chosen = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -38,6 +39,8 @@ class StartView(QWidget):
         self._recent_title = _centred(tr("Recent"), "muted")
         self._recent = QVBoxLayout()
         self._recent.setSpacing(2)
+        self._prompts = QVBoxLayout()
+        self._prompts.setSpacing(6)
         self._buttons = [self._open, self._demo]
         layout = QVBoxLayout(self)
         layout.setSpacing(8)
@@ -51,17 +54,25 @@ class StartView(QWidget):
         layout.addSpacing(12)
         layout.addWidget(self._recent_title)
         layout.addLayout(self._recent)
+        layout.addLayout(self._prompts)
         layout.addStretch(3)
         self.show_state("", recent=(), has_demo=False)
 
     def show_state(
-        self, model: str, *, loading: str = "", recent: tuple[str, ...], has_demo: bool
+        self,
+        model: str,
+        *,
+        loading: str = "",
+        recent: tuple[str, ...],
+        has_demo: bool,
+        prompts: tuple[str, ...] = (),
     ) -> None:
         """Show that a model is loading or ready, or offer models to open.
 
         Args:
             model: name of the model that is ready; "" for none.
             loading: name of the model that is being loaded, whatever is still ready; "" for none.
+            prompts: messages to send by a click once a model is ready.
         """
         is_free = not (model or loading)
         title = tr("Welcome to Tandem")
@@ -77,12 +88,18 @@ class StartView(QWidget):
         self._demo.setVisible(is_free and has_demo)
         self._recent_title.setVisible(is_free and bool(recent))
         self._fill_recent(recent[:N_RECENT] if is_free else ())
+        self._fill_prompts(prompts if model and not loading else ())
+
+    def _fill_prompts(self, prompts: tuple[str, ...]) -> None:
+        _empty(self._prompts)
+        for prompt in prompts:
+            made = button(prompt, name=tr("Ask: {prompt}").format(prompt=prompt))
+            made.clicked.connect(lambda _=False, prompt=prompt: self.prompt_chosen.emit(prompt))
+            scaled(made, made.setFixedWidth, WIDTH)
+            self._prompts.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
 
     def _fill_recent(self, paths: tuple[str, ...]) -> None:
-        while (item := self._recent.takeAt(0)) is not None:
-            if (old := item.widget()) is not None:
-                old.hide()
-                old.deleteLater()
+        _empty(self._recent)
         for path in paths:
             name = one_line(Path(path).name)
             made = button("", "quiet", tr("Open {name}").format(name=name))
@@ -91,6 +108,13 @@ class StartView(QWidget):
             made.clicked.connect(lambda _=False, path=path: self.recent_chosen.emit(path))
             scaled(made, made.setMaximumWidth, WIDTH)
             self._recent.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
+
+
+def _empty(layout: QVBoxLayout) -> None:
+    while (item := layout.takeAt(0)) is not None:
+        if (old := item.widget()) is not None:
+            old.hide()
+            old.deleteLater()
 
 
 def _cut(name: str, on: QWidget) -> str:

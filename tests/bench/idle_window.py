@@ -1,0 +1,111 @@
+# ruff: noqa: T201 - a program that prints what it measures
+"""What an open window costs: memory with nothing loaded, processor time while nothing happens.
+
+    QT_QPA_PLATFORM=offscreen python -m tests.bench.idle_window --seconds 60
+
+A real window with its engine in a process of its own, in a folder of its own. Printed are, for the
+window's process alone: its memory with nothing loaded, the parts of a core that it takes with
+nothing loaded and with a loaded model that is silent, and while the bundled model answers, by
+turns with the monitor's graphs, with its overview and without the monitor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import psutil
+from PySide6.QtCore import QEventLoop, QTimer
+
+PROMPT = "What is tensor parallelism?"
+SETTLE_S = 10.0
+TURN_S = 10.0
+
+
+def wait(seconds: float) -> None:
+    """Let the window live for a while."""
+    loop = QEventLoop()
+    QTimer.singleShot(int(1000 * seconds), loop.quit)
+    loop.exec()
+
+
+def cost(seconds: float) -> float:
+    """Return the part of a core that this process takes, in percent."""
+    began, cpu = time.monotonic(), time.process_time()
+    wait(seconds)
+    return 100 * (time.process_time() - cpu) / (time.monotonic() - began)
+
+
+def measure(shell: Any, seconds: float, turns: int) -> None:
+    """Print the figures of a window that was just opened, and close it."""
+    wait(SETTLE_S)
+    process = psutil.Process()
+    print(f"nothing loaded: {process.memory_info().rss / 1e6:.0f} MB", flush=True)
+    print(f"nothing loaded: {cost(seconds):.2f} % of a core", flush=True)
+    shell.window.show_dock(shell.window.monitor_dock, False)
+    print(f"nothing loaded, monitor closed: {cost(seconds):.2f} % of a core", flush=True)
+    shell.window.show_dock(shell.window.monitor_dock, True)
+    shell.model_presenter.open_demo()
+    while shell.client.model is None:
+        wait(0.2)
+    wait(SETTLE_S)
+    print(f"demo loaded, silent: {cost(seconds):.2f} % of a core", flush=True)
+    print(f"demo loaded: {process.memory_info().rss / 1e6:.0f} MB", flush=True)
+    _while_answering(shell, turns)
+    shell.window.close()
+
+
+def _while_answering(shell: Any, turns: int) -> None:
+    """Print what the monitor costs while answers stream, one after the other."""
+    shell.client.finished.connect(lambda _: QTimer.singleShot(0, shell, ask))
+
+    def ask() -> None:
+        shell.chat_presenter.new_chat()
+        shell.chat_presenter.send(PROMPT)
+
+    ask()
+    wait(2)
+    found: dict[str, list[float]] = {"graphs": [], "overview": [], "closed": []}
+    for _ in range(turns):
+        for name, costs in found.items():
+            shell.window.show_dock(shell.window.monitor_dock, name != "closed")
+            current = shell.settings.current
+            shell.monitor_presenter._on_chosen(name == "overview", current.monitor_graphs)
+            wait(0.5)
+            costs.append(cost(TURN_S))
+    for name, costs in found.items():
+        told = ", ".join(f"{one:.1f}" for one in costs)
+        print(f"answering, monitor {name}: {statistics.median(costs):.1f} % of a core ({told})")
+    for name in ("graphs", "overview"):
+        more = [a - b for a, b in zip(found[name], found["closed"], strict=True)]
+        print(f"the monitor's {name}: {statistics.median(more):+.2f} % of a core", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of each idle phase")
+    parser.add_argument("--turns", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["TANDEM_HOME"] = home
+        from app import main as program
+
+        begin = program.Shell.start
+
+        def start(shell: Any) -> None:
+            begin(shell)
+            shell.keep(replace(shell.settings.current, theme="dark"))
+            QTimer.singleShot(0, shell, lambda: measure(shell, args.seconds, args.turns))
+
+        program.Shell.start = start  # type: ignore[method-assign]
+        return program.run_window()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
