@@ -327,6 +327,7 @@ class Shell(QObject):
 
     @Slot(object)
     def _on_state(self, state: EngineState) -> None:
+        self.poller.set_busy(not self._is_idle())
         if state is EngineState.GENERATING:
             self.monitor.mark_message()
 

@@ -6,7 +6,9 @@ from PySide6.QtCore import QObject, Signal
 
 import engine
 
-DEFAULT_INTERVAL_S = 1.0
+BUSY_S, IDLE_S = 1.0, 2.0
+"""Seconds between two readings while the engine works, and while nothing happens: a reading with
+all that it changes in the window costs most of what an idle window takes."""
 
 
 class DevicePoller(QObject):
@@ -16,16 +18,15 @@ class DevicePoller(QObject):
     blocks the window. Slots of objects that live on the GUI thread run there.
 
     Args:
-        interval_s: seconds between two readings.
+        interval_s: seconds between two readings while the engine works.
     """
 
     snapshots = Signal(object)  # list[DeviceSnapshot]
 
-    def __init__(
-        self, parent: QObject | None = None, interval_s: float = DEFAULT_INTERVAL_S
-    ) -> None:
+    def __init__(self, parent: QObject | None = None, interval_s: float = BUSY_S) -> None:
         super().__init__(parent)
-        self._interval_s = interval_s
+        self._busy_s = interval_s
+        self._is_busy = False
         self._monitor: engine.DeviceMonitor | None = None
 
     @property
@@ -36,7 +37,16 @@ class DevicePoller(QObject):
         """Start reading, unless it has started."""
         if self._monitor is None:
             self._monitor = engine.DeviceMonitor()
-            self._monitor.start(self.snapshots.emit, self._interval_s)
+            self._monitor.start(self.snapshots.emit, self._interval())
+
+    def set_busy(self, busy: bool) -> None:
+        """Read more often while the engine works."""
+        self._is_busy = busy
+        if self._monitor is not None:
+            self._monitor.pace(self._interval())
+
+    def _interval(self) -> float:
+        return self._busy_s if self._is_busy else self._busy_s * IDLE_S / BUSY_S
 
     def stop(self) -> None:
         """End the thread, wait for it, and release the driver."""

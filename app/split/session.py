@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from engine import Choice, Forecaster
 
 
+SEEN_BYTES = 32 << 20
+"""Change of a device's memory, in bytes, from which on it is shown: sizes have tenths of a GiB."""
+
+SEEN_W = 5.0
+"""Change of a device's power, in watts, from which on it is shown."""
+
+
 class SplitSession(QObject):
     """Devices, shares and context of the next load, and the figures that follow from them.
 
@@ -50,6 +57,7 @@ class SplitSession(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
+        self._seen: tuple[object, ...] = ()
         self._state = SplitState(planner_factory, machine_factory)
         self._finder = FitFinder(planner_factory, self)
         self._finder.found.connect(self._on_fit)
@@ -82,7 +90,10 @@ class SplitSession(QObject):
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Use the latest memory figures; while a model loads, those from before stay."""
         self._state.set_snapshots(snapshots)
-        self._schedule()
+        seen = tuple(_seen(snapshot) for snapshot in snapshots)
+        if seen != self._seen:  # a picture costs more than all else in a window that does nothing
+            self._seen = seen
+            self._schedule()
 
     def set_state(self, state: LoadState) -> None:
         """Note what the engine does with the model."""
@@ -266,3 +277,17 @@ class SplitSession(QObject):
     def _on_fit(self, answer: FitAnswer) -> None:
         self._state.set_fit(answer)
         self._schedule()
+
+
+def _seen(snapshot: DeviceSnapshot) -> tuple[object, ...]:
+    """Return what a picture shows of a device's state, as fine as it shows it."""
+    power, heat = snapshot.power_w, snapshot.temperature_c
+    return (
+        snapshot.device,
+        snapshot.problem,
+        snapshot.total_bytes,
+        round(snapshot.used_bytes / SEEN_BYTES),
+        round(snapshot.free_bytes / SEEN_BYTES),
+        None if heat is None else round(heat),
+        None if power is None else round(power / SEEN_W),
+    )

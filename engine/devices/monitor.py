@@ -41,6 +41,7 @@ class DeviceMonitor:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._interval_s = 1.0
         self._own = OwnProcesses()
         self._cpu = CpuReader(self._own)
         self._nvml: Nvml | None = None
@@ -70,10 +71,15 @@ class DeviceMonitor:
         if self._thread is not None:
             raise RuntimeError("the monitor is running already")
         self._stopping.clear()
+        self._interval_s = interval_s
         self._thread = threading.Thread(
-            target=self._run, args=(on_snapshots, interval_s), name="tandem-monitor", daemon=True
+            target=self._run, args=(on_snapshots,), name="tandem-monitor", daemon=True
         )
         self._thread.start()
+
+    def pace(self, interval_s: float) -> None:
+        """Read at another interval, from the next reading on."""
+        self._interval_s = interval_s
 
     def stop(self) -> None:
         """End the thread and wait for it. Must not be called from `on_snapshots`."""
@@ -119,10 +125,10 @@ class DeviceMonitor:
             raise RuntimeError("the monitor is closed")
         return self._nvml.read(device, gpu, self._own.pids(), traffic=traffic)
 
-    def _run(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
+    def _run(self, on_snapshots: OnSnapshots) -> None:
         while not self._stopping.is_set():
             try:
                 on_snapshots(self._snapshot(traffic=True))
             except Exception:  # a receiver's mistake must not end the monitor
                 log.exception("a receiver of device snapshots failed")
-            self._stopping.wait(interval_s)
+            self._stopping.wait(self._interval_s)

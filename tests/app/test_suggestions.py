@@ -12,7 +12,6 @@ from app.main import Shell
 from app.model.presenter import DEMO_PROMPTS
 from tests.helpers.shell_driver import MODEL, MakeShell, prompts
 
-
 WORDS = ("Tandem", "splits every weight", "keys and values", "4.8 bits")
 """Words that the answer to each of them has."""
 

@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.scale import px
-from app.theme import theme
+from app.theme import mix, theme
 from app.translation import tr
 from app.widgets.text import show_tip
 
@@ -24,7 +24,7 @@ AXIS_GAP: Final = 6
 TICK_PIXELS: Final = 11
 ROOM: Final = 7
 """Pixels above and below the scale, for half a line of text."""
-GRID_ALPHA: Final = 0.2
+GRID_WEIGHT: Final = 0.2
 LINE_WIDTH: Final = 1.5
 MARK: Final = 3
 """Half the width of the sign of a message."""
@@ -135,13 +135,11 @@ class Graph(QWidget):
         font.setPixelSize(px(TICK_PIXELS))
         painter.setFont(font)
         muted = QColor(theme().muted)
-        faint = QColor(muted)
-        faint.setAlphaF(GRID_ALPHA)
+        faint = QColor(mix(theme().surface, theme().muted, GRID_WEIGHT))  # a solid one is cheap
         side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         for value in (0.0, self.top / 2, self.top):
             y = self.point(0, value).y()
-            painter.setPen(faint)
-            painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
+            painter.fillRect(QRectF(area.left(), round(y), area.width(), 1), faint)
             painter.setPen(muted)
             place = QRectF(0, y - px(ROOM), px(AXIS_WIDTH - AXIS_GAP), 2 * px(ROOM))
             painter.drawText(place, side, tick(value))

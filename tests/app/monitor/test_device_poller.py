@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from PySide6.QtCore import QCoreApplication, QObject, QThread, Slot
 from pytestqt.qtbot import QtBot
 
-from app.monitor.device_poller import DevicePoller
+from app.monitor.device_poller import BUSY_S, IDLE_S, DevicePoller
 from engine import DeviceSnapshot
 
 
@@ -42,6 +43,22 @@ def test_readings_arrive_on_the_gui_thread_until_stopped(qtbot: QtBot) -> None:
     count = len(receiver.readings)
     qtbot.wait(60)
     assert len(receiver.readings) == count
+
+
+def test_the_devices_are_read_more_often_while_the_engine_works(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paces: list[float] = []
+    monkeypatch.setattr(
+        "engine.DeviceMonitor.pace", lambda self, interval_s: paces.append(interval_s)
+    )
+    poller = DevicePoller()
+    poller.set_busy(True)  # before it runs
+    poller.start()
+    for busy in (False, True):
+        poller.set_busy(busy)
+    poller.stop()
+    assert paces == [IDLE_S, BUSY_S]
 
 
 def test_starting_and_stopping_twice_is_harmless(qtbot: QtBot) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from PySide6.QtWidgets import QApplication
@@ -12,7 +13,7 @@ from app.split.picture import SplitPicture
 from app.split.session import SplitSession
 from engine import LoadParams
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
-from tests.helpers.split_panels import loaded_as, settle
+from tests.helpers.split_panels import loaded_as, settle, used
 
 
 @pytest.fixture
@@ -39,6 +40,23 @@ def test_changes_of_one_turn_are_one_picture(session: SplitSession) -> None:
     assert pictures[-1].settings == session.settings
     assert session.settings.boundary(0) == pytest.approx(3 / 8, abs=0.06)
     assert session.load_params().overrides == (("^output", "cpu"),)
+
+
+def test_a_reading_that_changes_nothing_to_be_seen_makes_no_picture(session: SplitSession) -> None:
+    """A window that does nothing reads its devices all the time."""
+    pictures: list[SplitPicture] = []
+    session.set_snapshots([used("cuda:0", 10)])
+    settle()
+    session.pictured.connect(pictures.append)
+    session.set_snapshots([used("cuda:0", 10 + 1 / 1024)])
+    settle()
+    assert pictures == []
+    session.set_snapshots([used("cuda:0", 10.1)])
+    settle()
+    assert len(pictures) == 1
+    session.set_snapshots([replace(used("cuda:0", 10.1), temperature_c=60.0)])
+    settle()
+    assert len(pictures) == 2
 
 
 def test_a_load_is_asked_for_as_the_state_allows(session: SplitSession, qtbot: QtBot) -> None:

@@ -349,6 +349,22 @@ def test_stopping_does_not_wait_for_the_interval_and_starting_again_works():
     assert monitor_threads() == []
 
 
+def test_the_interval_can_be_changed_while_it_runs():
+    received, enough = [], threading.Event()
+
+    def on_snapshots(snapshots):
+        received.append(snapshots)
+        monitor.pace(0.01 if len(received) < 3 else 3600)
+        if len(received) == 3:
+            enough.set()
+
+    with DeviceMonitor(["cpu"]) as monitor:
+        monitor.start(on_snapshots, interval_s=0.01)
+        assert enough.wait(5)
+        time.sleep(0.1)
+        assert len(received) == 3
+
+
 def test_starting_twice_is_a_mistake():
     with DeviceMonitor(["cpu"]) as monitor:
         monitor.start(lambda snapshots: None, interval_s=3600)
