@@ -48,6 +48,7 @@ from app.shell.main_window import MainWindow, Panels
 from app.shell.recovery import Recovery
 from app.shell.side_panels import SidePanels
 from app.shell.start_up import StartUp
+from app.shell.tray import Tray
 from app.split.presenter import SplitPresenter
 from app.split.session import SplitSession
 from app.split.speed import MachineFacts
@@ -119,6 +120,7 @@ class Shell(QObject):
         window.show()
         window.composer.setFocus()
         self.start_up.arm()
+        self.tray.apply()
 
     @Slot()
     def _on_host_imported(self) -> None:
@@ -151,6 +153,7 @@ class Shell(QObject):
         if self._help is not None:
             self._help.close()
         self.monitor_presenter.close()
+        self.tray.close()
         self.models.close()
         self.chat_listing.close()
         self.chat_cache.close()
@@ -243,8 +246,9 @@ class Shell(QObject):
             self.monitor, self._monitor_head, self.settings, self.keep, self
         )
         self.settings_page = SettingsPage(
-            self.settings, self.keep, window.show_page, self._show_chat, self
+            self.settings, self.keep, window.show_page, self._show_chat, Tray.problems, self
         )
+        self.tray = Tray(window, self.settings, self)
         # last, as its notice of a lost model has a button where those of others have none
         flush = self.chat_presenter.flush
         self.recovery = Recovery(self.client, self.models, self.session, flush, self)
@@ -286,6 +290,8 @@ class Shell(QObject):
             source.shortcuts_requested.connect(lambda: self.help.show_shortcuts())
         self.settings_page.log_requested.connect(lambda: self.help.show_log())
         self.settings_page.about_requested.connect(lambda: self.help.show_about())
+        self.tray.new_chat_requested.connect(self.chat_presenter.new_chat)
+        self.keeper.kept.connect(self.tray.apply)
         window.zoom_requested.connect(self.keeper.zoom)
         self.keeper.kept.connect(self.settings_page.refresh)
         self.keeper.kept.connect(self.idle.restart)
@@ -344,6 +350,7 @@ class Shell(QObject):
         rate = finished.timings.decode_per_s
         self.split.note_answer(finished)
         self.side_panels.note_answer(finished, self.client.model)
+        self.tray.note_answer()
         if rate > 0:
             self.monitor.add_rate(rate)  # a short answer ends before the first reading of the rate
             self.monitor.add_rate(0.0)
@@ -360,6 +367,7 @@ class Shell(QObject):
     @Slot(object)
     def _notify(self, notice: Notice) -> None:
         log.info("%s", notice.text)
+        self.tray.note(notice)
         self.window.banner.show_notice(notice)
 
     def _is_idle(self) -> bool:

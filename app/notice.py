@@ -16,6 +16,8 @@ class Notice:
     Attributes:
         hint: what to do about it; may be empty.
         action: text of a button that calls `on_action`; no button if empty.
+        is_news: whether people wait for it, so that the desktop may tell it while the window is
+            hidden.
         is_of_engine: whether the engine has failed at something, which it may do later after all.
     """
 
@@ -25,6 +27,7 @@ class Notice:
     action: str = ""
     on_action: Callable[[], None] | None = None
     is_of_engine: bool = False
+    is_news: bool = False
 
     @classmethod
     def of(

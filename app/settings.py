@@ -144,6 +144,16 @@ class Settings:
         "Models", least=0, most=1440, unit=tr_later("min"),
         words=tr_later("idle memory free eject time"),
     )  # fmt: skip
+    tray: bool = _shown(
+        False, tr_later("Icon in the tray"),
+        tr_later("A click on it brings the window to the front, or minimises it."),
+        "Notifications", words=tr_later("system tray status bar background"),
+    )  # fmt: skip
+    notifications: bool = _shown(
+        False, tr_later("Messages of the desktop"),
+        tr_later("Say when an answer or a download is finished while the window is not in front."),
+        "Notifications", words=tr_later("notification sound alert"),
+    )  # fmt: skip
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")

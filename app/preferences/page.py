@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ class SettingsPage(QObject):
         keep: uses settings and has them written.
         show: shows a widget in the middle of the window.
         leave: shows the chat there again.
+        problems: returns why settings have no effect here, by name.
     """
 
     shortcuts_requested = Signal()
@@ -34,11 +35,12 @@ class SettingsPage(QObject):
         keep: Callable[[Settings], None],
         show: Callable[[QWidget], None],
         leave: Callable[[], None],
+        problems: Callable[[], Mapping[str, str]],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._settings, self._keep = settings, keep
-        self._show, self._leave = show, leave
+        self._show, self._leave, self._problems = show, leave, problems
         self._in_use = settings.current
         self.view: SettingsView | None = None
 
@@ -50,6 +52,7 @@ class SettingsPage(QObject):
             self._leave()
             return
         self.refresh()
+        view.show_problems(self._problems())
         self._show(view)
         view.search.setFocus()
         view.search.selectAll()

@@ -12,7 +12,14 @@ from typing import Final, NamedTuple, Protocol
 
 from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import QResizeEvent, QStandardItem
-from PySide6.QtWidgets import QLabel, QListWidgetItem, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import (
+    QLabel,
+    QListWidgetItem,
+    QSizePolicy,
+    QSystemTrayIcon,
+    QToolTip,
+    QWidget,
+)
 
 from engine import one_line, printable
 
@@ -123,6 +130,15 @@ def set_tip(target: HasToolTip, text: str) -> None:
 def show_tip(widget: QWidget, place: QPoint, text: str) -> None:
     """Show a tool tip now, at a place of the screen; it shows `text` as it is."""
     QToolTip.showText(place, plain_tip(text), widget)
+
+
+class TrayIcon(QSystemTrayIcon):
+    """Icon in the desktop's tray, whose messages have no markup."""
+
+    def say(self, text: str) -> None:
+        """Show a message of the desktop's; some desktops would take "<b>" in it for markup."""
+        plain = one_line(text).translate({ord("<"): "‹", ord(">"): "›", ord("&"): "+"})
+        self.showMessage("Tandem", plain, self.icon())
 
 
 def plain_tip(text: str) -> str:

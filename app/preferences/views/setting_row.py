@@ -38,6 +38,8 @@ class SettingRow(QWidget):
         self.editor = make_editor(shown, default)
         self.reset = IconButton("reset", tr("Reset to default"), self, size=16)
         self.note = label(_note(shown), "warn")
+        self._problem = label("", "warn")
+        self._problem.hide()
         self._title, self._help = label(tr(shown.title)), label(tr(shown.help), "muted")
         self._build()
         self.editor.changed.connect(self._on_changed)
@@ -55,6 +57,11 @@ class SettingRow(QWidget):
         self._in_use = in_use
         self.editor.show_value(value)
         self._mark(value)
+
+    def show_problem(self, problem: str) -> None:
+        """Say why the setting has no effect here; "" for no reason."""
+        self._problem.setText(problem)
+        self._problem.setVisible(bool(problem))
 
     def _mark(self, value: object) -> None:
         self.reset.setVisible(value != self._default)
@@ -78,14 +85,14 @@ class SettingRow(QWidget):
         self.editor.field.setAccessibleName(title)
         self.editor.field.setAccessibleDescription(tr(self.shown.help))
         self.reset.setAccessibleName(tr("Reset to default: {title}").format(title=title))
-        for text in (self._title, self._help, self.note):
+        for text in (self._title, self._help, self.note, self._problem):
             text.setWordWrap(True)
         keep = self.reset.sizePolicy()
         keep.setRetainSizeWhenHidden(True)
         self.reset.setSizePolicy(keep)
         texts = QVBoxLayout()
         texts.setSpacing(2)
-        for text in (self._title, self._help, self.note):
+        for text in (self._title, self._help, self.note, self._problem):
             texts.addWidget(text)
         head = QHBoxLayout()
         head.setSpacing(8)

@@ -50,6 +50,11 @@ class SettingsView(QWidget):
         for name, row in self.rows.items():
             row.show_value(getattr(settings, name), getattr(in_use, name))
 
+    def show_problems(self, problems: Mapping[str, str]) -> None:
+        """Say why settings have no effect here, by name; all others have one."""
+        for name, row in self.rows.items():
+            row.show_problem(problems.get(name, ""))
+
     def flush(self) -> None:
         """Report texts that are still being typed."""
         for row in self.rows.values():

@@ -41,6 +41,12 @@ def page_of(qtbot: QtBot, shell: Shell) -> SettingsView:
     return view
 
 
+def stored(name: str) -> object:
+    """Return a setting as the file has it; None if there is no file."""
+    file = settings_file()
+    return json.loads(file.read_text())[name] if file.is_file() else None
+
+
 def visible(view: SettingsView) -> set[str]:
     return {name for name, row in view.rows.items() if row.isVisible()}
 
@@ -67,8 +73,7 @@ def test_a_choice_is_used_at_once_written_and_reset(qtbot: QtBot, make_shell: Ma
     box.setFocus()
     qtbot.keyClick(box, Qt.Key.Key_Down)
     assert theme().name == "light"
-    qtbot.waitUntil(lambda: settings_file().is_file())
-    assert json.loads(settings_file().read_text())["theme"] == "light"
+    qtbot.waitUntil(lambda: stored("theme") == "light")
     assert row.reset.isVisible()
     assert row.reset.accessibleName() == "Reset to default: Colours"
     row.reset.setFocus()
