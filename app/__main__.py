@@ -9,7 +9,6 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
     import sys
     from collections.abc import Iterator, Sequence
     from contextlib import contextmanager
-    from difflib import get_close_matches
     from importlib import import_module
     from pathlib import Path
     from typing import NoReturn
@@ -152,6 +151,8 @@ def _check_model(word: str) -> None:
         return
     if Path(word).suffix or Path(word).name != word:
         raise EngineError(f"There is no file {word}.", "Check its path.")
+    from difflib import get_close_matches  # late: a window that opens does not need it
+
     meant = get_close_matches(word, COMMANDS, 1)
     hint = f"Did you mean 'tandem {meant[0]}'?" if meant else "`tandem --help` lists the commands."
     raise EngineError(f"{word} is neither a command nor a file.", hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,7 +19,11 @@ def command_for(params: LoadParams, subcommand: str = "chat") -> str:
     Reading it with the parser of `subcommand` gives the same `params`.
     """
     arguments = ["tandem", subcommand, _path(params.path), *options_for(params)]
-    return subprocess.list2cmdline(arguments) if os.name == "nt" else shlex.join(arguments)
+    if os.name == "nt":
+        return subprocess.list2cmdline(arguments)
+    from shlex import join  # late: the first picture does not need it
+
+    return join(arguments)
 
 
 def options_for(params: LoadParams) -> list[str]:
