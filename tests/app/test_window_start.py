@@ -225,11 +225,16 @@ def test_opening_a_chat_makes_few_turns_at_once(
     monkeypatch.setattr("app.chat.views.chat_view.AT_ONCE_S", 0.0)
     view = ChatView()
     qtbot.addWidget(view)
+    view.resize(600, 2000)
+    view.show()
     view.show_chat(long_chat())
     assert turns(view) == list(range(200 - N_AT_ONCE, 200))
     view.show_chat(long_chat(N_AT_ONCE))
     assert turns(view) == list(range(N_AT_ONCE)), "what was still to be made is not any more"
     assert not view._more.isActive()
+    view.resize(600, 50)
+    view.show_chat(long_chat())
+    assert turns(view) == [199], "one that fills the view is enough"
 
 
 def test_scrolling_up_stops_following_the_answer(

@@ -25,7 +25,8 @@ from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
 
 N_AT_ONCE, AT_ONCE_S = 4, 0.015
-"""Messages that are there at once: so many, and those that can be made in this time."""
+"""Messages that are there at once: so many, or fewer that fill the view, and those that can be made
+in this time."""
 
 N_LAYOUTS = 4
 """Rounds until a message has its place: texts know their heights once they have their widths."""
@@ -109,12 +110,14 @@ class ChatView(QScrollArea):
         steps = {v.message.parent: s for v in column.views if (s := v.versions.focused_step)}
         last = len(path) if is_new else max(places[-1] + 1, min(len(path), places[0] + N_SHOWN))
         new = [place for place in range(places[0], last) if path[place].id not in kept]
-        end = new[N_AT_ONCE] if len(new) > N_AT_ONCE else last
+        end = new[1] if len(new) > 1 and not is_new else last
         self._hold_one_of({path[place].id for place in places})
         column.show_places(range(places[0], end))
         column.wanted = column.first, last
         if is_new:
             column.leave_out(max(0, len(column.views) - MOST_SHOWN))
+        elif new:
+            self._make_some(new[0] - column.first)
         self._is_following = is_new or (self._is_following and column.is_at_end)
         self._settle()
         self._more.start()  # also where nothing is to be made, to see whether an end is near
@@ -188,16 +191,26 @@ class ChatView(QScrollArea):
         column = self._column
         column.start_at(place)
         self._is_following, self._held = place >= len(column.path), None
-        until = time.perf_counter() + AT_ONCE_S
-        while column.make_next():
-            if len(column.views) >= N_AT_ONCE and time.perf_counter() > until:
-                break
+        self._make_some(0)
         column.mark()
         self._more.stop()
         if not column.is_complete:
             self._more.start()
         if self._is_following:
             QTimer.singleShot(0, self, self._follow)
+
+    def _make_some(self, n_above: int) -> None:
+        """Make what is seen of the wanted messages, and more of them if that takes no time.
+
+        Args:
+            n_above: number of views above those that are seen.
+        """
+        column, until = self._column, time.perf_counter() + AT_ONCE_S
+        while column.make_next():
+            is_full = column.rough_height(column.first + n_above) >= self.viewport().height()
+            is_enough = is_full or len(column.views) - n_above >= N_AT_ONCE
+            if is_enough and time.perf_counter() > until:
+                break
 
     @Slot()
     def _make_more(self) -> None:

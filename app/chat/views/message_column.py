@@ -25,6 +25,9 @@ N_SHOWN = 30
 MOST_SHOWN = 40
 """Messages that stay while others are added: each one that an answer grows below costs time."""
 
+LINE_LENGTH, LINE_PIXELS = 80, 16
+"""Characters and height of a line, for estimates."""
+
 
 class MessageColumn(QWidget):
     """Views of a part of the path; places count the messages of the path from 0.
@@ -82,6 +85,12 @@ class MessageColumn(QWidget):
     def set_chat(self, chat: Conversation) -> None:
         """Show messages of another chat from now on."""
         self._chat = chat
+
+    def rough_height(self, place: int) -> int:
+        """Estimate the height in pixels of the views from a place on, before they are laid out."""
+        texts = [view.message.content for view in self.views[place - self.first :]]
+        n_lines = sum(text.count("\n") + len(text) // LINE_LENGTH + 2 for text in texts)
+        return n_lines * LINE_PIXELS
 
     def start_at(self, place: int) -> None:
         """Have no view, and want those around a place, or the last ones for the end of the path."""

@@ -141,6 +141,15 @@ def test_a_journal_of_messages_in_a_row_still_counts() -> None:
 
 
 @given(chats)
+def test_a_copy_is_equal_and_stays_so(chat: Conversation) -> None:
+    copy, before = chat.copy(), chat.to_json()
+    assert copy == chat
+    for message in chat.tree:
+        message.content += "more"
+    assert copy.to_json() == before
+
+
+@given(chats)
 def test_the_file_of_a_chat_is_its_json(chat: Conversation) -> None:
     """As every version reads it, however it is cut into pieces."""
     with pytest.MonkeyPatch.context() as patch:
