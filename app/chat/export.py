@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.markdown import formula_rules
 from app.chat.message import Message, split_thought
+from app.translation import tr, tr_later
 from engine import one_line, printable
 
 if TYPE_CHECKING:
@@ -22,16 +23,18 @@ PDF = ".pdf"
 
 FORMATS = {
     ".md": "Markdown (*.md)",
-    ".html": "Web page (*.html)",
+    ".html": tr_later("Web page (*.html)"),
     PDF: "PDF (*.pdf)",
     ".json": "JSON (*.json)",
 }
 """Suffixes of the files that can be written, and what a file dialog calls them."""
 
+UNREADABLE = tr_later("{name} cannot be read: {why}.")
+
 LARGEST_BYTES = 256 << 20
 """Size of the largest file that is read."""
 
-SPEAKERS = {"user": "You", "assistant": "Answer"}
+SPEAKERS = {"user": tr_later("You"), "assistant": tr_later("Answer")}
 
 STYLE = (
     "body{max-width:46em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
@@ -59,14 +62,14 @@ def exported(chat: Conversation, suffix: str) -> str:
 def file_name(chat: Conversation) -> str:
     """Return a file name made of a chat's title, without suffix."""
     kept = (c if c.isalnum() or c in " -_.," else " " for c in printable(chat.shown_title))
-    return " ".join("".join(kept).split()).strip(". ")[:80] or "Chat"
+    return " ".join("".join(kept).split()).strip(". ")[:80] or tr("Chat")
 
 
 def with_suffix(path: Path, kind: str) -> Path:
     """Return a path with the suffix of one of `FORMATS`: its own, or that of the kind chosen."""
     if path.suffix.lower() in FORMATS:
         return path
-    suffix = next((suffix for suffix, name in FORMATS.items() if name == kind), ".md")
+    suffix = next((suffix for suffix, name in FORMATS.items() if tr(name) == kind), ".md")
     return path.with_name(path.name + suffix)
 
 
@@ -78,17 +81,20 @@ def imported(path: Path) -> Conversation:
     """
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            raise NotAChat(f"{path.name} is too large to be a chat.")
+            raise NotAChat(tr("{name} is too large to be a chat.").format(name=path.name))
         data = json.loads(path.read_text(encoding="utf-8"))
         chat = Conversation.from_json(data)
     except OSError as error:
-        raise NotAChat(f"{path.name} cannot be read: {error.strerror or error}.") from None
+        why = error.strerror or error
+        raise NotAChat(tr(UNREADABLE).format(name=path.name, why=why)) from None
     except NotAChat:
         raise
     except NewerChat as error:
-        raise NotAChat(f"{path.name} cannot be read: {error}.") from None
+        raise NotAChat(tr(UNREADABLE).format(name=path.name, why=error)) from None
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise NotAChat(f"{path.name} is not a chat that Tandem has exported.") from None
+        raise NotAChat(
+            tr("{name} is not a chat that Tandem has exported.").format(name=path.name)
+        ) from None
     chat.renew_id()
     return chat
 
@@ -98,9 +104,9 @@ def _markdown(chat: Conversation) -> str:
     parts = [f"# {' '.join(chat.shown_title.split())}"]
     if chat.system_prompt.strip():
         quoted = "\n".join(f"> {line}" for line in chat.system_prompt.strip().splitlines())
-        parts.append(f"**System prompt**\n\n{quoted}")
+        parts.append(f"**{tr('System prompt')}**\n\n{quoted}")
     for message in chat.messages:
-        speaker = SPEAKERS.get(message.role, message.role)
+        speaker = tr(SPEAKERS.get(message.role, message.role))
         parts.append(f"## {speaker}\n\n{said(message)}")
     return "\n\n".join(parts) + "\n"
 
@@ -110,10 +116,10 @@ def _web_body(chat: Conversation) -> str:
     render = web_parser()
     parts = [f"<h1>{_title(chat)}</h1>"]
     if chat.system_prompt.strip():
-        parts.append(f"{_headed('System prompt')}\n<p>{escape(chat.system_prompt.strip())}</p>")
+        parts.append(f"{_headed(tr('System prompt'))}\n<p>{escape(chat.system_prompt.strip())}</p>")
     for message in chat.messages:
         text = said(message)
-        heading = _headed(SPEAKERS.get(message.role, message.role))
+        heading = _headed(tr(SPEAKERS.get(message.role, message.role)))
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
         parts.append(f"{heading}\n{body}")
     return "\n".join(parts)

@@ -18,6 +18,7 @@ from app.engine_client import EngineClient
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
+from app.translation import tr
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,8 @@ class ChatPresenter(QObject):
     def _on_prefill(self, done: int, total: int) -> None:
         if self._session.is_answering_here:
             is_read = done >= total
-            text = "…" if is_read else f"Reading the prompt · {done} of {total} tokens"
+            reading = tr("Reading the prompt · {done} of {total} tokens")
+            text = "…" if is_read else reading.format(done=done, total=total)
             self._view.set_status(text)
 
     @Slot(float)
@@ -177,5 +179,5 @@ class ChatPresenter(QObject):
 
     @Slot(int)
     def _on_shifted(self, n_dropped: int) -> None:
-        text = f"The context was full: the oldest {n_dropped} tokens were dropped."
+        text = tr("The context was full: the oldest {n} tokens were dropped.").format(n=n_dropped)
         self.noticed.emit(Notice(text))

@@ -31,10 +31,9 @@ FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
 
 DONE = (
-    "app/downloads", "app/help", "app/links", "app/model", "app/monitor", "app/placement",
-    "app/plans",
-    "app/preferences", "app/process", "app/shell", "app/split", "app/tune", "app/widgets",
-    "app/main.py", "app/settings.py", "app/units.py",
+    "app/chat", "app/downloads", "app/help", "app/links", "app/model", "app/monitor",
+    "app/placement", "app/plans", "app/preferences", "app/process", "app/shell", "app/split",
+    "app/tune", "app/widgets", "app/main.py", "app/theme.py", "app/settings.py", "app/units.py",
 )  # fmt: skip
 """Files and folders of the app in which all texts are looked up."""
 

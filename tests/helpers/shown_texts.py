@@ -38,20 +38,32 @@ UNSEEN = (
     "Thread", "getLogger", "compile", "sub", "fullmatch", "match", "search", "split", "partition",
     "ValueError", "TypeError", "RuntimeError", "AssertionError", "NotImplementedError", "KeyError",
     "OSError", "deque", "fromtimestamp", "strftime", "namedtuple", "TypeVar", "setApplicationName",
-    "Cancelled", "set_role", "setApplicationDisplayName", "_option",
+    "DatabaseError", "Cancelled", "set_role", "setApplicationDisplayName", "_option",
 )  # fmt: skip
 """Functions and methods whose words nobody sees."""
 
 LOGS = ("log", "logging")
 
-EVERYWHERE = ("Tandem", "Bearer", "MiB", "GiB", "tok/s", "min")
+EVERYWHERE = (
+    "Tandem", "Bearer", "MiB", "GiB", "tok/s", "min",
+    "Inter", "JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas",
+)  # fmt: skip
 """Words that are the same in all languages, or nobody sees."""
 
 NAMES = {
     "app/chat/branches/views/message_steps.py": {"delete branch"},
+    "app/chat/attachments/documents.py": {"no file", "no text", "too large", "too long"},
+    "app/chat/attachments/presenter.py": {"file "},
+    "app/chat/export.py": {"Markdown (*.md)", "PDF (*.pdf)", "JSON (*.json)"},
+    "app/chat/listing/titles.py": {  # what a model is asked
+        "Write a title for this conversation in at most six words, in the language of the "
+        "conversation. Reply with the title only."
+    },
+    "app/chat/saving.py": {"restore "},
+    "app/chat/views/hit_list.py": {"MMM yyyy"},
+    "app/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Rule", "Table"},
     "app/chat/views/highlight.py": {"Comment", "Keyword", "Token."},
-    "app/chat/views/text_block.py": {"JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas"},
     "app/split/views/device_details.py": {"KV cache"},
     "app/split/views/memory_bar.py": {"other programs"},
     "app/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
@@ -100,8 +112,11 @@ NAMES = {
 }
 """Words that are names in the code, by file; what is shown for them is looked up."""
 
-CODE = re.compile(r"^[<'][a-z!]|\{[a-z-]+:|-src ")
-"""What begins like HTML, or has rules of style sheets or of browsers in it."""
+CODE = re.compile(
+    r"^[<'][a-z!]|\{[a-z-]+:|-src |^\"\]::"
+    r"|\b(SELECT|INSERT|DELETE FROM|CREATE|PRAGMA|BEGIN|PARTITION BY)\b"
+)
+"""HTML, rules of style sheets and browsers, and SQL."""
 
 WORDS = re.compile(
     r"[A-Za-z]{2}\S* (\S+ )*?\S*[A-Za-z]{2}"  # two words

@@ -69,7 +69,7 @@ class ChatExchange(QObject):
         chat = self._session.find(ids[0]) if ids else None
         if chat is None:
             return
-        filters = ";;".join(FORMATS.values())
+        filters = ";;".join(map(tr, FORMATS.values()))
         place = f"{file_name(chat)}.md"
         chosen, kind = QFileDialog.getSaveFileName(self._over, tr("Export chat"), place, filters)
         if chosen:

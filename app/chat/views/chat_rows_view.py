@@ -163,7 +163,7 @@ class ChatRowsView(QListView):
 
         kinds = menu.addMenu(tr_n("Export {n} chat", "Export {n} chats", len(ids)))
         for suffix, name in FORMATS.items():
-            _add(kinds, name, partial(self.export_requested.emit, ids, suffix))
+            _add(kinds, tr(name), partial(self.export_requested.emit, ids, suffix))
 
     def _add_folder_actions(self, menu: QMenu, row: ListRow) -> None:
         text = tr("Close") if row.is_open else tr("Open")

@@ -10,6 +10,7 @@ from app.chat.context.gauge import ContextGauge
 from app.chat.views.growing_edit import GrowingEdit, local_files
 from app.scale import px
 from app.theme import set_role
+from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.shortcuts import with_keys
 from app.widgets.sizes import scaled
@@ -41,20 +42,20 @@ class Composer(QFrame):
         self._is_busy = self._has_files = False
         self.setAcceptDrops(True)
         self.edit = GrowingEdit(self)
-        self.edit.setPlaceholderText("Message, or drop a .gguf anywhere")
-        self.edit.setAccessibleName("Message")
+        self.edit.setPlaceholderText(tr("Message, or drop a .gguf anywhere"))
+        self.edit.setAccessibleName(tr("Message"))
         self.edit.submitted.connect(self.submit)
         self.edit.textChanged.connect(self._on_typed)
         self.edit.focus_changed.connect(self.update)  # the frame shows the focus
         self.edit.takes_files = True
         self.edit.files_given.connect(self.files_given)
         self.edit.picture_pasted.connect(self.picture_pasted)
-        self._sampling = button("Sampling")
+        self._sampling = button(tr("Sampling"))
         self._sampling.setProperty("role", "pill")
         scaled(self._sampling, self._sampling.setMinimumWidth, LEAST_SAMPLING)
         self._sampling.clicked.connect(self.sampling_clicked)
         self.gauge = ContextGauge(self)
-        self._send = button("Send", "primary")
+        self._send = button(tr("Send"), "primary")
         scaled(self._send, self._send.setMinimumWidth, 64)
         self._send.clicked.connect(self._press)
         row = QHBoxLayout()
@@ -110,7 +111,7 @@ class Composer(QFrame):
 
     def set_sampling_summary(self, text: str) -> None:
         self._sampling.setText(text)
-        self._sampling.setAccessibleName(f"Sampling: {text}")
+        self._sampling.setAccessibleName(tr("Sampling: {text}").format(text=text))
 
     @Slot()
     def submit(self) -> None:
@@ -162,9 +163,10 @@ class Composer(QFrame):
         self.gauge.set_compact(self.width() < px(COMPACT_WIDTH))
 
     def _update_button(self) -> None:
-        self._send.setText("Stop" if self._is_busy else "Send")
+        self._send.setText(tr("Stop") if self._is_busy else tr("Send"))
         set_tip(
-            self._send, with_keys("Stop", "stop") if self._is_busy else with_keys("Send", "send")
+            self._send,
+            with_keys(tr("Stop"), "stop") if self._is_busy else with_keys(tr("Send"), "send"),
         )
         set_role(self._send, "" if self._is_busy else "primary")
         self._send.setEnabled(self._is_busy or self._has_files or bool(self.text.strip()))

@@ -41,7 +41,7 @@ from app.chat.search.hits import MOST_HITS, Hit
 from app.chat.search.words import Snippet
 from app.scale import px
 from app.theme import mix, theme
-from app.translation import tr
+from app.translation import language, tr
 from app.widgets.text import plain_tip
 
 TEXT_PIXELS, TITLE_PIXELS = 12, 13
@@ -189,7 +189,7 @@ def shown_day(when: float, today: date) -> str:
     if day == today - timedelta(days=1):
         return tr("Yesterday")
     form = "d MMM" if day.year == today.year else "MMM yyyy"
-    return QLocale().toString(QDate(day.year, day.month, day.day), form)
+    return QLocale(language()).toString(QDate(day.year, day.month, day.day), form)
 
 
 def _hit_at(index: Index) -> Hit:
