@@ -170,7 +170,7 @@ if TYPE_CHECKING:
     from engine.runtime.timeline import RankTimes, TokenTimes
     from engine.sampling.on_device import why_sampled_on_host
     from engine.text.chat_template import ChatTemplate
-    from engine.text.loader import load_tokenizer
+    from engine.text.loader import load_chat_template, load_tokenizer
     from engine.text.messages import ChatMessage
     from engine.tuning import tune
     from engine.version import package_version
@@ -334,6 +334,7 @@ __all__ = [
     "last_result",
     "link_problems",
     "list_devices",
+    "load_chat_template",
     "load_model",
     "load_tokenizer",
     "measure_device",
@@ -433,7 +434,7 @@ _HOME = {
     "planning.tensor_map": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
     "text.chat_template": ("ChatTemplate",),
-    "text.loader": ("load_tokenizer",),
+    "text.loader": ("load_chat_template", "load_tokenizer"),
     "runtime.kernel_proof": ("prove_cards",),
     "runtime.timeline": ("RankTimes", "TokenTimes"),
     "planning.token_work": ("TokenWork", "token_work"),

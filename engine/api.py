@@ -47,7 +47,7 @@ from engine.text.tokenizer import Tokenizer
 
 KEPT_BY_A_SPLIT = (
     "path", "n_ctx", "kv_type", "control_vectors", "control_layers", "rope_scaling", "rope_factor",
-    "rope_base",
+    "rope_base", "chat_template",
 )  # fmt: skip
 """Settings of a load that a loaded model keeps when it is split anew."""
 
@@ -147,7 +147,7 @@ class Model:
             self.info: ModelInfo = describe(file)
             self._stamps = file.stamps
             self.model_hash = model_hash(file)
-            self._prompts = Prompts(file, self.info.name)
+            self._prompts = Prompts(file, self.info.name, params.chat_template)
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
         self._session = Session(self.runtime.runner)

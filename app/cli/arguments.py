@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from app.cli.split.plan_option import plan_params
@@ -130,6 +131,10 @@ def _add_rope(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--rope-freq-base", type=float, metavar="X", help="base of RoPE's frequencies"
     )
+    group.add_argument(
+        "--chat-template", metavar="JINJA",
+        help="use this chat template in place of the file's; @FILE reads it from a file",
+    )  # fmt: skip
 
 
 def _add_offload(group: argparse._ArgumentGroup) -> None:
@@ -255,6 +260,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
         "rope_scaling": (args.rope_scaling, str),
+        "chat_template": (args.chat_template, chat_template),
         "rope_factor": (args.rope_scale, float),
         "rope_base": (args.rope_freq_base, float),
     }
@@ -282,6 +288,20 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
         **{name: getattr(args, name) for name in SAMPLING_OPTIONS},
         **{name: given for name, given in lists.items() if given is not None},
     )
+
+
+def chat_template(text: str) -> str:
+    """Return the chat template that a text is, or that the file behind "@" holds.
+
+    Raises:
+        EngineError: the file cannot be read.
+    """
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EngineError(f"The chat template {text[1:]} cannot be read: {error}.") from None
 
 
 def split_shares(text: str) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     """
     if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
         return None
-    of_a_load = ("path", "kv_type", "n_batch", "rope")
+    of_a_load = ("path", "kv_type", "n_batch", "rope", "chat_template")
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
     return replace(
@@ -51,6 +51,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.n_batch,
         params.p2p if n_gpus > 1 else "",
         params.rope,
+        params.chat_template,
     )
 
 
@@ -97,4 +98,5 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         rope_scaling=params.rope_scaling,
         rope_factor=params.rope_factor,
         rope_base=params.rope_base,
+        chat_template=params.chat_template,
     )

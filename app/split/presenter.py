@@ -77,7 +77,30 @@ class SplitPresenter(QObject):
                 now, rope_scaling=scaling, rope_factor=factor, rope_base=base
             ),
         )
+        options.rare.template_requested.connect(self.edit_template)
         self._wire_gestures(options)
+
+    @Slot()
+    def edit_template(self) -> None:
+        """Open the dialog of the selected model's chat template."""
+        from app.split.template_preview import TemplatePreviewer  # late: few people need it
+        from app.split.views.template_dialog import TemplateDialog
+
+        session = self._session
+        params = session.load_params()
+        if not params.path:
+            return
+        dialog = TemplateDialog(self._panel, params.chat_template)
+        previewer = TemplatePreviewer(params.path, dialog)
+        previewer.made.connect(dialog.show_preview)
+        dialog.typed.connect(previewer.ask)
+        dialog.chosen.connect(
+            lambda source: session.change(replace(session.settings, chat_template=source))
+        )
+        dialog.finished.connect(previewer.close)
+        dialog.finished.connect(dialog.deleteLater)
+        dialog.open()
+        previewer.ask(params.chat_template)
 
     def _wire_footer(self) -> None:
         session, panel = self._session, self._panel

@@ -10,6 +10,7 @@ from app.split.settings import (
     MAX_BATCH,
     MAX_ROPE_BASE,
     MAX_ROPE_FACTOR,
+    MAX_TEMPLATE,
     MAX_THREADS,
     MODES,
     RankSettings,
@@ -53,6 +54,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "rope_scaling": settings.rope_scaling,
         "rope_factor": settings.rope_factor,
         "rope_base": settings.rope_base,
+        "chat_template": settings.chat_template,
         "overrides": [[parts, keys.get(place, place)] for parts, place in settings.overrides],
     }
 
@@ -83,6 +85,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
         rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
         rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
+        chat_template=_template(data.get("chat_template")),
         overrides=tuple(_overrides(data.get("overrides"), places))[:MAX_OVERRIDES],
     )
 
@@ -142,6 +145,10 @@ def _share(value: object) -> float:
     if not isinstance(value, int | float):
         return 0.0
     return float(min(1.0, max(0.0, value)))  # NaN gives 0; a huge int has no float, hence min first
+
+
+def _template(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= MAX_TEMPLATE else ""
 
 
 def _at_least_one(value: object, most: float) -> float:

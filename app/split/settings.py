@@ -21,6 +21,7 @@ MAX_THREADS: Final = 1024
 MAX_BATCH: Final = 8192
 MAX_ROPE_FACTOR: Final = 1024.0
 MAX_ROPE_BASE: Final = 1e12
+MAX_TEMPLATE: Final = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class SplitSettings:
         reserve: (device id, bytes to keep free) of each device that has a reserve.
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
         p2p, n_batch: as in `LoadParams`.
-        rope_scaling, rope_factor, rope_base: as in `LoadParams`; specific to one model.
+        rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
+            model.
     """
 
     ranks: tuple[RankSettings, ...] = ()
@@ -78,6 +80,7 @@ class SplitSettings:
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
+    chat_template: str = ""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -151,6 +154,7 @@ class SplitSettings:
             rope_scaling=self.rope_scaling,
             rope_factor=self.rope_factor,
             rope_base=self.rope_base,
+            chat_template=self.chat_template,
         )
 
     # changes
@@ -159,7 +163,7 @@ class SplitSettings:
         """Set the context, and leave out what names blocks and tensors of the present model."""
         return replace(
             self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=(),
-            rope_scaling="", rope_factor=0.0, rope_base=0.0,
+            rope_scaling="", rope_factor=0.0, rope_base=0.0, chat_template="",
         )  # fmt: skip
 
     def with_mode(self, mode: Mode) -> SplitSettings:

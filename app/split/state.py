@@ -229,6 +229,7 @@ class SplitState:
             rope_scaling=self.settings.rope_scaling,
             rope_factor=self.settings.rope_factor,
             rope_base=self.settings.rope_base,
+            chat_template=self.settings.chat_template,
         )
         self._suggested = self.settings, choice.reason
         self.history.clear()

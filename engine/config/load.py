@@ -23,6 +23,9 @@ ROPE_SCALINGS = ("", "none", "linear", "yarn")
 MOST_ROPE_FACTOR, MOST_ROPE_BASE = 1024.0, 1e12
 """Largest factor and base of RoPE that are accepted."""
 
+MOST_TEMPLATE = 128 << 10
+"""Largest number of characters of a chat template."""
+
 PeerMode = Literal["auto", "off", "on"]
 """Setting of direct access between GPUs' memories, see `LoadParams.p2p`."""
 
@@ -88,6 +91,7 @@ class LoadParams:
             holds for the layers that see the whole context.
         rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
         rope_base: base of RoPE's frequencies; 0 as the file says.
+        chat_template: Jinja source of the chat template to use in place of the file's; "" for that.
 
     Raises:
         EngineError: a value makes no sense.
@@ -113,6 +117,7 @@ class LoadParams:
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
+    chat_template: str = ""
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -121,6 +126,9 @@ class LoadParams:
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
         _one_of("p2p", self.p2p, PEER_MODES)
         _one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
+        if not isinstance(self.chat_template, str) or len(self.chat_template) > MOST_TEMPLATE:
+            most = f"a text of at most {MOST_TEMPLATE} characters"
+            raise rejected("chat_template", most, self.chat_template)
         _number("rope_factor", self.rope_factor, MOST_ROPE_FACTOR)
         _number("rope_base", self.rope_base, MOST_ROPE_BASE)
         _count("n_ctx", self.n_ctx)

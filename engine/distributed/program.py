@@ -82,7 +82,7 @@ class RankModel:
         with GGUFFile.open(params.path) as file:
             name = params.devices[wire.rank]
             wire.introduce(name, _kind(name), model_hash(file))
-            self._prompts = Prompts(file, describe(file).name)
+            self._prompts = Prompts(file, describe(file).name, params.chat_template)
             self.runtime = ProcessRuntime(file, params, wire)
         wire.wait_for_all()
         self._session = Session(self.runtime)

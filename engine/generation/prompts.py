@@ -44,18 +44,19 @@ class Prompts:
 
     Args:
         name: name of the model, for error messages.
+        template: source of the chat template; "" for the file's.
 
     Attributes:
         found: tokenizer of the file; None without a vocabulary.
     """
 
-    def __init__(self, file: GGUFFile, name: str) -> None:
+    def __init__(self, file: GGUFFile, name: str, template: str = "") -> None:
         self._name = name
         self.found: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         if has_vocabulary(file.meta):
             self.found = Tokenizer.from_metadata(file.meta)
-            self._template = chat_template_from_metadata(file.meta, self.found)
+            self._template = chat_template_from_metadata(file.meta, self.found, template)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -140,4 +140,5 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "rope_scaling": _text,
     "rope_factor": _number,
     "rope_base": _number,
+    "chat_template": _text,
 }

@@ -93,17 +93,22 @@ def fallback_template(bos_token: str = "", eos_token: str = "") -> ChatTemplate:
     return ChatTemplate(DEFAULT_TEMPLATE, bos_token, eos_token, is_fallback=True)
 
 
-def chat_template_from_metadata(meta: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
+def chat_template_from_metadata(
+    meta: Metadata, tokenizer: Tokenizer, source: str = ""
+) -> ChatTemplate:
     """Return the template of a model file, or the fallback.
 
     The process that will render it starts and compiles it meanwhile, so that the first message need
     not wait.
+
+    Args:
+        source: Jinja source to use in place of the file's; "" for that.
     """
     bos, eos = (
         "" if token_id is None else tokenizer.token_text(token_id)
         for token_id in (tokenizer.bos_id, tokenizer.eos_id)
     )
-    source = meta.str(KEY, "")
+    source = source or meta.str(KEY, "")
     template = ChatTemplate(source, bos, eos) if source.strip() else fallback_template(bos, eos)
     shared_renderer.prepare(template.source)
     return template

@@ -27,6 +27,7 @@ from app.split.views.context_slider import ContextSlider
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_later
 from app.units import context_text, tokens_text
+from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
@@ -103,12 +104,13 @@ class RareOptions(QWidget):
 
     batch_changed = Signal(object)  # int, or None for the engine's choice
     rope_changed = Signal(str, float, float)  # scaling, factor, base
+    template_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.head = QToolButton()
         self.head.setProperty("role", "group")
-        self.head.setText(tr("Batch and RoPE"))
+        self.head.setText(tr("Batch, RoPE, chat template"))
         self.head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.head.setCheckable(True)
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
@@ -116,11 +118,14 @@ class RareOptions(QWidget):
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
         self.base = QDoubleSpinBox(maximum=MAX_ROPE_BASE, decimals=0, singleStep=10_000.0)
-        self._rows = (
+        self.template = button("")
+        self.template.clicked.connect(self.template_requested)
+        self._rows: tuple[tuple[str, QWidget, str], ...] = (
             (tr("Batch"), self.batch, tr("Prompt tokens that are computed at once")),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
             (tr("RoPE factor"), self.factor, tr("How many times longer the context becomes")),
             (tr("RoPE base"), self.base, tr("Base of the rotations' frequencies")),
+            (tr("Chat template"), self.template, tr("How messages become the model's prompt")),
         )
         self._body = QWidget()
         self._build()
@@ -139,8 +144,10 @@ class RareOptions(QWidget):
         show_number(self.base, settings.rope_base)
         with QSignalBlocker(self.rope):
             self.rope.setCurrentIndex(self.rope.findData(settings.rope_scaling))
+        has_own = bool(settings.chat_template)
+        self.template.setText(tr("Own…") if has_own else tr("From the file…"))
         is_set = settings.n_batch or settings.rope_scaling or settings.rope_factor
-        if is_set or settings.rope_base:
+        if is_set or settings.rope_base or has_own:
             self.head.setChecked(True)
 
     def _report_rope(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from app.__main__ import COMMANDS
 from app.cli.arguments import load_params
 from app.cli.command import command_for
-from engine import ControlVector, LoadParams
+from engine import ControlVector, EngineError, LoadParams
 from tests.helpers.command_line import GREEDY, Run, assert_refused
 
 EVERYTHING = LoadParams(
@@ -21,6 +21,7 @@ EVERYTHING = LoadParams(
     (("ffn_.*_exps=x", "cpu"), ("-attn $HOME", "#1")), "q8_0", 6, 256,
     (ControlVector("/v=1.gguf", -0.5), ControlVector("w.gguf")), (3, 9), (2, 1), 2, 1, True,
     (("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), "off", "yarn", 2.5, 1e6,
+    "{% for m in messages %}\n'<{{ m.role }}>' {{ m.content }}{% endfor %}",
 )  # fmt: skip
 
 
@@ -59,6 +60,15 @@ def test_every_field_has_its_option() -> None:
         if os.name != "nt":
             assert read(command_for(one), "chat") == one, name
         assert command_for(one) != command_for(LoadParams("m")), name
+
+
+def test_a_chat_template_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages }}\n", encoding="utf-8")
+    read_again = shlex.join(["tandem", "plan", "m", "--chat-template", f"@{file}"])
+    assert read(read_again, "plan").chat_template == "{{ messages }}\n"
+    with pytest.raises(EngineError, match="cannot be read"):
+        read(f"tandem plan m --chat-template @{tmp_path / 'none'}", "plan")
 
 
 def test_a_plan_is_saved_listed_used_measured_and_deleted(run: Run, model: Path) -> None:

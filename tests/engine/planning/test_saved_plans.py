@@ -31,7 +31,7 @@ EVERYTHING = LoadParams(
     "/somewhere/m.gguf", ("cuda:0", "cuda:1", "cuda:0"), (3, 1.5, 0.1), "groups", 8192,
     (("ffn_.*_exps=x", "cpu"), ("attn", "#1")), "q8_0", 6, 256,
     (ControlVector("/v.gguf", -0.5),), (3, 9), (2, 1), 2, 1, True, (("cuda:1", 1 << 30),),
-    "on", "linear", 4.0, 5e5,
+    "on", "linear", 4.0, 5e5, "{{ messages }}",
 )  # fmt: skip
 
 
