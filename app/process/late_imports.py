@@ -24,3 +24,4 @@ def import_planner() -> None:
         getattr(engine, name)
     engine.supported_architectures()  # imports them all
     import_module("markdown_it")
+    import_module("mdit_py_plugins.footnote")

@@ -15,6 +15,7 @@ from pytestqt.qtbot import QtBot
 from shiboken6 import Shiboken
 
 from app.chat.formulas.pictures import formula_pictures
+from app.chat.views.lexers import lexers
 from app.main import Shell
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.shell.language import start_language
@@ -50,6 +51,7 @@ def no_left_overs() -> Iterator[None]:
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     wait_for_templates()
     formula_pictures().close()
+    lexers().finish()
     threads = [t.name for t in threading.enumerate() if t not in before and t.is_alive()]
     assert not threads, f"threads left behind: {threads}"
     left = [name for key, name in _running().items() if key not in running_before]

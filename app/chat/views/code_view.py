@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.highlight import Ranges, highlight, suffix_of
+from app.chat.views.lexers import lexers
 from app.chat.views.text_block import MONOSPACE
 from app.scale import px
 from app.theme import theme
@@ -68,6 +69,7 @@ class CodeView(QFrame):
         self._text.setAccessibleName(_spoken(code))
         self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
+        self._waits = False  # whether a lexer is being made
 
         header = QHBoxLayout()
         header.setContentsMargins(12, 2, 4, 0)
@@ -111,7 +113,10 @@ class CodeView(QFrame):
             self._formats = []
         first = self._write(code.text)
         self._shown = code
-        self._colour(highlight(code.text, code.language, theme()))
+        self._show_colours()
+        if lexers().want(code.language.lower()) and not self._waits:
+            self._waits = True
+            lexers().ready.connect(self._on_lexer)
         self._text.measure(first)
 
     @Slot()
@@ -159,6 +164,16 @@ class CodeView(QFrame):
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.insertText(printable(text[len(old) :]))
         return last
+
+    @Slot(str)
+    def _on_lexer(self, language: str) -> None:
+        if self._waits and language == self._shown.language.lower():
+            self._waits = False
+            lexers().ready.disconnect(self._on_lexer)
+            self._show_colours()
+
+    def _show_colours(self) -> None:
+        self._colour(highlight(self._shown.text, self._shown.language, theme()))
 
     def _colour(self, formats: list[Ranges]) -> None:
         """Apply the formats of lines whose formats changed."""

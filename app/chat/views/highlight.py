@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QColor, QFont, QTextCharFormat, QTextLayout
 
+from app.chat.views.lexers import lexers, make_lexer
 from app.theme import Theme
-
-if TYPE_CHECKING:
-    from pygments.lexer import Lexer
 
 SUFFIX = re.compile(r"\*\.\w+")
 MAX_CHARACTERS = 20_000  # colouring a longer text would be felt as a pause
@@ -20,9 +17,12 @@ Ranges = list[QTextLayout.FormatRange]
 
 
 def highlight(code: str, language: str, colours: Theme) -> list[Ranges]:
-    """Return the formats of each line of `code`; none for an unknown language or a long text."""
+    """Return the formats of each line of `code`.
+
+    There are none for a long text or for a language whose lexer is not there, see `lexers`.
+    """
     lines: list[Ranges] = [[] for _ in range(code.count("\n") + 1)]
-    lexer = _lexer(language.lower()) if len(code) <= MAX_CHARACTERS else None
+    lexer = lexers().find(language.lower()) if len(code) <= MAX_CHARACTERS else None
     if lexer is None:
         return lines
     styles = _styles(colours)
@@ -40,22 +40,9 @@ def highlight(code: str, language: str, colours: Theme) -> list[Ranges]:
 
 def suffix_of(language: str) -> str:
     """Return the usual suffix of files in a language, such as ".py"; ".txt" for an unknown one."""
-    lexer = _lexer(language.lower())
+    lexer = make_lexer(language.lower())
     names = lexer.filenames if lexer is not None else []
     return next((name[1:] for name in names if SUFFIX.fullmatch(name)), ".txt")
-
-
-@cache
-def _lexer(language: str) -> Lexer | None:
-    if not language:
-        return None
-    from pygments.lexers import get_lexer_by_name  # slow to import, and seldom needed at once
-    from pygments.util import ClassNotFound
-
-    try:
-        return get_lexer_by_name(language)
-    except ClassNotFound:
-        return None
 
 
 FAMILIES = (

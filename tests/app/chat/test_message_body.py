@@ -102,7 +102,7 @@ def test_a_line_that_becomes_something_else_is_rewritten_in_its_view(body: Messa
     assert body.pieces_shown() == ["some bold words\n• item\nH"]
 
 
-def test_growing_code_keeps_its_view_and_its_colours(body: MessageBody) -> None:
+def test_growing_code_keeps_its_view_and_its_colours(qtbot: QtBot, body: MessageBody) -> None:
     body.set_text("```python\nx = 1")
     view = body._views[0]
     body.append("\ndef f(): pass")
@@ -110,7 +110,8 @@ def test_growing_code_keeps_its_view_and_its_colours(body: MessageBody) -> None:
     assert body._views == [view]
     assert isinstance(view, CodeView)
     assert view.code == "x = 1\ndef f(): pass"
-    assert view._text.document().findBlockByNumber(1).layout().formats()
+    line = view._text.document().findBlockByNumber(1)
+    qtbot.waitUntil(lambda: bool(line.layout().formats()))
 
 
 def test_the_copy_button_of_a_code_block_copies_its_text(
