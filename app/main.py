@@ -19,7 +19,7 @@ from app.chat.listing.library import ChatLibrary
 from app.chat.listing.page import ChatListing, ListPlaces
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.sampling.presenter import SamplingPresenter
-from app.chat.search.index import peek_chats
+from app.chat.search.known import peek_chats
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.chat.thinking import ThinkingSwitch

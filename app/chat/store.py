@@ -20,7 +20,7 @@ from app.chat.chat_file import write_chat
 from app.chat.conversation import Conversation, DamagedChat
 from app.chat.journal import add_change, change_between, read_journal, start_journal
 from app.chat.listing.summary import ChatSummary
-from app.chat.search.index import IndexedChat
+from app.chat.search.known import IndexedChat
 from app.chat.stored import (
     SAFE_ID,
     Stamps,

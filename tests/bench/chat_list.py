@@ -85,7 +85,8 @@ def measure_list(n_chats: int) -> None:
     from app import paths
     from app.chat.listing.folders import Shelf
     from app.chat.listing.rows import ListContents
-    from app.chat.search.index import ChatIndex, peek_chats
+    from app.chat.search.index import ChatIndex
+    from app.chat.search.known import peek_chats
     from app.chat.search.words import parse_words
     from app.chat.store import ChatStore
     from app.chat.views.chat_list import ChatList

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.chat.conversation import Conversation, DamagedChat
 from app.chat.listing.summary import ChatSummary
 from app.chat.saving import ChatSaver, DeletedChat
-from app.chat.search.index import IndexedChat
+from app.chat.search.known import IndexedChat
 from app.chat.store import UNREADABLE, ChatStore
 from app.notice import Notice
 from app.translation import tr, tr_n

@@ -11,7 +11,6 @@ from PySide6.QtCore import QObject, Signal
 
 from app.chat.listing.folders import ShelfStore
 from app.chat.listing.presenter import ListPresenter
-from app.chat.listing.titles import ChatTitler
 from app.chat.presenter import ChatPresenter
 from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
@@ -19,6 +18,7 @@ from app.engine_client import EngineClient
 
 if TYPE_CHECKING:
     from app.chat.exchange.presenter import ChatExchange
+    from app.chat.listing.titles import ChatTitler
     from app.chat.search.finder import ChatFinder
 
 
@@ -63,9 +63,8 @@ class ChatListing(QObject):
         self._presenter = ListPresenter(session, chats, self._shelf, view, self)
         self.finder: ChatFinder | None = None
         self._exchange: ChatExchange | None = None
-        self._titler = ChatTitler(client, is_titling, self)
-        self._titler.titled.connect(session.entitle)
-        session.answered.connect(self._titler.note_answer)
+        self._titler: ChatTitler | None = None
+        self._client, self._is_titling = client, is_titling
         view.list.export_requested.connect(lambda *what: self.exchange.export(*what))
         view.list.import_requested.connect(lambda: self.exchange.bring_in())
         self._presenter.noticed.connect(self.noticed)
@@ -84,8 +83,12 @@ class ChatListing(QObject):
 
     def go_on(self) -> None:
         """Do what the window's first picture does not need, on a thread."""
-        from app.chat.search.finder import ChatFinder  # late: not needed for the first picture
+        from app.chat.listing.titles import ChatTitler  # late, like what this imports
+        from app.chat.search.finder import ChatFinder
 
+        self._titler = ChatTitler(self._client, self._is_titling, self)
+        self._titler.titled.connect(self._session.entitle)
+        self._session.answered.connect(self._titler.note_answer)
         library = self._session.library
         library.tidy()
         self.finder = ChatFinder(self._places.chats, self._places.index, self)
@@ -94,7 +97,8 @@ class ChatListing(QObject):
 
     def close(self) -> None:
         """Write what is not written, and end all work."""
-        self._titler.close()
+        if self._titler is not None:
+            self._titler.close()
         if self.finder is not None:
             self.finder.close()
         if self._exchange is not None:

@@ -12,12 +12,10 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from app.chat.conversation import Conversation
-from app.chat.listing.summary import ChatSummary
 from app.chat.search.hits import (
     MOST_HITS,
     MOST_OF_A_CHAT,
@@ -26,13 +24,11 @@ from app.chat.search.hits import (
     make_hit,
     texts_of,
 )
+from app.chat.search.known import VERSION, IndexedChat, read_chats
 from app.chat.search.words import folded
 from app.chat.stored import Stamps, stamps_key
 
 log = logging.getLogger(__name__)
-
-VERSION: Final = 1
-"""Version of the tables; a file of another one is made again."""
 
 BUSY_S: Final = 5.0
 """Longest wait for another window that writes, in seconds."""
@@ -82,18 +78,6 @@ class IndexUnusableError(Exception):
     """An index that cannot be used now: it is locked, was damaged, or has no place on the disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedChat:
-    """A chat in the index.
-
-    Attributes:
-        stamps: the stamps of its files, as `stamps_key` has them.
-    """
-
-    summary: ChatSummary
-    stamps: str
-
-
 class ChatIndex:
     """The index in one file, for one thread at a time.
 
@@ -113,7 +97,7 @@ class ChatIndex:
     def chats(self) -> dict[str, IndexedChat]:
         """Return all chats in the index by their ids."""
         with self._using() as connection:
-            return _read_chats(connection)
+            return read_chats(connection)
 
     def put(self, chat: Conversation, stamps: Stamps) -> None:
         """Add a chat, or what has changed in it."""
@@ -227,27 +211,6 @@ class ChatIndex:
         for suffix in ("", "-wal", "-shm"):
             with suppress(OSError):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-
-
-def peek_chats(path: Path) -> dict[str, IndexedChat]:
-    """Return the chats in an index by their ids, at once; none if that is not possible."""
-    if not path.is_file():
-        return {}
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", 0.0, uri=True)) as file:
-            (version,) = file.execute("PRAGMA user_version").fetchone()
-            return _read_chats(file) if version // 2 == VERSION else {}
-    except (sqlite3.Error, OSError) as error:
-        log.info("the index of the chats cannot be read: %s", error)
-        return {}
-
-
-def _read_chats(connection: sqlite3.Connection) -> dict[str, IndexedChat]:
-    rows = connection.execute("SELECT id, stamps, title, updated FROM chats")
-    return {
-        chat_id: IndexedChat(ChatSummary(chat_id, title, updated), stamps)
-        for chat_id, stamps, title, updated in rows
-    }
 
 
 @contextmanager

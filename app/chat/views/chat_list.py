@@ -11,7 +11,6 @@ from PySide6.QtWidgets import QLineEdit, QStackedWidget, QVBoxLayout, QWidget
 
 from app.chat.listing.rows import ListContents
 from app.chat.views.chat_rows_view import ChatRowsView
-from app.chat.views.hit_list import HitList
 from app.theme import theme_signals
 from app.translation import tr, tr_n
 from app.widgets.buttons import button
@@ -21,6 +20,7 @@ from app.widgets.text import label, set_tip
 
 if TYPE_CHECKING:
     from app.chat.search.hits import Hit
+    from app.chat.views.hit_list import HitList
 
 SEARCH_MS = 120
 MIN_WIDTH = 144
@@ -51,11 +51,10 @@ class ChatList(QWidget):
         new = button(tr("New chat"))
         set_tip(new, with_keys(tr("New chat"), "new-chat"))
         new.clicked.connect(self.new_requested)
-        self.list, self.hits = ChatRowsView(self), HitList(self)
-        self.hits.chosen.connect(self.hit_chosen)
+        self.list = ChatRowsView(self)
+        self._hits: HitList | None = None
         self._pages = QStackedWidget()
         self._pages.addWidget(self.list)
-        self._pages.addWidget(self.hits)
         self._status = label(role="muted")
         self._status.setWordWrap(True)
         self._status.hide()
@@ -67,6 +66,17 @@ class ChatList(QWidget):
         layout.addWidget(self._status)
         layout.addWidget(self._pages, 1)
         theme_signals().changed.connect(self._pages.update)
+
+    @property
+    def hits(self) -> HitList:
+        """The list of what was found, made for the first search."""
+        if self._hits is None:
+            from app.chat.views.hit_list import HitList  # late: not needed for the first picture
+
+            self._hits = HitList(self)
+            self._hits.chosen.connect(self.hit_chosen)
+            self._pages.addWidget(self._hits)
+        return self._hits
 
     def show_contents(self, contents: ListContents) -> None:
         """Show the chats, with the open one selected."""

@@ -300,7 +300,8 @@ def test_other_chats_are_read_and_written_while_one_answers(
     assert shown(shell)[-1].strip() == ("word " * 200).strip()
     shell.window.close()
     shell = make_shell()
-    drafts = {chat.draft: [m.content for m in chat.messages] for chat in shell.session.chats}
+    found = [shell.session.find(chat.id) for chat in shell.session.library.summaries]
+    drafts = {chat.draft: [m.content for m in chat.messages] for chat in found if chat}
     assert set(drafts) == {"", "later", "much later"}
     assert drafts[""] == ["Go on", "word " * 200]
     assert drafts["later"] == ["Hello from the **fake** model."]

@@ -71,6 +71,7 @@ def shell(make_shell: MakeShell) -> Shell:
 
 def end_pause(shell: Shell) -> bool:
     """Let the time pass after which a title is asked for; return whether one was waited for."""
+    assert shell.chat_listing._titler is not None
     pause = shell.chat_listing._titler._pause
     was_waiting = pause.isActive()
     if was_waiting:

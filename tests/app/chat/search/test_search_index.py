@@ -15,9 +15,10 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.search import index as index_module
 from app.chat.search.hits import TITLE, Hit, read_hits, texts_of
-from app.chat.search.index import ChatIndex, IndexUnusableError, peek_chats, stamps_key
+from app.chat.search.index import ChatIndex, IndexUnusableError
+from app.chat.search.known import peek_chats
 from app.chat.search.words import folded, parse_words
-from app.chat.stored import read_stored
+from app.chat.stored import read_stored, stamps_key
 
 WORDS = [
     "split", "Card", "kärte", "ab", "a", "C++", "x OR y", '"', "*", "日本語", "二", "“", "ß", "-",
