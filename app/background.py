@@ -61,11 +61,11 @@ class LatestJob(QObject):
             self._next = None
             self._dropped = self._number
 
-    def close(self) -> None:
-        """Drop all jobs and wait for the running one."""
+    def close(self, limit_s: float = JOIN_S) -> None:
+        """Drop all jobs and wait for the running one, for so many seconds at most."""
         self.drop()
         if self._thread is not None:
-            self._thread.join(JOIN_S)
+            self._thread.join(limit_s)
 
     def _work(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from app.chat.search.known import peek_chats
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.chat.thinking import ThinkingSwitch
+from app.downloads.page import DownloadsPart
 from app.engine_client import EngineClient, EngineState
 from app.library.page import LibraryPage
 from app.model.presenter import ModelPresenter, ModelViews
@@ -242,6 +243,10 @@ class Shell(QObject):
         self.library = LibraryPage(
             self.split, self.settings, self.keep, window.show_page, self._show_chat, self
         )
+        self.downloads = DownloadsPart(
+            self.library.situation, self.settings, self.keep, self._is_idle, self
+        )
+        self.library.add(self.downloads)
         self.monitor_presenter = MonitorPresenter(
             self.monitor, self._monitor_head, self.settings, self.keep, self
         )

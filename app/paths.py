@@ -44,6 +44,16 @@ def log_file() -> Path:
     return _folder("cache") / "log" / "window.log"
 
 
+def downloads_dir() -> Path:
+    """Return the folder of what is known of downloads that are not done."""
+    return _folder("data") / "downloads"
+
+
+def models_dir() -> Path:
+    """Return the folder of downloaded models, unless the person has chosen another."""
+    return _folder("data") / "models"
+
+
 def history_file() -> Path | None:
     """Return the file of messages typed in `tandem chat`; None for a user without a home."""
     folder = tandem_folder("data")

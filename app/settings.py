@@ -134,6 +134,17 @@ class Settings:
         "Chats", least=0, most=1000, unit="GiB", takes="next start",
         words=tr_later("kv cache memory storage"),
     )  # fmt: skip
+    download_folder: str = _shown(
+        "", tr_later("Folder of downloaded models"),
+        tr_later("Each model gets a folder “publisher/model” there."), "Downloads",
+        words=tr_later("hugging face path directory disk save"),
+        hint=tr_later("Tandem's own folder"),
+    )  # fmt: skip
+    opens_downloads: bool = _shown(
+        False, tr_later("Open a model when its download is done"),
+        tr_later("Unless an answer is being written; else a notice offers it."), "Downloads",
+        words=tr_later("hugging face load start automatic"),
+    )  # fmt: skip
     last_chat: str = _option("", "Chat that was open")
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")

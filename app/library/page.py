@@ -4,21 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from PySide6.QtCore import QObject, Signal, Slot
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QObject, Signal, SignalInstance, Slot
+from PySide6.QtWidgets import QTabWidget, QWidget
 
+from app import paths
 from app.settings import Settings, SettingsStore
 from app.split.plan_source import open_planner
 from app.split.session import SplitSession
 from app.split.settings import default_settings
+from app.translation import tr
 
 if TYPE_CHECKING:
     from app.library.entries import Situation
+    from app.library.places import Place
     from app.library.presenter import LibraryPresenter
     from app.library.session import LibrarySession
     from app.library.views.library_view import LibraryView
+
+
+class ModelsPart(Protocol):
+    """The interface of a further part of the models page, such as the downloads."""
+
+    left: SignalInstance
+    open_requested: SignalInstance
+    arrived: SignalInstance
+    noticed: SignalInstance
+
+    @property
+    def title(self) -> str: ...
+
+    def widget(self) -> QWidget:
+        """Return its page; what is in it may come later."""
+        ...
+
+    def enter(self) -> None:
+        """Prepare for being looked at."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class LibraryPage(QObject):
@@ -28,6 +53,9 @@ class LibraryPage(QObject):
         show: shows a widget there.
         leave: shows the chat there again.
         keep: stores settings and has them written.
+
+    Attributes:
+        tabs: all parts of the page; None until it is wanted.
     """
 
     noticed = Signal(object)  # Notice
@@ -47,39 +75,68 @@ class LibraryPage(QObject):
         self._show, self._leave = show, leave
         self.session: LibrarySession | None = None
         self.view: LibraryView | None = None
+        self.tabs: QTabWidget | None = None
         self._presenter: LibraryPresenter | None = None
+        self._parts: list[ModelsPart] = []
+
+    def add(self, part: ModelsPart) -> None:
+        """Add a part, behind the models of this machine; to be called before the first `toggle`."""
+        self._parts.append(part)
+        part.noticed.connect(self.noticed)
+        part.open_requested.connect(self._open)
+        part.arrived.connect(self._refresh)
+        part.left.connect(self._leave)
 
     @Slot()
     def toggle(self) -> None:
         """Show the page, with the models as they are now, or leave it."""
-        if self.view is None:
-            self._make()
-        view, presenter = self.view, self._presenter
-        assert view is not None
-        assert presenter is not None
-        if view.isVisible():
+        tabs = self.tabs or self._make()
+        if tabs.isVisible():
             self._leave()
             return
-        self._show(view)
-        view.search.setFocus()
-        presenter.refresh()
+        self._show(tabs)
+        self._enter()
+        self._refresh()
+
+    def show_part(self, part: ModelsPart) -> None:
+        """Show the page with one of its added parts in front."""
+        tabs = self.tabs or self._make()
+        if not tabs.isVisible():
+            self.toggle()
+        tabs.setCurrentIndex(1 + self._parts.index(part))
+        self._enter()
 
     def close(self) -> None:
         """End all work on threads."""
+        for part in self._parts:
+            part.close()
         if self.session is not None and self._presenter is not None:
             self.session.close()
             self._presenter.close()
 
-    def _make(self) -> None:
+    @Slot()
+    def _refresh(self) -> None:
+        if self._presenter is not None:
+            self._presenter.refresh()
+
+    @Slot()
+    def _enter(self) -> None:
+        """Put the cursor where the part in front wants it."""
+        assert self.tabs is not None
+        assert self.view is not None
+        number = self.tabs.currentIndex()
+        if number:
+            self._parts[number - 1].enter()
+        else:
+            self.view.search.setFocus()
+
+    def _make(self) -> QTabWidget:
         # imported here, since the window's first picture does not need them
-        from app.library.places import known_places
         from app.library.presenter import LibraryPresenter
         from app.library.session import LibrarySession
         from app.library.views.library_view import LibraryView
 
-        self.session = LibrarySession(
-            lambda: known_places(self._settings.current.model_folders), self._situation, self
-        )
+        self.session = LibrarySession(self._places, self.situation, self)
         self.view = LibraryView()
         self._presenter = LibraryPresenter(
             self.session, self.view, self._settings, self._keep, self
@@ -87,8 +144,16 @@ class LibraryPage(QObject):
         self._presenter.noticed.connect(self.noticed)
         self._presenter.open_requested.connect(self._open)
         self.view.left.connect(self._leave)
+        tabs = self.tabs = QTabWidget()
+        tabs.tabBar().setAccessibleName(tr("Parts of the models page"))
+        tabs.addTab(self.view, tr("On this machine"))
+        for part in self._parts:
+            tabs.addTab(part.widget(), part.title)
+        tabs.currentChanged.connect(self._enter)
+        return tabs
 
-    def _situation(self) -> Situation:
+    def situation(self) -> Situation:
+        """Return the devices as they are now, for predictions on another thread."""
         from app.library.entries import Situation
 
         split = self._split
@@ -97,6 +162,14 @@ class LibraryPage(QObject):
         return Situation(
             default_settings(split.devices), split.free_bytes(), forecaster, open_planner
         )
+
+    def _places(self) -> list[Place]:
+        """Return the folders to look into: own ones, that of downloads, those of programs."""
+        from app.library.places import known_places
+
+        current = self._settings.current
+        downloads = current.download_folder or paths.models_dir()
+        return known_places((*current.model_folders, downloads))
 
     @Slot(str)
     def _open(self, path: str) -> None:

@@ -226,6 +226,9 @@ def _told(what: str) -> Iterator[None]:
         raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again.")) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
+        if status == 404:
+            hint = "Check the name; a private one needs a token."
+            raise EngineError(f"There is no repository {shown}.", hint) from None
         if status in (401, 403):
             raise Denied(
                 tr("The hub does not accept your token."), tr("Enter another one.")

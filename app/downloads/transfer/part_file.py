@@ -87,6 +87,11 @@ class PartFile:
         except OSError as error:
             raise self._disk_error(error) from None
 
+    def look(self) -> None:
+        """Find out what has arrived, without going on."""
+        with suppress(OSError):
+            self._ranges = self._arrived()
+
     def write(self, data: bytes, start: int) -> None:
         """Write bytes at a place and note that they have arrived.
 
@@ -152,7 +157,15 @@ class PartFile:
         """
         self.close()
         try:
-            found = self._hash(is_stopped, told)
+            found = _hash(self.part, is_stopped, told)
+            if not found:
+                self.discard()
+                raise WrongBytes(
+                    tr("{name} is no model: it does not begin with “GGUF”.").format(
+                        name=self.path.name
+                    ),
+                    tr("What had arrived was deleted."),
+                )
             is_other = self.part.stat().st_size != self.file.n_bytes
             if is_other or (self.file.sha256 and found != self.file.sha256):
                 self.discard()
@@ -171,33 +184,20 @@ class PartFile:
         except OSError as error:
             raise self._disk_error(error) from None
 
-    def _hash(self, is_stopped: Callable[[], bool], told: Callable[[int], None]) -> str:
-        """Return the SHA-256 of the bytes, which begin as a model does.
+    def is_whole_already(
+        self, is_stopped: Callable[[], bool], told: Callable[[int, bool], None]
+    ) -> bool:
+        """Return whether the file is there, with the right bytes.
 
         Raises:
-            Cancelled: `is_stopped`.
-            WrongBytes: it is no model; it is deleted.
-            OSError: the file cannot be read.
+            Cancelled: `is_stopped` while comparing.
+            EngineError: the file cannot be read.
         """
-        found, n_read = hashlib.sha256(), 0
-        with self.part.open("rb") as file:
-            while block := file.read(HASH_BYTES):
-                if is_stopped():
-                    raise Cancelled("The download")
-                if n_read == 0 and not block.startswith(b"GGUF"):
-                    break
-                found.update(block)
-                n_read += len(block)
-                told(n_read)
-        if n_read == 0:
-            self.discard()
-            raise WrongBytes(
-                tr("{name} is no model: it does not begin with “GGUF”.").format(
-                    name=self.path.name
-                ),
-                tr("What had arrived was deleted."),
-            )
-        return found.hexdigest()
+        try:
+            found = _hash(self.path, is_stopped, lambda n: told(n, True))
+        except OSError as error:
+            raise self._disk_error(error) from None
+        return bool(self.file.sha256) and found == self.file.sha256
 
     def _arrived(self) -> Ranges:
         """Return the ranges that the sidecar names; none if it is of another file or damaged."""
@@ -235,6 +235,29 @@ class PartFile:
             tr("{path} cannot be written: {why}.").format(path=self.path, why=why),
             tr("Pick another folder."),
         )
+
+
+def _hash(path: Path, is_stopped: Callable[[], bool], told: Callable[[int], None]) -> str:
+    """Return the SHA-256 of a file; "" if it does not begin as a model does.
+
+    Args:
+        told: is called with the number of bytes that were read.
+
+    Raises:
+        Cancelled: `is_stopped`.
+        OSError: the file cannot be read.
+    """
+    found, n_read = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(HASH_BYTES):
+            if is_stopped():
+                raise Cancelled("The download")
+            if n_read == 0 and not block.startswith(b"GGUF"):
+                return ""
+            found.update(block)
+            n_read += len(block)
+            told(n_read)
+    return found.hexdigest() if n_read else ""
 
 
 def read_sidecar(path: Path) -> tuple[RemoteFile, tuple[Range, ...]] | None:

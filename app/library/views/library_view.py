@@ -15,13 +15,11 @@ from PySide6.QtCore import (
     Signal,
     Slot,
 )
-from PySide6.QtGui import QKeyEvent, QResizeEvent, QStandardItem, QStandardItemModel
+from PySide6.QtGui import QKeyEvent, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import (
     QHBoxLayout,
-    QHeaderView,
     QLineEdit,
     QMenu,
-    QTableView,
     QVBoxLayout,
     QWidget,
 )
@@ -29,16 +27,13 @@ from PySide6.QtWidgets import (
 from app.library.entries import LibraryEntry
 from app.library.texts import HEADERS, cells
 from app.widgets.buttons import button
+from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed, with_keys
-from app.widgets.sizes import scaled
 from app.widgets.text import label, row_item, set_tip
 
 ORDER: Final = Qt.ItemDataRole.UserRole
 PIN: Final = Qt.ItemDataRole.UserRole + 1
 PATH: Final = Qt.ItemDataRole.UserRole + 2
-ROW_HEIGHT = 30
-LEAST_NAME = 220
-"""Least width of the column of names, in pixels; below it the table scrolls sideways."""
 
 Index = QModelIndex | QPersistentModelIndex
 
@@ -69,7 +64,7 @@ class LibraryView(QWidget):
         self.search.setClearButtonEnabled(True)
         self.search.textChanged.connect(self._shown.set_words)
         self.search.returnPressed.connect(self._open_first)
-        self.table = _Table()
+        self.table = RowTable("Models")
         self._set_up_table()
         self._status = label(role="muted")
         self._status.setWordWrap(True)
@@ -172,25 +167,12 @@ class LibraryView(QWidget):
     def _set_up_table(self) -> None:
         table = self.table
         table.setModel(self._shown)
-        table.setAccessibleName("Models")
-        table.setShowGrid(False)
-        table.setTabKeyNavigation(False)
         table.setSortingEnabled(True)
         table.sortByColumn(0, Qt.SortOrder.AscendingOrder)
-        table.verticalHeader().hide()
-        scaled(table, table.verticalHeader().setDefaultSectionSize, ROW_HEIGHT)
-        table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
-        table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
-        table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
         table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         table.customContextMenuRequested.connect(self._show_menu)
         table.chosen.connect(lambda index: self.open_requested.emit(self._path_at(index)))
-        header = table.horizontalHeader()
-        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
-        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Interactive)
-        header.setMinimumSectionSize(60)
-        header.sectionResized.connect(table.fit_names)
+        table.set_headers()
 
     def _build(self) -> None:
         folder = button("Add folder…")
@@ -219,35 +201,6 @@ class LibraryView(QWidget):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if is_pressed("leave-page", event):
             self.left.emit()
-        else:
-            super().keyPressEvent(event)
-
-
-class _Table(QTableView):
-    """Table in which Enter and a double click choose a row."""
-
-    chosen = Signal(QModelIndex)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.doubleClicked.connect(self.chosen)
-
-    @Slot()
-    def fit_names(self) -> None:
-        """Give the names what the other columns leave."""
-        header = self.horizontalHeader()
-        others = header.length() - header.sectionSize(0)
-        width = max(LEAST_NAME, self.viewport().width() - others)
-        if width != header.sectionSize(0):
-            header.resizeSection(0, width)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self.fit_names()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if is_pressed("open-selected", event) and self.currentIndex().isValid():
-            self.chosen.emit(self.currentIndex())
         else:
             super().keyPressEvent(event)
 

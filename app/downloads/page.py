@@ -1,0 +1,123 @@
+"""The part of the models page for downloads, made when it is first wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from app import paths
+from app.background import LatestJob
+from app.settings import Settings, SettingsStore
+from app.translation import tr
+
+if TYPE_CHECKING:
+    from app.downloads.presenter import DownloadPresenter
+    from app.downloads.questions import HubQuestions
+    from app.downloads.session import DownloadSession
+    from app.downloads.views.download_view import DownloadView
+    from app.library.entries import Situation
+
+
+class DownloadsPart(QObject):
+    """Part of the models page where models are found and downloaded.
+
+    Args:
+        situation: returns the devices to predict for.
+        keep: stores settings and has them written.
+        may_open: whether a model may be opened without a click now.
+    """
+
+    noticed = Signal(object)  # Notice
+    open_requested = Signal(str)  # path of a model
+    arrived = Signal()  # a model is whole
+    left = Signal()
+
+    def __init__(
+        self,
+        situation: Callable[[], Situation],
+        settings: SettingsStore,
+        keep: Callable[[Settings], None],
+        may_open: Callable[[], bool],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._situation, self._settings, self._keep = situation, settings, keep
+        self._may_open = may_open
+        self.view: DownloadView | None = None
+        self.session: DownloadSession | None = None
+        self._questions: HubQuestions | None = None
+        self._presenter: DownloadPresenter | None = None
+        self._frame: QWidget | None = None
+        self._imports = LatestJob("tandem-imports", self)
+        self._imports.done.connect(self._make)
+
+    @property
+    def title(self) -> str:
+        return tr("Download")
+
+    def widget(self) -> QWidget:
+        """Return the page, which is filled once the modules that it needs are there."""
+        if self._frame is None:
+            self._frame = QWidget()
+            QVBoxLayout(self._frame).setContentsMargins(0, 0, 0, 0)
+            self._imports.run(_import_all)
+        return self._frame
+
+    def enter(self) -> None:
+        """Prepare for being looked at."""
+        if self.view is not None and self._presenter is not None:
+            self._presenter.show_folder()
+            self.view.search.setFocus()
+
+    def close(self) -> None:
+        """Pause the downloads and end all work on threads."""
+        self._imports.close()
+        if self.session is not None and self._questions is not None:
+            self.session.close()
+            self._questions.close()
+
+    @Slot()
+    def _make(self) -> None:
+        # imported here, since the window's first picture does not need them
+        from app.downloads.hub.address import hub_endpoint
+        from app.downloads.hub.client import Hub, machine_token
+        from app.downloads.hub.tokens import TokenStore
+        from app.downloads.jobs import JobStore
+        from app.downloads.presenter import DownloadPresenter
+        from app.downloads.questions import HubQuestions
+        from app.downloads.session import DownloadSession
+        from app.downloads.transfer.source import Source
+        from app.downloads.views.download_view import DownloadView
+
+        endpoint = hub_endpoint()
+        tokens = TokenStore(endpoint, machine_token)
+
+        def open_source() -> Source:
+            return Source(endpoint, tokens.get)
+
+        self.session = DownloadSession(JobStore(paths.downloads_dir()), open_source, self)
+        self._questions = HubQuestions(Hub(endpoint, tokens.get), tokens, open_source, self)
+        view = self.view = DownloadView()
+        presenter = self._presenter = DownloadPresenter(
+            self.session, self._questions, view, self._situation, self._settings, self._keep,
+            self._may_open, self,
+        )  # fmt: skip
+        presenter.noticed.connect(self.noticed)
+        presenter.open_requested.connect(self.open_requested)
+        presenter.arrived.connect(self.arrived)
+        view.left.connect(self.left)
+        assert self._frame is not None
+        layout = self._frame.layout()
+        assert layout is not None
+        layout.addWidget(view)
+        if self._frame.isVisible():
+            self.enter()
+
+
+def _import_all() -> None:
+    """Import what speaks to the network, which takes too long for the window's thread."""
+    import_module("app.downloads.presenter")

@@ -1,0 +1,267 @@
+"""The session of the downloads: a queue, what each of them does, and what a restart finds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.downloads.hub.address import is_offline
+from app.downloads.hub.client import OFFLINE
+from app.downloads.jobs import DownloadJob, JobStore, discard_job, run_job
+from app.downloads.transfer.source import Denied, Source
+from engine import Cancelled, EngineError
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 2
+TELL_MS = 300
+SPEED_S = 6.0
+"""Time in seconds over which the speed is averaged."""
+
+JOIN_S = 4.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a download is.
+
+    Attributes:
+        n_bytes: bytes that are on the disk.
+        bytes_per_s: speed of the last seconds.
+        is_checking: whether a file is being compared with its hash.
+    """
+
+    n_bytes: int = 0
+    bytes_per_s: float = 0.0
+    is_checking: bool = False
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note(self, n_bytes: int, *, is_checking: bool) -> None:
+        """Take a new number of bytes."""
+        now = time.monotonic()
+        self.n_bytes, self.is_checking = n_bytes, is_checking
+        self.seen.append((now, n_bytes))
+        while now - self.seen[0][0] > SPEED_S:
+            self.seen.popleft()
+        seconds, grown = now - self.seen[0][0], n_bytes - self.seen[0][1]
+        self.bytes_per_s = grown / seconds if seconds > 0.2 and not is_checking else 0.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """A download on its thread."""
+
+    thread: threading.Thread
+    stopped: threading.Event
+    is_leaving: bool = False  # whether what has arrived is to be deleted
+    whole: tuple[str, ...] = ()
+
+
+class DownloadSession(QObject):
+    """The downloads of a window; nothing is asked of the network before `add` or `resume`.
+
+    Args:
+        store: records of the downloads.
+        open_source: makes connections for one download; called on its thread.
+    """
+
+    listed = Signal()  # there are other downloads
+    changed = Signal(str)  # id of one that looks otherwise
+    done = Signal(object)  # DownloadJob
+    failed = Signal(object)  # DownloadJob
+
+    _ended = Signal(str, object)  # EngineError or None
+
+    def __init__(
+        self, store: JobStore, open_source: Callable[[], Source], parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._store, self._open_source = store, open_source
+        self._runs: dict[str, _Run] = {}
+        self._progress: dict[str, Progress] = {}
+        self._is_closed = False
+        self._jobs = {job.id: job for job in store.load()}
+        for job in self._jobs.values():
+            self._progress[job.id] = Progress(_n_arrived(job))
+        self._timer = QTimer(self, interval=TELL_MS)
+        self._timer.timeout.connect(self._tell)
+        self._ended.connect(self._on_ended)
+
+    @property
+    def jobs(self) -> list[DownloadJob]:
+        """All downloads, in the order in which they were added."""
+        return list(self._jobs.values())
+
+    def progress(self, job_id: str) -> Progress:
+        return self._progress.setdefault(job_id, Progress())
+
+    def add(self, job: DownloadJob) -> bool:
+        """Add a download to the queue; return whether it is a new one."""
+        for other in self.jobs:
+            if other.path != job.path:
+                continue
+            if other.id in self._runs or (other.files == job.files and other.state != "done"):
+                self.resume(other.id)
+                return False
+            self._remove(other.id)  # the model was published anew
+        self._put(replace(job, state="waiting"))
+        self.listed.emit()
+        self._start_next()
+        return True
+
+    def resume(self, job_id: str) -> None:
+        """Go on with a download that is paused or failed, when it is its turn."""
+        job = self._jobs[job_id]
+        if job.state in ("paused", "failed"):
+            self._put(replace(job, state="waiting", problem="", hint="", needs_account=False))
+            self._start_next()
+
+    def pause(self, job_id: str) -> None:
+        """Stop a download; what has arrived is kept."""
+        run = self._runs.get(job_id)
+        if run is not None:
+            run.stopped.set()
+        elif self._jobs[job_id].state == "waiting":
+            self._put(replace(self._jobs[job_id], state="paused"))
+
+    def cancel(self, job_id: str) -> None:
+        """End a download and delete what has arrived; remove one that is done from the list."""
+        job, run = self._jobs[job_id], self._runs.get(job_id)
+        if run is not None:
+            run.is_leaving = True
+            run.stopped.set()
+            return
+        if job.state == "done":
+            self._remove(job_id)
+            return
+        thread = threading.Thread(target=self._discard, args=(job,), daemon=True)
+        self._runs[job_id] = _Run(thread, threading.Event(), is_leaving=True)
+        thread.start()
+
+    def close(self) -> None:
+        """Pause all downloads, to be resumed after a restart."""
+        self._is_closed = True
+        self._timer.stop()
+        for run in self._runs.values():
+            run.stopped.set()
+        until = time.monotonic() + JOIN_S
+        for job_id, run in self._runs.items():
+            run.thread.join(max(until - time.monotonic(), 0.0))
+            job = replace(self._jobs[job_id], state="paused")
+            if not run.is_leaving:
+                self._store.save(replace(job, finished=(*job.finished, *run.whole)))
+
+    def _put(self, job: DownloadJob) -> None:
+        self._jobs[job.id] = job
+        self._store.save(job)
+        self.changed.emit(job.id)
+
+    def _remove(self, job_id: str) -> None:
+        job = self._jobs.pop(job_id)
+        self._progress.pop(job_id, None)
+        self._store.delete(job)
+        self.listed.emit()
+
+    def _start_next(self) -> None:
+        """Start the downloads that wait, as many as may run at once."""
+        for job in self.jobs:
+            if self._is_closed or len(self._runs) >= MOST_AT_ONCE:
+                return
+            if job.state == "waiting" and job.id not in self._runs:
+                self._put(replace(job, state="running"))
+                stopped = threading.Event()
+                thread = threading.Thread(
+                    target=self._work, args=(job, stopped), name="tandem-download", daemon=True
+                )
+                self._runs[job.id] = _Run(thread, stopped)
+                thread.start()
+                self._timer.start()
+
+    # on threads
+
+    def _work(self, job: DownloadJob, stopped: threading.Event) -> None:
+        progress, error = self.progress(job.id), None
+
+        def note(name: str) -> None:
+            run = self._runs.get(job.id)
+            if run is not None and name not in job.finished:
+                run.whole = (*run.whole, name)
+
+        try:
+            if is_offline():
+                raise EngineError(OFFLINE, "Unset it and start Tandem again.")
+            source = self._open_source()
+            try:
+                run_job(
+                    job, source, stopped,
+                    lambda n, is_checking: progress.note(n, is_checking=is_checking), note,
+                )  # fmt: skip
+            finally:
+                source.close()
+        except EngineError as failure:
+            error = failure
+        except OSError as failure:
+            error = EngineError(f"The download has failed: {failure.strerror or failure}.")
+        if isinstance(error, Cancelled) and self._is_leaving(job.id):
+            discard_job(job)
+        self._ended.emit(job.id, error)
+
+    def _is_leaving(self, job_id: str) -> bool:
+        run = self._runs.get(job_id)
+        return run is not None and run.is_leaving
+
+    def _discard(self, job: DownloadJob) -> None:
+        discard_job(job)
+        self._ended.emit(job.id, Cancelled("The download"))
+
+    # on the GUI thread
+
+    @Slot(str, object)
+    def _on_ended(self, job_id: str, error: EngineError | None) -> None:
+        run = self._runs.pop(job_id, None)
+        if self._is_closed or run is None:
+            return
+        job = replace(self._jobs[job_id], finished=(*self._jobs[job_id].finished, *run.whole))
+        if not self._runs:
+            self._timer.stop()
+        if error is None:
+            self._store.delete(job)  # the models page knows it from now on
+            job = self._jobs[job_id] = replace(job, state="done")
+            self.changed.emit(job_id)
+            self.done.emit(job)
+        elif run.is_leaving:
+            self._remove(job_id)
+        elif isinstance(error, Cancelled):
+            self._put(replace(job, state="paused"))
+        else:
+            log.info("a download has failed: %s", error)
+            job = replace(
+                job, state="failed", problem=error.message, hint=error.hint,
+                needs_account=isinstance(error, Denied),
+            )  # fmt: skip
+            self._put(job)
+            self.failed.emit(job)
+        self._start_next()
+
+    @Slot()
+    def _tell(self) -> None:
+        for job_id in list(self._runs):
+            self.changed.emit(job_id)
+
+
+def _n_arrived(job: DownloadJob) -> int:
+    """Return how many bytes of a download are there after a restart."""
+    n_bytes = 0
+    for part in job.part_files():
+        if part.path.is_file():
+            n_bytes += part.file.n_bytes
+        else:
+            part.look()
+            n_bytes += part.n_done
+    return n_bytes

@@ -1,0 +1,129 @@
+"""What one repository offers: a row for each quantisation, with how it would run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QModelIndex, Signal, Slot
+from PySide6.QtGui import QStandardItemModel
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from app.downloads.hub.client import Repository
+from app.downloads.hub.offers import Offer
+from app.downloads.texts import repository_facts
+from app.downloads.views.results_view import row_of
+from app.library.texts import LibraryCell
+from app.translation import tr, tr_n
+from app.units import decimal_size
+from app.widgets.buttons import button
+from app.widgets.row_table import RowTable
+from app.widgets.text import ElidedLabel, label, set_tip
+from engine import one_line
+
+VERDICT = 1
+
+
+class OffersView(QWidget):
+    """Table of a repository's offers; signals name an offer by its number."""
+
+    back_requested = Signal()
+    page_requested = Signal(str)  # address
+    check_requested = Signal(int)
+    download_requested = Signal(int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._page = ""
+        headers = tr("Quantisation"), tr("On these devices"), tr("Size"), tr("Files")
+        self._rows = QStandardItemModel(0, len(headers), self)
+        self._rows.setHorizontalHeaderLabels(list(headers))
+        self.table = RowTable(tr("Quantisations"))
+        self.table.setModel(self._rows)
+        self.table.set_headers()
+        self.table.chosen.connect(self._on_chosen)
+        self._title = ElidedLabel()
+        self._facts, self._gated = label(role="muted"), label(role="warn")
+        self._gated.setWordWrap(True)
+        self.back = button(tr("Results"), "quiet", tr("Back to the results"))
+        self.back.clicked.connect(self.back_requested)
+        self._read = button(tr("Open its page"), "quiet")
+        self._read.clicked.connect(lambda: self.page_requested.emit(self._page))
+        self.check = button(tr("Check fit"))
+        set_tip(self.check, tr("Fetch the model's header, a few MB, and plan with it"))
+        self.check.clicked.connect(lambda: self._emit(self.check_requested))
+        self.download = button(tr("Download"), "primary")
+        self.download.clicked.connect(lambda: self._emit(self.download_requested))
+        self._build()
+
+    def show_repository(
+        self, repository: Repository, offers: Sequence[Offer], verdicts: Sequence[LibraryCell]
+    ) -> None:
+        """Show the offers of a repository and select the first."""
+        self._page = repository.page
+        self._title.set_full_text(repository.repo)
+        self._facts.setText(repository_facts(repository))
+        self._gated.setText(
+            tr(
+                "Its publisher wants you to accept conditions: open its page, accept them, then"
+                " enter a token of your account here."
+            )
+        )
+        self._gated.setVisible(repository.is_gated)
+        self._read.setVisible(bool(repository.page))
+        self._rows.setRowCount(0)
+        for number, (offer, verdict) in enumerate(zip(offers, verdicts, strict=True)):
+            self._rows.appendRow(row_of(_cells(offer, verdict), str(number)))
+        for control in (self.check, self.download):
+            control.setEnabled(bool(offers))
+        self.select(0)
+
+    def set_verdict(self, number: int, verdict: LibraryCell) -> None:
+        """Show what is known of an offer by now."""
+        if number < self._rows.rowCount():
+            self._rows.setItem(number, VERDICT, row_of([verdict], str(number))[0])
+
+    def select(self, number: int) -> None:
+        """Select an offer."""
+        if number < self._rows.rowCount():
+            self.table.setCurrentIndex(self._rows.index(number, 0))
+
+    def _emit(self, signal: object) -> None:
+        row = self.table.currentIndex().row()
+        if row >= 0:
+            signal.emit(row)  # type: ignore[attr-defined]
+
+    @Slot(QModelIndex)
+    def _on_chosen(self, index: QModelIndex) -> None:
+        self.download_requested.emit(index.row())
+
+    def _build(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(self.back)
+        head.addWidget(self._title, 1)
+        head.addWidget(self._facts)
+        head.addWidget(self._read)
+        foot = QHBoxLayout()
+        foot.addStretch(1)
+        foot.addWidget(self.check)
+        foot.addWidget(self.download)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(8)
+        layout.addLayout(head)
+        layout.addWidget(self._gated)
+        layout.addWidget(self.table, 1)
+        layout.addLayout(foot)
+
+
+def _cells(offer: Offer, verdict: LibraryCell) -> list[LibraryCell]:
+    n = len(offer.files)
+    names = "\n".join(one_line(file.name, 120) for file in offer.files[:12])
+    helped = tr("{quant} · with {file}") if offer.helpers else "{quant}"
+    helper = one_line(offer.helpers[0].name.rpartition("/")[2], 40) if offer.helpers else ""
+    return [
+        LibraryCell(helped.format(quant=offer.quant, file=helper), offer.quant, names),
+        verdict,
+        LibraryCell(decimal_size(offer.n_bytes), offer.n_bytes),
+        LibraryCell(tr_n("{n} file", "{n} files", n), n, names),
+    ]
