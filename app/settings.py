@@ -86,6 +86,7 @@ class Settings:
         model_folders: folders in which the models page looks as well.
         pinned_models: paths of models that come first there.
         plans: split settings by model path, in the form of `app.split`.
+        speeds: tokens per second of the last answer, by model path.
         chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
         unload_after_min: minutes without use after which a model is unloaded; 0 for never.
         presets: a person's own presets of sampling: values as in `sampling`, by name.
@@ -135,8 +136,9 @@ class Settings:
         words=tr_later("kv cache memory storage"),
     )  # fmt: skip
     download_folder: str = _shown(
-        "", tr_later("Folder of downloaded models"),
-        tr_later("Each model gets a folder “publisher/model” there."), "Downloads",
+        "", tr_later("Where downloads are saved"),
+        tr_later("Each one gets a folder of its own there, below that of its publisher."),
+        "Downloads",
         words=tr_later("hugging face path directory disk save"),
         hint=tr_later("Tandem's own folder"),
     )  # fmt: skip
@@ -167,6 +169,7 @@ class Settings:
     )  # fmt: skip
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
+    speeds: Mapping[str, Any] = _option({}, "Measured speed of each model")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
 
     auto_titles: bool = _shown(
@@ -186,6 +189,10 @@ class Settings:
     def with_plan(self, path: str, plan: Mapping[str, Any]) -> Settings:
         """Return a copy with another split for the model at `path`."""
         return replace(self, plans={**self.plans, path: plan})
+
+    def with_speed(self, path: str, tokens_per_s: float) -> Settings:
+        """Return a copy with another measured speed for the model at `path`."""
+        return replace(self, speeds={**self.speeds, path: round(tokens_per_s, 2)})
 
     def sampling_params(self) -> SamplingParams:
         """Return the stored sampling parameters, without values that the engine refuses."""

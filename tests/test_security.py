@@ -28,6 +28,9 @@ NETWORK = {
 SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"}}
 """What the modules that import `socket` take from it: none of it reaches another machine."""
 
+LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
+"""What modules take from `PySide6.QtNetwork`: a named socket that only this machine's user has."""
+
 DOWNLOADS = {"app.downloads.transfer.source", "app.downloads.hub.client"}
 """The modules that reach other machines; what they are asked for is in `app.downloads` alone."""
 
@@ -97,5 +100,7 @@ def test_nothing_opens_a_connection() -> None:
             assert found == {"socket"}
             calls = {n.partition(".")[2] for n in called(path) if n.startswith("socket.")}
             assert calls == SOCKETS[module]
+        elif module in LOCAL:
+            assert found == {f"PySide6.QtNetwork{name}" for name in LOCAL[module]}
         elif module not in DOWNLOADS:
             assert not found, module

@@ -106,6 +106,10 @@ class LibraryPage(QObject):
         tabs.setCurrentIndex(1 + self._parts.index(part))
         self._enter()
 
+    def note_speed(self, path: str, tokens_per_s: float) -> None:
+        """Remember how fast a model has answered."""
+        self._keep(self._settings.current.with_speed(path, tokens_per_s))
+
     def close(self) -> None:
         """End all work on threads."""
         for part in self._parts:

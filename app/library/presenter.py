@@ -6,18 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QFile, QObject, QUrl, Signal, Slot
-from PySide6.QtGui import QDesktopServices
+from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog, QMessageBox
 
 import engine
 from app.background import LatestJob
 from app.library.entries import LibraryEntry
+from app.library.last_use import last_use
+from app.library.removal import files_of, move_to_trash, question_of
 from app.library.session import LibrarySession
 from app.library.views.details_dialog import DetailsDialog
 from app.library.views.library_view import LibraryView
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
+from app.translation import tr
+from app.widgets.reveal import reveal
 from app.widgets.text import plain_tip
 
 
@@ -50,16 +53,19 @@ class LibraryPresenter(QObject):
         view.refresh_requested.connect(self.refresh)
         view.folder_requested.connect(self._add_folder)
         view.pin_requested.connect(self._pin)
-        view.reveal_requested.connect(self._reveal)
+        view.reveal_requested.connect(reveal)
         view.remove_requested.connect(self._remove)
         view.details_requested.connect(self._show_details)
         self._details = LatestJob("tandem-details", self)
         self._details.done.connect(lambda inspection: DetailsDialog(inspection, view).show())
+        self._trash = LatestJob("tandem-trash", self)
+        self._trash.done.connect(self._on_removed)
         self._details.failed.connect(lambda error: self.noticed.emit(Notice.of(error)))
 
     def close(self) -> None:
         """End all work on threads."""
         self._details.close()
+        self._trash.close()
 
     @Slot()
     def refresh(self) -> None:
@@ -70,7 +76,7 @@ class LibraryPresenter(QObject):
     @Slot(object)
     def _on_listed(self, entries: list[LibraryEntry]) -> None:
         self._entries = {entry.found.path: entry for entry in entries}
-        self._view.set_entries(entries, self._settings.current.pinned_models)
+        self._show()
         self._view.set_status(is_busy=True)
 
     @Slot(object)
@@ -94,7 +100,7 @@ class LibraryPresenter(QObject):
         others = tuple(pinned for pinned in current.pinned_models if pinned != path)
         is_new = len(others) == len(current.pinned_models)
         self._keep(replace(current, pinned_models=(*others, path) if is_new else others))
-        self._view.set_entries(list(self._entries.values()), self._settings.current.pinned_models)
+        self._show()
 
     @Slot(str)
     def _show_details(self, path: str) -> None:
@@ -102,24 +108,26 @@ class LibraryPresenter(QObject):
         self._details.run(lambda: engine.inspect_model(path))
 
     @Slot(str)
-    def _reveal(self, path: str) -> None:
-        QDesktopServices.openUrl(QUrl.fromLocalFile(str(Path(path).parent)))
-
-    @Slot(str)
     def _remove(self, path: str) -> None:
         """Move the files of a model to the trash, after a question."""
         found = self._entries[Path(path)].found
+        files = files_of(found, [entry.found for entry in self._entries.values()])
         question = QMessageBox.question(
-            self._view, "Move to trash", plain_tip(f"Move {found.name} to the trash?")
+            self._view, tr("Move to trash"), plain_tip(question_of(found, files))
         )
-        if question is not QMessageBox.StandardButton.Yes:
-            return
-        kept = [part for part in found.parts if not _move_to_trash(part)]
+        if question is QMessageBox.StandardButton.Yes:
+            self._trash.run(lambda: move_to_trash(files))
+
+    @Slot(object)
+    def _on_removed(self, kept: list[Path]) -> None:
         if kept:
-            text = f"{kept[0].name} could not be moved to the trash."
-            self.noticed.emit(Notice(text, "Its folder may be read-only.", "error"))
+            text = tr("{name} could not be moved to the trash.").format(name=kept[0].name)
+            hint = tr("Its folder may be read-only, or its disk may have no trash.")
+            self.noticed.emit(Notice(text, hint, "error"))
         self.refresh()
 
-
-def _move_to_trash(path: Path) -> bool:
-    return QFile(str(path)).moveToTrash()
+    def _show(self) -> None:
+        """Show all models with what is known of them."""
+        current = self._settings.current
+        uses = {str(path): last_use(current, str(path)) for path in self._entries}
+        self._view.set_entries(list(self._entries.values()), current.pinned_models, uses)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.library.entries import LibraryEntry
+from app.library.last_use import LastUse
 from app.split.figures import rank_labels
+from app.translation import tr
 from app.units import context_text, decimal_size, rate_text
 
 UNKNOWN = "…"
@@ -25,7 +27,7 @@ class LibraryCell:
     tip: str = ""
 
 
-def cells(entry: LibraryEntry, *, is_pinned: bool) -> list[LibraryCell]:
+def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool) -> list[LibraryCell]:
     """Return the cells of a model's row, in the order of `HEADERS`."""
     found, info = entry.found, entry.info
     unread = "" if entry.problem else UNKNOWN
@@ -35,6 +37,7 @@ def cells(entry: LibraryEntry, *, is_pinned: bool) -> list[LibraryCell]:
     return [
         LibraryCell(star + found.name, found.name.casefold(), f"{found.path}{beside}"),
         outlook(entry),
+        _last_cell(last),
         LibraryCell(decimal_size(found.n_bytes), found.n_bytes),
         LibraryCell(info.quant if info else unread, info.quant if info else ""),
         LibraryCell(
@@ -50,7 +53,24 @@ def cells(entry: LibraryEntry, *, is_pinned: bool) -> list[LibraryCell]:
     ]
 
 
-HEADERS = ("Model", "On these devices", "Size", "Type", "Parameters", "Context", "From")
+HEADERS = (
+    "Model",
+    "On these devices",
+    "Last time",
+    "Size",
+    "Type",
+    "Parameters",
+    "Context",
+    "From",
+)
+
+
+def _last_cell(last: LastUse) -> LibraryCell:
+    """Return how a model ran the last time: "58.1 tok/s", and with which split."""
+    if not last.tokens_per_s:
+        return LibraryCell(tr("loaded") if last.plan else "–", 0.5 if last.plan else 0, last.plan)
+    rate = tr("{rate} tok/s").format(rate=rate_text(last.tokens_per_s))
+    return LibraryCell(rate, last.tokens_per_s, last.plan)
 
 
 def outlook(entry: LibraryEntry) -> LibraryCell:

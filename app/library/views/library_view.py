@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +25,13 @@ from PySide6.QtWidgets import (
 )
 
 from app.library.entries import LibraryEntry
+from app.library.last_use import LastUse
 from app.library.texts import HEADERS, cells
+from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed, with_keys
-from app.widgets.text import label, row_item, set_tip
+from app.widgets.text import caption_text, label, row_item, set_tip
 
 ORDER: Final = Qt.ItemDataRole.UserRole
 PIN: Final = Qt.ItemDataRole.UserRole + 1
@@ -54,6 +56,7 @@ class LibraryView(QWidget):
         super().__init__(parent)
         self._entries: dict[Path, LibraryEntry] = {}
         self._pinned: frozenset[str] = frozenset()
+        self._uses: Mapping[str, LastUse] = {}
         self._rows = QStandardItemModel(0, len(HEADERS), self)
         self._rows.setHorizontalHeaderLabels(list(HEADERS))
         self._shown = _Sorted(self)
@@ -71,9 +74,20 @@ class LibraryView(QWidget):
         self._build()
         self.set_status(is_busy=False)
 
-    def set_entries(self, entries: Sequence[LibraryEntry], pinned: Collection[str]) -> None:
-        """Show these models in place of all others; keep what is selected."""
+    def set_entries(
+        self,
+        entries: Sequence[LibraryEntry],
+        pinned: Collection[str],
+        uses: Mapping[str, LastUse],
+    ) -> None:
+        """Show these models in place of all others; keep what is selected.
+
+        Args:
+            pinned: paths of those that come first.
+            uses: how models were run the last time, by path.
+        """
         chosen = self.selected
+        self._uses = uses
         self._pinned = frozenset(pinned)
         self._entries = {entry.found.path: entry for entry in entries}
         self._rows.setRowCount(0)
@@ -125,14 +139,18 @@ class LibraryView(QWidget):
             menu.addAction(text).triggered.connect(lambda _=False, s=signal: s.emit(path))
         menu.addSeparator()
         remove = menu.addAction("Move to trash…")
-        remove.setEnabled(is_own)  # what other programs keep is theirs
+        if not is_own:  # what other programs keep is theirs, and they would miss it
+            program = self._entries[Path(path)].found.program
+            remove.setText(caption_text(tr("Remove it in {program}").format(program=program)))
+        remove.setEnabled(is_own)
         remove.triggered.connect(lambda: self.remove_requested.emit(path))
         return menu
 
     def _items(self, entry: LibraryEntry) -> list[QStandardItem]:
         is_pinned = str(entry.found.path) in self._pinned
         items = []
-        for cell in cells(entry, is_pinned=is_pinned):
+        last = self._uses.get(str(entry.found.path), LastUse())
+        for cell in cells(entry, last, is_pinned=is_pinned):
             item = row_item(cell.text, cell.tip)
             item.setData(cell.order, ORDER)
             item.setData(is_pinned, PIN)

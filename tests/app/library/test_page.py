@@ -12,17 +12,19 @@ from PySide6.QtWidgets import QFileDialog, QMessageBox, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.library.entries import LibraryEntry, Prospect
+from app.library.last_use import LastUse, last_use
 from app.library.scan import FoundModel
 from app.library.session import LibrarySession
 from app.library.texts import HEADERS, count_text, outlook
 from app.library.views.details_dialog import DetailsDialog
 from app.library.views.library_view import LibraryView
 from app.main import Shell
-from app.units import decimal_size
+from app.settings import Settings
+from app.units import decimal_size, rate_text
 from engine import Load
 from engine.models.info import read_model_info
 from tests.helpers.fake_host import model_info
-from tests.helpers.shell_driver import MakeShell, banner, host_of
+from tests.helpers.shell_driver import MakeShell, ask, banner, host_of
 from tests.helpers.tiny_gguf import tiny_gguf
 
 MODEL, OUTLOOK, FROM = 0, HEADERS.index("On these devices"), HEADERS.index("From")
@@ -159,16 +161,88 @@ def test_the_whole_header_can_be_read_and_searched(
 
 
 @pytest.mark.parametrize("answer", ["Yes", "No"])
-def test_only_own_files_go_to_the_trash_and_only_after_a_question(
+def test_all_files_of_a_model_go_to_the_trash_after_a_question(
     qtbot: QtBot, shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
+    """Parts and eyes go together, but eyes stay where another model needs them."""
     moved: list[Path] = []
-    monkeypatch.setattr("app.library.presenter._move_to_trash", lambda p: not moved.append(p))
+    asked: list[str] = []
+    own = folder / "seer"
+    own.mkdir()
+    first = own / "seer-00001-of-00002.gguf"
+    for path in (first, own / "seer-00002-of-00002.gguf", own / "mmproj-F16.gguf"):
+        path.write_text("GGUF")
+    (folder / "mmproj-shared.gguf").write_text("GGUF")
+    (folder / "letter.gguf").unlink()
+    monkeypatch.setattr("send2trash.send2trash", moved.append)
     button = getattr(QMessageBox.StandardButton, answer)
-    monkeypatch.setattr(QMessageBox, "question", lambda *_: button)
+    monkeypatch.setattr(QMessageBox, "question", lambda *a: asked.append(a[2]) or button)
+    view = show(qtbot, shell)
+    view.remove_requested.emit(str(first))
+    assert asked == ["Move seer to the trash (3 files, 12 B)?"]
+    three = [first, own / "seer-00002-of-00002.gguf", own / "mmproj-F16.gguf"]
+    qtbot.waitUntil(lambda: moved == (three if answer == "Yes" else []))
+    view.remove_requested.emit(str(folder / "beta.gguf"))
+    three.append(folder / "beta.gguf")
+    qtbot.waitUntil(lambda: moved == (three if answer == "Yes" else []))
+
+
+def test_what_cannot_be_moved_to_the_trash_is_said(
+    qtbot: QtBot, shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("send2trash.send2trash", fail)
+    monkeypatch.setattr(QMessageBox, "question", lambda *_: QMessageBox.StandardButton.Yes)
     view = show(qtbot, shell)
     view.remove_requested.emit(str(folder / "beta.gguf"))
-    assert moved == ([folder / "beta.gguf"] if answer == "Yes" else [])
+    qtbot.waitUntil(lambda: "beta.gguf could not be moved" in banner(shell))
+    assert (folder / "beta.gguf").is_file()
+
+
+def test_what_other_programs_keep_is_removed_there(
+    qtbot: QtBot, shell: Shell, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "letter.gguf").unlink()
+    theirs = tmp_path / "nobody/.lmstudio/models/acme/tiny.gguf"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("GGUF")
+    view = show(qtbot, shell)
+    last = view.menu_for(str(theirs)).actions()[-1]
+    assert last.text() == "Remove it in LM Studio"
+    assert not last.isEnabled()
+    assert view.menu_for(str(folder / "beta.gguf")).actions()[-1].isEnabled()
+
+
+def test_a_model_remembers_how_it_ran_the_last_time(
+    qtbot: QtBot, shell: Shell, folder: Path
+) -> None:
+    beta, alpha = str(folder / "beta.gguf"), str(folder / "alpha.gguf")
+    shell.models.open(beta)
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    shell.keep(shell.settings.current.with_plan(alpha, {"mode": 3, "ranks": [None, {}]}))
+    ask(qtbot, shell, "Hi")
+    speed = shell.settings.current.speeds[beta]
+    assert speed > 0
+    column = HEADERS.index("Last time")
+    view = show(qtbot, shell)
+    assert [row[column] for row in rows(view)] == ["–", f"{rate_text(speed)} tok/s", "–"]
+    assert str(view.table.model().index(1, column).data(Qt.ItemDataRole.ToolTipRole))
+
+
+def test_a_split_is_told_in_a_few_words() -> None:
+    ranks = [{"on": True, "share": 0.6}, {"on": True, "share": 0.4}, {"on": False, "share": 0.0}]
+    for plan, text in (
+        ({"mode": "tensor", "ranks": ranks, "n_ctx": 32768}, "Tensor 60 : 40 · context 32k"),
+        ({"mode": "layer", "ranks": ranks, "n_ctx": None}, "Layers 60 : 40"),
+        ({"mode": "single", "ranks": ranks}, "One device"),
+        ({"mode": [], "ranks": 3, "n_ctx": True}, ""),
+        ({"ranks": [{"on": True, "share": 1e400}, {"on": True, "share": "x"}]}, ""),
+        ([], ""),
+    ):
+        settings = Settings(plans={"/m": plan}, speeds={"/m": "fast"})
+        assert last_use(settings, "/m") == LastUse(text, 0.0)
 
 
 def test_words_of_a_file_are_shown_as_they_are(qtbot: QtBot, shell: Shell, folder: Path) -> None:
