@@ -46,6 +46,7 @@ from app.shell.idle import IdleUnloader
 from app.shell.keeper import SettingsKeeper
 from app.shell.language import start_language
 from app.shell.main_window import MainWindow, Panels
+from app.shell.open_on_send import OpenOnSend
 from app.shell.recovery import Recovery
 from app.shell.side_panels import SidePanels
 from app.shell.start_up import StartUp
@@ -254,6 +255,9 @@ class Shell(QObject):
             self.settings, self.keep, window.show_page, self._show_chat, Tray.problems, self
         )
         self.tray = Tray(window, self.settings, self)
+        self.open_on_send = OpenOnSend(
+            self.client, self.models, self.session, window.composer, self.settings, self
+        )
         # last, as its notice of a lost model has a button where those of others have none
         flush = self.chat_presenter.flush
         self.recovery = Recovery(self.client, self.models, self.session, flush, self)
@@ -261,7 +265,8 @@ class Shell(QObject):
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
-        for source in (*presenters, *others, self.chat_listing, self.crashes, self.recovery):
+        more = self.chat_listing, self.open_on_send, self.crashes, self.recovery
+        for source in (*presenters, *others, *more):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
             success.connect(self.window.banner.dismiss_failure)

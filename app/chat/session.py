@@ -45,6 +45,7 @@ class ChatSession(QObject):
     answering = Signal(str)  # id of the chat, before the engine starts to answer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
+    model_wanted = Signal(bool)  # a message waits for a model; whether one is being loaded
 
     def __init__(
         self,
@@ -210,8 +211,8 @@ class ChatSession(QObject):
     # answers
 
     def send(self, text: str, files: tuple[Attachment, ...] = ()) -> bool:
-        """Send a message; return False, and say why in a notice, if that is not possible now."""
-        if not (text.strip() or files) or not self._may_answer():
+        """Send a message; return False, and say why, if that is not possible now."""
+        if not (text.strip() or files) or not self._may_answer(is_message=True):
             return False
         if self._writer.chat is self.current:  # only what says so, like Stop, ends an answer
             self._notice(
@@ -315,9 +316,13 @@ class ChatSession(QObject):
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)
 
-    def _may_answer(self) -> bool:
+    def _may_answer(self, *, is_message: bool = False) -> bool:
         is_loading = self._client.state is EngineState.LOADING
-        if self._client.model is None or is_loading:  # stopping the answer would stop the loading
+        is_ready = self._client.model is not None and not is_loading
+        if is_message and not is_ready:
+            self.model_wanted.emit(is_loading)
+            return False
+        if not is_ready:  # stopping the answer would stop the loading
             if is_loading:
                 why = tr("The model is still loading, so the message stays here as a draft.")
             else:
