@@ -362,8 +362,7 @@ class Shell(QObject):
         self.side_panels.note_answer(finished, self.client.model)
         self.tray.note_answer()
         if rate > 0:
-            if (model := self.client.model) is not None:
-                self.library.note_speed(model.info.path, rate)
+            self.library.note_speed(self.client.model, rate)
             self.monitor.add_rate(rate)  # a short answer ends before the first reading of the rate
             self.monitor.add_rate(0.0)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from app.library.presenter import LibraryPresenter
     from app.library.session import LibrarySession
     from app.library.views.library_view import LibraryView
+    from engine import ModelLoaded
 
 
 class ModelsPart(Protocol):
@@ -106,9 +107,10 @@ class LibraryPage(QObject):
         tabs.setCurrentIndex(1 + self._parts.index(part))
         self._enter()
 
-    def note_speed(self, path: str, tokens_per_s: float) -> None:
-        """Remember how fast a model has answered."""
-        self._keep(self._settings.current.with_speed(path, tokens_per_s))
+    def note_speed(self, loaded: ModelLoaded | None, tokens_per_s: float) -> None:
+        """Remember how fast the loaded model has answered."""
+        if loaded is not None:
+            self._keep(self._settings.current.with_speed(loaded.info.path, tokens_per_s))
 
     def close(self) -> None:
         """End all work on threads."""
