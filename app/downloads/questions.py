@@ -17,6 +17,7 @@ from app.downloads.outlook import direct_name, look_at
 from app.downloads.transfer.remote_file import RemoteFile
 from app.downloads.transfer.source import Source, TryLater
 from app.library.entries import LibraryEntry, Situation
+from app.translation import tr
 from engine import EngineError
 
 LEAVE_S = 1.0
@@ -108,26 +109,27 @@ class HubQuestions(QObject):
         found = offers(repository.files)
         if not found:
             raise EngineError(
-                f"{repository.repo} has no GGUF model.", "Look for one with “GGUF” in its name."
+                tr("{repository} has no GGUF model.").format(repository=repository.repo),
+                tr("Look for one with “GGUF” in its name."),
             )
         first = wanted(found, address.quant, address.path)
         if first is None and (address.quant or address.path):
             name = address.quant or address.path
             raise EngineError(
-                f"{repository.repo} has no {name}.",
-                f"It has {', '.join(offer.quant for offer in found[:12])}.",
+                tr("{repository} has no {name}.").format(repository=repository.repo, name=name),
+                tr("It has {names}.").format(names=", ".join(one.quant for one in found[:12])),
             )
         return Choices(repository, tuple(found), found.index(first) if first else 0)
 
     def _direct(self, url: str) -> Choices:
         """Return the one model behind a link."""
         if is_offline():
-            raise EngineError(OFFLINE, "Unset it and start Tandem again.")
+            raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
         source = self._open_source()
         try:
             n_bytes, mark = source.size_of(url)
         except TryLater as failure:
-            raise EngineError(str(failure), "Try it again.") from None
+            raise EngineError(str(failure), tr("Try it again.")) from None
         finally:
             source.close()
         host = url.partition("//")[2].partition("/")[0].partition(":")[0]
@@ -137,7 +139,7 @@ class HubQuestions(QObject):
 
     def _look(self, offer: Offer, situation: Situation) -> Look:
         if is_offline():
-            raise EngineError(OFFLINE, "Unset it and start Tandem again.")
+            raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
         source = self._open_source()
         try:
             return Look(offer, look_at(offer, source, situation, self._is_closed.is_set))

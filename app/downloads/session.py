@@ -15,6 +15,7 @@ from app.downloads.hub.address import is_offline
 from app.downloads.hub.client import OFFLINE
 from app.downloads.jobs import DownloadJob, JobStore, discard_job, run_job
 from app.downloads.transfer.source import Denied, Source
+from app.translation import tr
 from engine import Cancelled, EngineError
 
 log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ class DownloadSession(QObject):
 
         try:
             if is_offline():
-                raise EngineError(OFFLINE, "Unset it and start Tandem again.")
+                raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
             source = self._open_source()
             try:
                 run_job(
@@ -207,7 +208,8 @@ class DownloadSession(QObject):
         except EngineError as failure:
             error = failure
         except OSError as failure:
-            error = EngineError(f"The download has failed: {failure.strerror or failure}.")
+            why = failure.strerror or failure
+            error = EngineError(tr("The download has failed: {why}.").format(why=why))
         if isinstance(error, Cancelled) and self._is_leaving(job.id):
             discard_job(job)
         self._ended.emit(job.id, error)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, QUrl, Signal, Slot
-from PySide6.QtGui import QDesktopServices
+from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.conversation import DamagedChat
 from app.chat.listing.folders import Shelf, ShelfStore
@@ -15,6 +14,7 @@ from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
 from app.notice import Notice
 from app.translation import tr
+from app.widgets.reveal import reveal
 
 if TYPE_CHECKING:
     from app.chat.search.finder import ChatFinder
@@ -87,7 +87,7 @@ class ListPresenter(QObject):
         rows.renamed.connect(session.rename)
         rows.delete_requested.connect(self._chats.delete_chats)
         rows.damaged_chosen.connect(self._explain_damage)
-        rows.reveal_requested.connect(reveal)
+        rows.reveal_requested.connect(lambda damaged: reveal(damaged.path))
         session.chats_changed.connect(self.show)
         session.opened.connect(self.show)
         session.busy_changed.connect(self.show)
@@ -175,14 +175,9 @@ class ListPresenter(QObject):
                 tr("The file stays as it is. A backup in its place is read at the next start."),
                 "warning",
                 tr("Show in folder"),
-                lambda: reveal(damaged),
+                lambda: reveal(damaged.path),
             )
         )
-
-
-def reveal(damaged: DamagedChat) -> None:
-    """Open the folder of a damaged chat in the file manager."""
-    QDesktopServices.openUrl(QUrl.fromLocalFile(str(damaged.path.parent)))
 
 
 def free_name(shelf: Shelf) -> str:

@@ -216,8 +216,7 @@ def _told(what: str) -> Iterator[None]:
             tr("Accept them on the model's page, then enter a token of your account here."),
         ) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        hint = tr("Check the name; a private one needs a token.")
-        raise EngineError(tr("There is no repository {name}.").format(name=shown), hint) from None
+        raise _no_repository(shown) from None
     except errors.HFValidationError:
         raise EngineError(
             tr("“{name}” is no name of a repository.").format(name=shown), tr("Write owner/name.")
@@ -227,8 +226,7 @@ def _told(what: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status == 404:
-            hint = "Check the name; a private one needs a token."
-            raise EngineError(f"There is no repository {shown}.", hint) from None
+            raise _no_repository(shown) from None
         if status in (401, 403):
             raise Denied(
                 tr("The hub does not accept your token."), tr("Enter another one.")
@@ -241,6 +239,13 @@ def _told(what: str) -> Iterator[None]:
     except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         log.info("the hub's answer about %s is not understood", shown)
         raise EngineError(tr("The hub's answer is not understood."), tr("Try it later.")) from None
+
+
+def _no_repository(shown: str) -> EngineError:
+    return EngineError(
+        tr("There is no repository {name}.").format(name=shown),
+        tr("Check the name; a private one needs a token."),
+    )
 
 
 def _n_params(gguf: object) -> int:

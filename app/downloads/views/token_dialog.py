@@ -21,7 +21,6 @@ class TokenDialog(QDialog):
         self.setWindowTitle(tr("Hugging Face token"))
         self.field = QLineEdit()
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.field.setPlaceholderText("hf_…")
         self.field.setAccessibleName(tr("Token"))
         text = label(
             tr(
