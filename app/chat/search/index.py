@@ -8,6 +8,7 @@ Several windows may use it at once.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -177,6 +178,7 @@ class ChatIndex:
             return self._open
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))  # for this user alone
         self._open = connection = sqlite3.connect(
             self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,15 @@ def test_a_deleted_chat_leaves_no_text_behind(tmp_path: Path) -> None:
     assert index.chats() == {}
     index.close()
     assert b"xylophone" not in (tmp_path / "index").read_bytes()
+
+
+def test_other_users_cannot_read_the_index(tmp_path: Path) -> None:
+    index = ChatIndex(tmp_path / "index")
+    index.put(chat("private"), (None, None))
+    files = list(tmp_path.iterdir())
+    assert len(files) == 3, "with the files in which SQLite keeps the latest changes"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    index.close()
 
 
 def test_the_list_is_read_without_waiting(tmp_path: Path) -> None:
