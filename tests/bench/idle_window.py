@@ -6,7 +6,8 @@
 A real window with its engine in a process of its own, in a folder of its own. Printed are, for the
 window's process alone: its memory with nothing loaded, the parts of a core that it takes with
 nothing loaded and with a loaded model that is silent, and while the bundled model answers, by
-turns with the monitor's graphs, with its overview and without the monitor.
+turns with the monitor's graphs, with its overview and without the monitor. As answers differ from
+turn to turn, what a reading with all that it draws takes of the processor is measured as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from typing import Any
 
 import psutil
 from PySide6.QtCore import QEventLoop, QTimer
+from PySide6.QtWidgets import QApplication
+
+from app.monitor.views.monitor_head import graph_names
+from app.units import GIB, MIB
+from engine import DeviceSnapshot
 
 PROMPT = "What is tensor parallelism?"
 SETTLE_S = 10.0
@@ -51,6 +57,7 @@ def measure(shell: Any, seconds: float, turns: int) -> None:
     shell.window.show_dock(shell.window.monitor_dock, False)
     print(f"nothing loaded, monitor closed: {cost(seconds):.2f} % of a core", flush=True)
     shell.window.show_dock(shell.window.monitor_dock, True)
+    _drawing(shell)
     shell.model_presenter.open_demo()
     while shell.client.model is None:
         wait(0.2)
@@ -59,6 +66,41 @@ def measure(shell: Any, seconds: float, turns: int) -> None:
     print(f"demo loaded: {process.memory_info().rss / 1e6:.0f} MB", flush=True)
     _while_answering(shell, turns)
     shell.window.close()
+
+
+def _drawing(shell: Any) -> None:
+    """Print the processor time of the GUI thread for a reading of four devices, all drawn."""
+    shell.poller.stop()
+    views = {"three graphs": graph_names()[:3], "all graphs": graph_names(), "overview": ()}
+    for name, graphs in views.items():
+        shell.monitor_presenter._on_chosen(not graphs, graphs or graph_names()[:3])
+        for second in range(130):
+            shell.monitor.add_snapshots(_reading(second))
+        QApplication.processEvents()
+        costs = []
+        for second in range(130, 190):
+            began = time.thread_time()
+            shell.monitor.add_snapshots(_reading(second))
+            QApplication.processEvents()
+            costs.append(1000 * (time.thread_time() - began))
+        least, middle = min(costs), statistics.median(costs)
+        print(f"a reading, {name}: {middle:.1f} ms, at least {least:.1f} ms", flush=True)
+    shell.poller.start()
+
+
+def _reading(second: int) -> list[DeviceSnapshot]:
+    """Return a reading of three GPUs that tell all, and of the CPU."""
+    at = time.monotonic() + second
+    gpus = [
+        DeviceSnapshot(
+            f"cuda:{n}", at, (8 + n) * GIB + second * MIB, 24 * GIB, 9 * GIB, 50.0 + second % 9,
+            60.0 + n, 210.0 + second % 5, clock_mhz=2520 - second, power_limit_w=450.0,
+            memory_clock_mhz=10501, clock_limits=("heat",), sent_bytes_s=10**8,
+            received_bytes_s=2 * 10**9 + second, others_bytes=GIB,
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    return [*gpus, DeviceSnapshot("cpu", at, 8 * GIB, 32 * GIB, 24 * GIB, 30.0, others_percent=4.0)]
 
 
 def _while_answering(shell: Any, turns: int) -> None:

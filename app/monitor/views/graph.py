@@ -126,7 +126,7 @@ class Graph(QWidget):
         painter.setBrush(Qt.BrushStyle.NoBrush)
         for curve in self.curves.values():
             painter.setPen(QPen(QColor(theme().device_colour(curve.colour)), LINE_WIDTH))
-            for line in self._lines(curve):
+            for line in self._lines(curve, area):
                 painter.drawPolyline(line)
 
     def _paint_scale(self, painter: QPainter, area: QRectF) -> None:
@@ -144,12 +144,14 @@ class Graph(QWidget):
             place = QRectF(0, y - px(ROOM), px(AXIS_WIDTH - AXIS_GAP), 2 * px(ROOM))
             painter.drawText(place, side, tick(value))
 
-    def _lines(self, curve: Curve) -> Iterator[list[QPointF]]:
-        """Yield the pieces of a curve between its gaps."""
+    def _lines(self, curve: Curve, area: QRectF) -> Iterator[list[QPointF]]:
+        """Yield the pieces of a curve between its gaps; places as `point` has them."""
+        right, bottom = area.right(), area.bottom()
+        across, up = area.width() / WINDOW_S, area.height() / self.top
         line: list[QPointF] = []
         for age, value in zip(curve.ages, curve.values, strict=True):
             if not math.isnan(value):
-                line.append(self.point(age, value))
+                line.append(QPointF(right + age * across, bottom - value * up))
             elif line:
                 yield line
                 line = []
