@@ -113,10 +113,14 @@ class CodeView(QFrame):
             self._formats = []
         first = self._write(code.text)
         self._shown = code
-        self._show_colours()
-        if lexers().want(code.language.lower()) and not self._waits:
+        language = code.language.lower()
+        if not self._waits:
+            lexers().ready.connect(self._on_lexer)  # before it is wanted, or it may be missed
             self._waits = True
-            lexers().ready.connect(self._on_lexer)
+        if not lexers().want(language):
+            lexers().ready.disconnect(self._on_lexer)
+            self._waits = False
+        self._show_colours()
         self._text.measure(first)
 
     @Slot()

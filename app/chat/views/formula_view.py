@@ -55,13 +55,16 @@ class FormulaView(QScrollArea):
             colour=theme().muted if shown.quote else theme().text,
             ratio=self.devicePixelRatioF(),
         )
+        self._pictures.ready.connect(self._on_ready)  # before it is wanted, or it may be missed
+        is_coming = self._pictures.want(self._look)
         picture = self._pictures.find(self._look)
-        if picture is not None:
+        if picture is None:
+            self._show_source()
+        else:
             self._show_picture(picture)
-            return
-        self._show_source()
-        if self._pictures.want(self._look):
-            self._pictures.ready.connect(self._on_ready)
+        self._is_settled = picture is not None or not is_coming
+        if self._is_settled:
+            self._pictures.ready.disconnect(self._on_ready)
 
     @property
     def plain_text(self) -> str:
@@ -79,8 +82,9 @@ class FormulaView(QScrollArea):
 
     @Slot(object)
     def _on_ready(self, look: FormulaLook) -> None:
-        if look != self._look:
+        if look != self._look or self._is_settled:
             return
+        self._is_settled = True
         self._pictures.ready.disconnect(self._on_ready)
         picture = self._pictures.find(look)
         if picture is not None:

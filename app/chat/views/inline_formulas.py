@@ -76,24 +76,33 @@ class InlineFormulas(QObject):
             code: style of its source, shown until its picture is there, or if there will be none.
         """
         look = self._look(formula, style)
+        if not self._waiting:
+            self._pictures.ready.connect(self._show)  # before it is wanted, or it may be missed
+        is_coming = self._pictures.want(look)
         picture = self._pictures.find(look)
+        shown = printable(formula.source).replace("\n", "\u2028")
         if picture is not None:
             cursor.insertText(OBJECT, self._image(picture, formula, style))
-            return
-        shown = printable(formula.source).replace("\n", "\u2028")
-        if self._pictures.want(look):
-            self._n_made += 1
-            code.setProperty(NUMBER, self._n_made)
-            start = QTextCursor(cursor)
-            start.setKeepPositionOnInsert(True)
-            cursor.insertText(shown, code)
-            start.setKeepPositionOnInsert(False)
-            if not self._waiting:
-                self._pictures.ready.connect(self._show)
-            length = len(shown.encode("utf-16-le")) // 2
-            self._waiting[self._n_made] = _Waiting(look, formula, style, start, length)
+        elif is_coming:
+            self._insert_source(cursor, shown, code, look, formula, style)
         else:
             cursor.insertText(shown, code)
+        if not self._waiting:
+            self._pictures.ready.disconnect(self._show)
+
+    def _insert_source(
+        self, cursor: QTextCursor, shown: str, code: QTextCharFormat, look: FormulaLook,
+        formula: Formula, style: QTextCharFormat,
+    ) -> None:  # fmt: skip
+        """Insert a source that a picture will replace."""
+        self._n_made += 1
+        code.setProperty(NUMBER, self._n_made)
+        start = QTextCursor(cursor)
+        start.setKeepPositionOnInsert(True)
+        cursor.insertText(shown, code)
+        start.setKeepPositionOnInsert(False)
+        length = len(shown.encode("utf-16-le")) // 2
+        self._waiting[self._n_made] = _Waiting(look, formula, style, start, length)
 
     def _look(self, formula: Formula, style: QTextCharFormat) -> FormulaLook:
         is_coloured = style.hasProperty(QTextFormat.Property.ForegroundBrush)

@@ -20,7 +20,7 @@ class Lexers(QObject):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[str, Lexer | None] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
 
     def find(self, language: str) -> Lexer | None:
         """Return the lexer of a language, if it is there."""
@@ -30,15 +30,15 @@ class Lexers(QObject):
         """Have a lexer made; return whether `ready` will tell of it."""
         if not language or language in self._made:
             return False
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._make, args=(language,), daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        if language not in self._threads:
+            thread = threading.Thread(target=self._make, args=(language,), daemon=True)
+            self._threads[language] = thread
+            thread.start()
         return True
 
     def finish(self) -> None:
         """Wait for all that are being made."""
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join()
 
     def _make(self, language: str) -> None:

@@ -1,6 +1,7 @@
 """Formulas on screen: their pictures, baselines, sources, and what hostile ones cost."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from PySide6.QtGui import QImage, QTextCursor
@@ -18,7 +19,10 @@ from app.chat.views.inline_formulas import OBJECT
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
 from app.chat.views.text_block import MONOSPACE, TextBlock
+from app.main import Shell
 from app.theme import apply_theme, theme
+from tests.helpers.fake_host import Script
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, shown
 
 FORMULAS = [
     r"\frac{a}{b}", r"\sum_{n=1}^\infty \frac{1}{n^2}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
@@ -238,3 +242,48 @@ def test_an_export_has_the_sources(suffix: str) -> None:
     assert "\\(a_1*b*c\\)" in text
     assert "\\[\nx < y\n\\]" in text.replace("&lt;", "<")
     assert "$5" in text
+
+
+def test_an_answer_in_the_window_shows_its_formulas_in_every_theme_and_after_a_restart(
+    qtbot: QtBot, qapp: QApplication, make_shell: MakeShell, script: Script
+) -> None:
+    script.answer = "It is $e^x$, for $5 or $6.\n\n$$\n\\frac{a}{b}\n$$\n"
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "What?")
+
+    def body_of(shell: Shell) -> MessageBody:
+        answer = shell.window.chat_view.last_answer()
+        assert answer is not None
+        return answer.body
+
+    qtbot.waitUntil(lambda: n_pictures(body_of(shell)) == 2)
+    for name in ("light", "dark"):
+        shell.keep(replace(shell.settings.current, theme=name))
+        assert theme().name == name
+        qtbot.waitUntil(lambda: n_pictures(body_of(shell)) == 2)
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    answer.copy()
+    assert qapp.clipboard().text() == script.answer
+    shell.window.close()
+    again = make_shell()
+    qtbot.waitUntil(lambda: n_pictures(body_of(again)) == 2)
+    assert shown(again)[1] == "It is $e^x$, for $5 or $6.\n$$\n\\frac{a}{b}\n$$"
+
+
+def test_pictures_that_come_at_once_are_not_missed(
+    qtbot: QtBot, body: MessageBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is there before the view has gone on, as from a child that is quicker than it."""
+    kept, real = formula_pictures(), FormulaPictures.want
+
+    def at_once(pictures: FormulaPictures, look: FormulaLook) -> bool:
+        is_coming = real(pictures, look)
+        while is_coming and look not in kept._kept:
+            time.sleep(0.001)
+        time.sleep(0.01)
+        return is_coming
+
+    monkeypatch.setattr(FormulaPictures, "want", at_once)
+    body.set_text("a $k_1$ and $k_2$\n\n\\[k_3\\]\n\nb $k_4$")
+    qtbot.waitUntil(lambda: n_pictures(body) == 4)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_pdf_without_text_says_so(tmp_path: Path) -> None:
 def test_cuts_are_near_each_other_and_end_with_the_text(text: str) -> None:
     found = [0, *cuts(text)]
     assert found[-1] == len(text)
-    assert all(0 <= b - a <= 2000 for a, b in zip(found, found[1:], strict=False))
+    assert all(0 <= b - a <= 2000 for a, b in pairwise(found))
 
 
 def test_tokens_are_those_of_the_model(tmp_path: Path) -> None:
