@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Slot
-from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon
+from PySide6.QtCore import QSize, Qt, Slot
+from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
 from app.scale import px
 from app.theme import icon, theme, theme_signals
 from app.widgets.text import caption_text, set_tip
 from engine import one_line
+
+LEAST_SHOWN = "mmmm…"
+"""Text for which an elided button has room at least."""
 
 
 class IconButton(QToolButton):
@@ -82,6 +85,47 @@ class HoverButton(IconButton):
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
         self.set_shown(True)
+
+
+class ElidedButton(QPushButton):
+    """A push button whose text ends in "…" where there is too little room for it."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._full = ""
+        self.set_full_text(text)
+
+    def set_full_text(self, text: str) -> None:
+        """Show a text; it is the accessible name, too, until another one is set."""
+        self._full = one_line(text)
+        self.setAccessibleName(self._full)
+        self.updateGeometry()
+        self._elide()
+
+    def sizeHint(self) -> QSize:
+        hint = super().sizeHint()
+        return QSize(self._frame(hint) + self._advance(self._full), hint.height())
+
+    def minimumSizeHint(self) -> QSize:
+        hint = super().sizeHint()
+        return QSize(self._frame(hint) + self._advance(LEAST_SHOWN), hint.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._elide()
+
+    def _elide(self) -> None:
+        room = self.width() - self._frame(super().sizeHint())
+        shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, room)
+        self.setText(caption_text(shown, 0))
+        set_tip(self, self._full if shown != self._full else "")
+
+    def _frame(self, hint: QSize) -> int:
+        """Return the pixels of a size that are not the present text's."""
+        return hint.width() - self._advance(self.text().replace("&&", "&"))
+
+    def _advance(self, text: str) -> int:
+        return self.fontMetrics().horizontalAdvance(text)
 
 
 def button(text: str, role: str = "", name: str = "") -> QPushButton:

@@ -5,21 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from app import paths
+from app.chat.conversation import Conversation
+from app.chat.message import AnswerStats, Message
 from app.main import Shell
+from app.notice import Notice
 from app.preferences.page import SettingsPage
 from app.settings import Settings, SettingsStore
 from app.shell.language import start_language
-from app.translation import languages
+from app.translation import languages, tr
 from app.widgets.buttons import button
 from app.widgets.text import label
 from engine import parse_rig
 from tests.helpers.clipped import clipped
 from tests.helpers.fake_host import FakeHost, Script
 from tests.helpers.hollow import hollow_moe
+from tests.helpers.main_states import ANSWER, QUESTION, THOUGHT
 from tests.helpers.screenshots import RIG, base_settings
 
 SMALL = 1024, 700
@@ -42,6 +47,7 @@ def shell(
     made = Shell(qapp, lambda on_event: FakeHost(on_event, script), parse_rig(RIG))
     made.start()
     made.window.resize(*SMALL)
+    made.window.resizeDocks([made.window.split_dock], [SMALL[0]], Qt.Orientation.Horizontal)
     qtbot.waitUntil(lambda: made.start_up.is_ready)
     sizes = {"n_layer": 48, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
     made.models.open(str(hollow_moe(home / "moe.gguf", **sizes)))
@@ -93,7 +99,34 @@ def search(shell: Shell) -> QWidget:
     return dialog
 
 
+def chat(shell: Shell) -> QWidget:
+    """Show an answer with all that can be in one: two versions, and a way to continue."""
+    stats = AnswerStats("length", 212, 48.3, 0.41, 300)
+    made = Conversation()
+    question = made.add(Message("user", QUESTION))
+    made.add(Message("assistant", "Use a calculator.", stats))
+    made.add(Message("assistant", THOUGHT + ANSWER, stats, thought_s=2.1), question.id)
+    shell.session.take(made)
+    return shell.window
+
+
+def failure(shell: Shell) -> QWidget:
+    text = tr("Something went wrong in the window ({line}).").format(line="ValueError: 3")
+    what = tr("This is a bug in Tandem. Your chats are safe; you can go on.")
+    shell.window.banner.show_notice(Notice(text, what, "error", tr("Copy details"), lambda: None))
+    return shell.window
+
+
+def shortcuts(shell: Shell) -> QWidget:
+    shell.help.show_shortcuts()
+    assert shell.help.shortcuts is not None
+    return shell.help.shortcuts
+
+
 SCENES: dict[str, Callable[[Shell], QWidget]] = {
+    "start": lambda shell: shell.window,
+    "chat": chat,
+    "failure": failure,
     "split": open_row,
     "short of memory": short_of_memory,
     "map": dock("map"),
@@ -102,11 +135,12 @@ SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "settings": page("settings_page"),
     "models": page("library"),
     "search": search,
+    "shortcuts": shortcuts,
 }
 
 
 def test_all_texts_fit_into_a_small_window(shell: Shell, qtbot: QtBot, language: str) -> None:
-    found = clipped(shell.window)
+    found: list[str] = []
     for name, show in SCENES.items():
         shown = show(shell)
         qtbot.waitUntil(shown.isVisible)

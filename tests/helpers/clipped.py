@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import (
     QAbstractButton,
+    QAbstractScrollArea,
     QAbstractSpinBox,
     QCheckBox,
     QComboBox,
@@ -22,6 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.widgets.buttons import ElidedButton
 from app.widgets.text import ElidedLabel
 
 LINE_MARGIN = 2
@@ -29,12 +31,15 @@ LINE_MARGIN = 2
 
 
 def clipped(root: QWidget) -> list[str]:
-    """Return the visible texts below a widget that do not fit, with need and room in pixels."""
+    """Return the visible texts below a widget that do not fit, with need and room in pixels.
+
+    A label or a button that ends behind an edge of what shows it does not fit, either.
+    """
     found = []
     for widget in (root, *root.findChildren(QWidget)):
         if not widget.isVisible() or widget.visibleRegion().isEmpty():
             continue
-        for text, need, room in _needs(widget):
+        for text, need, room in (*_needs(widget), *_behind_an_edge(widget)):
             if text.strip() and need > room:
                 found.append(f"{type(widget).__name__} “{text[:60]}”: {need} of {room} px")
     return found
@@ -42,7 +47,7 @@ def clipped(root: QWidget) -> list[str]:
 
 def _needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
     """Yield the texts of a widget, the pixels that each needs, and those that it has."""
-    if isinstance(widget, ElidedLabel):
+    if isinstance(widget, ElidedLabel | ElidedButton):
         return  # ends in "…", and has a tool tip
     if isinstance(widget, QLabel):
         yield from _label_needs(widget)
@@ -61,6 +66,22 @@ def _needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
         yield widget.text(), _width(widget, widget.text()), widget.lineEdit().width()
     elif isinstance(widget, QLineEdit) and not isinstance(widget.parent(), QAbstractSpinBox):
         yield widget.placeholderText(), _width(widget, widget.placeholderText()), _inside(widget)
+
+
+def _behind_an_edge(widget: QWidget) -> Iterator[tuple[str, int, int]]:
+    """Yield the text of a label or button, its width, and the width that is seen of it."""
+    if isinstance(widget, QLabel | QPushButton | QCheckBox) and not _can_scroll(widget):
+        yield widget.text(), widget.width(), widget.visibleRegion().boundingRect().width()
+
+
+def _can_scroll(widget: QWidget) -> bool:
+    """Return whether a bar scrolls to what is behind the right edge."""
+    around = widget.parentWidget()
+    while around is not None:
+        if isinstance(around, QAbstractScrollArea) and around.horizontalScrollBar().isVisible():
+            return True
+        around = around.parentWidget()
+    return False
 
 
 def _label_needs(label: QLabel) -> Iterator[tuple[str, int, int]]:

@@ -11,7 +11,7 @@ from app.chat.views.growing_edit import GrowingEdit, local_files
 from app.scale import px
 from app.theme import set_role
 from app.translation import tr
-from app.widgets.buttons import button
+from app.widgets.buttons import ElidedButton, button
 from app.widgets.shortcuts import with_keys
 from app.widgets.sizes import scaled
 from app.widgets.text import set_tip
@@ -50,13 +50,12 @@ class Composer(QFrame):
         self.edit.takes_files = True
         self.edit.files_given.connect(self.files_given)
         self.edit.picture_pasted.connect(self.picture_pasted)
-        self._sampling = button(tr("Sampling"))
+        self._sampling = ElidedButton(tr("Sampling"))
         self._sampling.setProperty("role", "pill")
         scaled(self._sampling, self._sampling.setMinimumWidth, LEAST_SAMPLING)
         self._sampling.clicked.connect(self.sampling_clicked)
         self.gauge = ContextGauge(self)
         self._send = button(tr("Send"), "primary")
-        scaled(self._send, self._send.setMinimumWidth, 64)
         self._send.clicked.connect(self._press)
         row = QHBoxLayout()
         row.setSpacing(8)
@@ -110,7 +109,7 @@ class Composer(QFrame):
         self._update_button()
 
     def set_sampling_summary(self, text: str) -> None:
-        self._sampling.setText(text)
+        self._sampling.set_full_text(text)
         self._sampling.setAccessibleName(tr("Sampling: {text}").format(text=text))
 
     @Slot()

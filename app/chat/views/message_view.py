@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, Qt, Signal, Slot
-from PySide6.QtGui import QEnterEvent
+from PySide6.QtGui import QEnterEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
+    QBoxLayout,
     QFrame,
     QHBoxLayout,
     QSizePolicy,
@@ -22,6 +23,7 @@ from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
+from app.scale import px
 from app.translation import tr, tr_later, tr_n
 from app.widgets.buttons import HoverButton, IconButton, button
 from app.widgets.text import ElidedLabel, label
@@ -34,6 +36,8 @@ REASONS = {
     "cancelled": tr_later("stopped"),
     "failed": tr_later("interrupted"),
 }
+LEAST_FIGURES = 60
+"""Room for the figures of an answer beside its buttons at least, in pixels."""
 CAN_GO_ON = ("length", "context", "cancelled", "failed")
 """Reasons of an end after which an answer can be continued."""
 BUTTONS_WIDTH = 110
@@ -232,16 +236,19 @@ class AnswerView(MessageView):
         actions.addWidget(self._go_on)
         actions.addWidget(self._again)
         actions.addWidget(more)
-        footer = QHBoxLayout()
-        footer.addWidget(self.versions)
-        footer.addWidget(self._status, 1)
-        footer.addWidget(self._actions)
+        self._actions.setMinimumWidth(1)  # it goes below the rest before the window gets wider
+        rest = QHBoxLayout()
+        rest.addWidget(self.versions)
+        rest.addWidget(self._status, 1)
+        self._footer = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._footer.addLayout(rest, 1)
+        self._footer.addWidget(self._actions, 0, Qt.AlignmentFlag.AlignRight)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(8)
         for widget in (self._thought, self.body, self._problem):
             layout.addWidget(widget)
-        layout.addLayout(footer)
+        layout.addLayout(self._footer)
         self._column = layout
         self._actions.hide()
         self._problem.hide()
@@ -296,6 +303,20 @@ class AnswerView(MessageView):
         self._again.setVisible(self._is_last)
         can_go_on = bool(self.message.content) and reason in CAN_GO_ON
         self._go_on.setVisible(self._is_last and can_go_on)
+        self._fit_footer()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_footer()
+
+    def _fit_footer(self) -> None:
+        """Put the buttons below the figures where one line has no room for both."""
+        needed = self._actions.sizeHint().width() + px(LEAST_FIGURES)
+        if not self.versions.isHidden():
+            needed += self.versions.sizeHint().width()
+        direction = QBoxLayout.Direction
+        is_narrow = needed > self.width()
+        self._footer.setDirection(direction.TopToBottom if is_narrow else direction.LeftToRight)
 
     def _show(self) -> None:
         parts = split_thought(self.message.content)
