@@ -24,6 +24,10 @@ MOST_TOKENS: Final = 24
 ROOM: Final = 128
 """Free tokens of the context that a title takes, with what asks for it."""
 
+LONGEST_CHAT: Final = 4096
+"""Largest number of context tokens of a chat that gets a title: a model with recurrent states cannot
+go back in its cache, and computes all of them again, for the title and for the next answer."""
+
 MOST_MESSAGES: Final = 6
 """Largest number of messages of a chat that gets a title; later ones have lived with theirs."""
 
@@ -80,7 +84,7 @@ class ChatTitler(QObject):
         self._waiting = None
         if not self._is_wanted() or not needs_title(chat):
             return
-        if model.n_ctx - chat.context_tokens < ROOM:
+        if chat.context_tokens > min(LONGEST_CHAT, model.n_ctx - ROOM):
             return
         self._asked.add(chat.id)
         title = chat.title

@@ -167,6 +167,18 @@ def test_a_title_ends_for_whatever_the_engine_is_to_do(
     assert shell.session.current.title == "Why is the third card slow?"
 
 
+@pytest.mark.parametrize("n_tokens", [titles.LONGEST_CHAT + 1, 4096 - titles.ROOM + 1])
+def test_a_long_chat_and_a_full_context_get_no_title(
+    qtbot: QtBot, shell: Shell, n_tokens: int
+) -> None:
+    ask(qtbot, shell, "Why is the third card slow?")
+    last = shell.session.current.messages[-1]
+    assert last.stats is not None
+    last.stats = replace(last.stats, context_tokens=n_tokens)
+    assert end_pause(shell)
+    assert asked_for_titles(shell) == []
+
+
 def test_no_titles_if_nobody_wants_them(qtbot: QtBot, shell: Shell) -> None:
     shell.keep(replace(shell.settings.current, auto_titles=False))
     ask(qtbot, shell, "Why is the third card slow?")
