@@ -75,7 +75,8 @@ def main() -> None:
             other = plain(url, Path(name))
             print(  # noqa: T201
                 f"{options.mb / ours:.0f} MB/s in pieces with hash and fsync;"
-                f" {options.mb / other:.0f} MB/s in one stream; ratio {other / ours:.2f}; memory grew by {grown:.1f} MB"
+                f" {options.mb / other:.0f} MB/s in one stream; ratio {other / ours:.2f};"
+                f" memory grew by {grown:.1f} MB"
             )
     here.send("end")
     child.join()
