@@ -25,8 +25,8 @@ ROOM: Final = 128
 """Free tokens of the context that a title takes, with what asks for it."""
 
 LONGEST_CHAT: Final = 4096
-"""Largest number of context tokens of a chat that gets a title: a model with recurrent states cannot
-go back in its cache, and computes all of them again, for the title and for the next answer."""
+"""Largest number of context tokens of a chat that gets a title: a model with recurrent states
+cannot go back in its cache, and computes them again, for the title and for the next answer."""
 
 MOST_MESSAGES: Final = 6
 """Largest number of messages of a chat that gets a title; later ones have lived with theirs."""
