@@ -248,10 +248,10 @@ class ChatSession(QObject):
 
     def edit(self, message_id: int, text: str) -> bool:
         """Ask a question in other words, in a branch of its own; return False as `send` does."""
-        if not text.strip() or not self._may_answer():
+        old = self.current.tree[message_id]
+        if not (text.strip() or old.attachments) or not self._may_answer():
             return False
         self._writer.cut_off()
-        old = self.current.tree[message_id]
         self._ask(replace(old, content=text.strip()), old.parent)
         return True
 

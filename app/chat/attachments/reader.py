@@ -59,15 +59,15 @@ class FileReader(QObject):
         """
         self._run(key, path.name, {"path": str(path.absolute()), "model": model}, then)
 
-    def count(
-        self, key: str, file: ReadFile, model: str, then: Callable[[ReadFile | EngineError], None]
-    ) -> None:
-        """Count the tokens of a text that was read before, for another model."""
+    def count(self, key: str, file: ReadFile, model: str, then: Callable[[ReadFile], None]) -> None:
+        """Count the tokens of a text that was read before, for another model.
+
+        `then` gets the text without marks if they cannot be counted.
+        """
 
         def with_text(counted: ReadFile | EngineError) -> None:
-            if isinstance(counted, ReadFile):
-                counted = ReadFile(file.text, file.n_bytes, counted.marks)
-            then(counted)
+            marks = counted.marks if isinstance(counted, ReadFile) else ()
+            then(ReadFile(file.text, file.n_bytes, marks))
 
         self._run(key, key, {"text": file.text, "model": model}, with_text)
 

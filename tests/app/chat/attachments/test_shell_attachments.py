@@ -95,9 +95,11 @@ def test_a_file_can_be_sent_without_a_word_and_names_the_chat(
     assert shell.window.composer._send.isEnabled()
     ask(qtbot, shell, "")
     assert shell.session.current.title == "notes.txt"
-    assert prompts(shell) == [
-        [("user", '<file name="notes.txt">\nThe secret word is whale.\n</file>')]
-    ]
+    frame = '<file name="notes.txt">\nThe secret word is whale.\n</file>'
+    assert prompts(shell) == [[("user", frame)]]
+    shell.chat_presenter.edit(shell.session.current.messages[0].id, " ")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert prompts(shell)[1:] == [[("user", frame)]], "nor does it need one when it is edited"
 
 
 def test_a_file_can_be_removed(qtbot: QtBot, make_shell: MakeShell, notes: Path) -> None:
@@ -224,6 +226,22 @@ def test_a_dropped_model_is_left_to_the_window(make_shell: MakeShell, notes: Pat
     shell = make_shell(model=MODEL)
     assert not drop(shell, Path("/models/other.gguf"), notes)
     assert chips(shell) == []
+
+
+def test_a_file_stays_whose_tokens_cannot_be_counted(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, notes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    shell = make_shell()
+    shell.window.composer.files_given.emit([str(notes)])
+    wait_until_read(qtbot, shell)
+    monkeypatch.setattr(reader, "MAX_SECONDS", 0.0)
+    shell.models.open(str(tiny_gguf(tmp_path / "m.gguf")))
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    qtbot.wait(300)
+    assert [chip.accessibleName() for chip in chips(shell)] == ["notes.txt, 26 B"]
+    ask(qtbot, shell, "Read it")
+    assert "secret word" in prompts(shell)[-1][-1][1]
 
 
 def test_a_file_that_takes_too_long_is_given_up(
