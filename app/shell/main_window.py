@@ -51,6 +51,7 @@ SIZE = QSize(1440, 900)
 FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
 CENTRE_WIDTH = 360
+LEAST_MIDDLE = 80
 MOST_TITLE = 100
 """Largest number of characters of a model in the title."""
 
@@ -101,6 +102,8 @@ class MainWindow(QMainWindow):
         self.banner = Banner(self)
         self.sampling = SamplingPanel(self)
         self._middle = QStackedWidget(self)
+        # less than its pages ask for: a long draft in a low window needs room for its own buttons
+        scaled(self._middle, self._middle.setMinimumHeight, LEAST_MIDDLE)
         self._middle.addWidget(self.start_view)
         self._middle.addWidget(self.chat_view)
         self._centre = self._make_centre()

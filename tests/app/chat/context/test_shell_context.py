@@ -7,6 +7,8 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.context.usage import ContextUsage
 from app.main import Shell
+from app.notice import Notice
+from app.widgets.text import label
 from engine import CountTokens, EngineError, Failed, Generate
 from tests.helpers.fake_host import Script, model_loaded
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of
@@ -126,6 +128,20 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
     shell.window.composer.submit()
     assert banner(shell) == "This message alone has 50 tokens, the context 40."
     assert not [c for c in host_of(shell).commands if isinstance(c, Generate)]
+
+
+def test_a_long_draft_leaves_the_buttons_free_in_a_low_window(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    shell.window.resize(1024, 700)
+    shell.window.show_page(label("\n" * 14))  # as high as the start page with the demo
+    shell.window.show_chat(True)
+    shell.window.banner.show_notice(Notice("Something has happened."))
+    composer = shell.window.composer
+    composer.edit.setPlainText("line\n" * 20)
+    qtbot.waitUntil(lambda: composer.edit.height() > 100)
+    qtbot.waitUntil(lambda: composer.edit.geometry().bottom() < composer.gauge.geometry().top())
 
 
 def test_without_a_model_nothing_is_counted(qtbot: QtBot, make_shell: MakeShell) -> None:
