@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from engine import Choice, Forecaster
 
 
-SEEN_BYTES = 32 << 20
+SEEN_BYTES = 64 << 20
 """Change of a device's memory, in bytes, from which on it is shown: sizes have tenths of a GiB."""
 
 SEEN_W = 5.0
@@ -57,7 +58,7 @@ class SplitSession(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._seen: tuple[object, ...] = ()
+        self._pictured: tuple[DeviceSnapshot, ...] = ()
         self._state = SplitState(planner_factory, machine_factory)
         self._finder = FitFinder(planner_factory, self)
         self._finder.found.connect(self._on_fit)
@@ -90,9 +91,9 @@ class SplitSession(QObject):
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Use the latest memory figures; while a model loads, those from before stay."""
         self._state.set_snapshots(snapshots)
-        seen = tuple(_seen(snapshot) for snapshot in snapshots)
-        if seen != self._seen:  # a picture costs more than all else in a window that does nothing
-            self._seen = seen
+        pairs = zip_longest(self._pictured, snapshots)
+        if any(_differ(*pair) for pair in pairs):  # a picture costs more than all that is read
+            self._pictured = tuple(snapshots)
             self._schedule()
 
     def set_state(self, state: LoadState) -> None:
@@ -279,15 +280,19 @@ class SplitSession(QObject):
         self._schedule()
 
 
-def _seen(snapshot: DeviceSnapshot) -> tuple[object, ...]:
-    """Return what a picture shows of a device's state, as fine as it shows it."""
-    power, heat = snapshot.power_w, snapshot.temperature_c
+def _differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None) -> bool:
+    """Return whether a picture of one reading of a device would look unlike that of another."""
+    if old is None or new is None:
+        return True
+    if (old.device, old.problem, old.total_bytes) != (new.device, new.problem, new.total_bytes):
+        return True
     return (
-        snapshot.device,
-        snapshot.problem,
-        snapshot.total_bytes,
-        round(snapshot.used_bytes / SEEN_BYTES),
-        round(snapshot.free_bytes / SEEN_BYTES),
-        None if heat is None else round(heat),
-        None if power is None else round(power / SEEN_W),
+        abs(old.used_bytes - new.used_bytes) >= SEEN_BYTES
+        or abs(old.free_bytes - new.free_bytes) >= SEEN_BYTES
+        or _rounded(old.temperature_c, 1.0) != _rounded(new.temperature_c, 1.0)
+        or _rounded(old.power_w, SEEN_W) != _rounded(new.power_w, SEEN_W)
     )
+
+
+def _rounded(value: float | None, step: float) -> int | None:
+    return None if value is None else round(value / step)
