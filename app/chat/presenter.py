@@ -127,6 +127,7 @@ class ChatPresenter(QObject):
             self._views.composer.set_text(draft)
 
     def _wire_chats(self) -> None:
+        self._session.leaving.connect(self.flush)
         self._session.opened.connect(self._on_opened)
         self._session.noticed.connect(self.noticed)
         theme_signals().changed.connect(self._refresh)

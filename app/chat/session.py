@@ -32,6 +32,7 @@ class ChatSession(QObject):
     """
 
     chats_changed = Signal()
+    leaving = Signal()  # before another chat is opened
     opened = Signal(object)  # Conversation
     path_changed = Signal()  # other messages of the open chat are shown now
     message_changed = Signal(int)  # id of a message of the open chat that has another text
@@ -308,6 +309,7 @@ class ChatSession(QObject):
 
     def _open(self, chat: Conversation) -> None:
         if chat is not self.current:
+            self.leaving.emit()
             self.save_all()
         self._show(chat)
 

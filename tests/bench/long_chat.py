@@ -2,8 +2,8 @@
 
     python -m tests.bench.long_chat [--messages 2000] [--seconds 20]
 
-The real window with a scripted engine, on whatever platform Qt is told to use. A short chat and a
-long one take turns. Each is opened from another chat: the time until its end is painted. Then, for
+The real window with a scripted engine, on whatever platform Qt is told to use. Short chats and long
+ones take turns. Five of each are opened from the disk: the time until the end is painted. Then, for
 each part, the longest time between two turns of the event loop: by the clock, and of the window's
 thread's own processor time, which other programs do not lengthen.
 """
@@ -15,8 +15,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication
@@ -63,9 +64,9 @@ class Painted(QObject):
 
 
 class LongChats:
-    """Somebody at a window with a short and a long chat, and an empty one between them."""
+    """Somebody at a window with short and long chats."""
 
-    def __init__(self, chats: list[Conversation]) -> None:
+    def __init__(self) -> None:
         self._app = QApplication(sys.argv[:1])
         self.watch = Watch()
         script = Script(answer=WORDS * 10_000, chunk=5, pause_s=0.012)
@@ -76,18 +77,18 @@ class LongChats:
         self._until(lambda: self.shell.client.model is not None)
         self._view = self.shell.window.chat_view
         self._painted = Painted(self._view.viewport())
-        self._chats = chats
 
-    def run(self, chat: Conversation, seconds: float) -> None:
-        """Open a chat several times, and do everything in it."""
-        chats, name = self.shell.chat_presenter, chat.title
-        times = []
-        for _ in range(N_TIMES):
+    def run(self, chat_ids: Sequence[str], seconds: float) -> None:
+        """Open chats from the disk, and do everything in the last one."""
+        chats, times = self.shell.chat_presenter, []
+        for chat_id in chat_ids:
             chats.new_chat()
             self._rest(0.3)
             self.watch.take()
-            times.append(self._timed(lambda: chats.open_chat(chat.id)))
+            times.append(self._timed(lambda number=chat_id: chats.open_chat(number)))  # type: ignore[misc]
             self._rest(1.5)
+        chat = self.shell.session.current
+        name = chat.title
         print_line(f"{name:14} opened in {' '.join(f'{t:.0f}' for t in times)} ms")
         self._report(name, "opened")
         self._stream(chat, seconds)
@@ -154,17 +155,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["TANDEM_HOME"] = home
         store = ChatStore(paths.chats_dir())
-        for n_messages in (SHORT, args.messages):
-            store.save(chat_of(n_messages))
+        sets = [[chat_of(n) for _ in range(N_TIMES)] for n in (SHORT, args.messages) * 2]
+        for chat in chain(*sets):
+            store.save(chat)
         settings = SettingsStore(paths.settings_file())
         settings.put(replace(settings.current, last_chat="none"))
         settings.save()
-        window = LongChats(store.load())
-        library = window.shell.session.library
-        chats = [library.find(summary.id) for summary in library.summaries]
-        found = sorted(filter(None, chats), key=lambda chat: len(chat.tree))
-        for chat in (*found, *found):
-            window.run(chat, args.seconds)
+        window = LongChats()
+        for chats in sets:
+            window.run([chat.id for chat in chats], args.seconds)
         window.close()
 
 

@@ -32,7 +32,7 @@ class BranchSteps(QObject):
             return
         before, was_edited = message.content, message.edited
         after = with_answer(before, text.strip())
-        if after == before:
+        if after == before or not text.strip():
             return
 
         def write(content: str, *, edited: bool) -> None:
@@ -42,7 +42,8 @@ class BranchSteps(QObject):
                 self._session.message_changed.emit(message_id)
 
         def undo() -> None:
-            if chat.tree.get(message_id) is message and message.content == after:
+            is_kept = self._session.find(chat.id) is chat and chat.tree.get(message_id) is message
+            if is_kept and message.content == after:
                 write(before, edited=was_edited)
 
         write(after, edited=True)

@@ -248,6 +248,34 @@ def test_a_fork_is_a_chat_of_its_own(qtbot: QtBot, make_shell: MakeShell, script
     assert len(make_shell().session.library.summaries) == 3
 
 
+def test_text_that_is_typed_stays_with_its_chat_when_a_fork_opens(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    first = shell.session.current
+    qtbot.keyClicks(shell.window.composer.edit, "half a question")
+    step(qtbot, view_of(shell, "Hello"), "New chat from here")
+    assert (first.draft, shell.session.current.draft) == ("half a question", "")
+    assert shell.window.composer.text == ""
+
+
+def test_undo_leaves_a_chat_deleted_that_was_deleted_since(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    edit(qtbot, view_of(shell, "Hello"), "Mine.", Qt.KeyboardModifier.ControlModifier)
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.on_action is not None
+    shell.chat_presenter.delete_chats([shell.session.current.id])
+    notice.on_action()
+    assert shell.session.library.summaries == []
+    shell.window.close()
+    assert make_shell().session.library.summaries == []
+
+
 def test_other_versions_are_seen_while_one_is_written(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
