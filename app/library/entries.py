@@ -12,6 +12,7 @@ from app.library.scan import FoundModel
 from app.split.fit import suggestion
 from app.split.plan_source import PlannerFactory
 from app.split.settings import SplitSettings
+from app.translation import tr
 from engine import EngineError, ModelInfo
 
 if TYPE_CHECKING:
@@ -73,13 +74,16 @@ class Situation:
 def read_entry(found: FoundModel) -> LibraryEntry:
     """Return a model with the facts of its header, or why it cannot be opened."""
     if found.missing:
-        more = f" and {len(found.missing) - 1} more" if len(found.missing) > 1 else ""
-        return LibraryEntry(found, problem=f"{found.missing[0]}{more} is missing.")
+        several, one = tr("{file} and {n} more are missing."), tr("{file} is missing.")
+        n_more = len(found.missing) - 1
+        text = (several if n_more else one).format(file=found.missing[0], n=n_more)
+        return LibraryEntry(found, problem=text)
     try:
         info = engine.read_model_info(found.path)
     except (EngineError, OSError) as error:
         return LibraryEntry(found, problem=str(error))
-    problem = "" if info.supported else f"The architecture {info.architecture} is not supported."
+    text = tr("The architecture {name} is not supported.").format(name=info.architecture)
+    problem = "" if info.supported else text
     return LibraryEntry(found, info, problem)
 
 

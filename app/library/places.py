@@ -6,7 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+from app.translation import tr_later
+
+YOUR_FOLDERS: Final = tr_later("Your folders")
+"""Name of the folders that a person has chosen, in place of a program's."""
 
 Layout = Literal["files", "hub", "ollama"]
 """Arrangement of a folder: files at any depth, Hugging Face's cache, or Ollama's manifests."""
@@ -38,7 +43,7 @@ def known_places(
         own: folders that the person has chosen.
         home: the person's home folder; None asks the system.
     """
-    found = [Place(Path(path).expanduser(), "Your folders") for path in own]
+    found = [Place(Path(path).expanduser(), YOUR_FOLDERS) for path in own]
     if home is None:
         try:
             home = Path.home()

@@ -87,7 +87,7 @@ class LibraryPresenter(QObject):
     @Slot()
     def _add_folder(self) -> None:
         """Ask for a folder to look into as well."""
-        folder = QFileDialog.getExistingDirectory(self._view, "Folder with models")
+        folder = QFileDialog.getExistingDirectory(self._view, tr("Folder with models"))
         current = self._settings.current
         if folder and folder not in current.model_folders:
             self._keep(replace(current, model_folders=(*current.model_folders, folder)))

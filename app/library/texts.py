@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.library.entries import LibraryEntry
 from app.library.last_use import LastUse
 from app.split.figures import rank_labels
-from app.translation import tr
+from app.translation import tr, tr_later
 from app.units import context_text, decimal_size, rate_text
 
 UNKNOWN = "…"
@@ -32,7 +32,8 @@ def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool) -> list[Librar
     found, info = entry.found, entry.info
     unread = "" if entry.problem else UNKNOWN
     helpers = [path.name for path in (found.projector, found.draft) if path is not None]
-    beside = f"\nwith {', '.join(helpers)}" if helpers else ""
+    with_helpers = tr("with {files}").format(files=", ".join(helpers))
+    beside = f"\n{with_helpers}" if helpers else ""
     star = "★ " if is_pinned else ""
     return [
         LibraryCell(star + found.name, found.name.casefold(), f"{found.path}{beside}"),
@@ -43,25 +44,25 @@ def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool) -> list[Librar
         LibraryCell(
             f"{count_text(info.n_params)} {info.architecture}" if info else unread,
             info.n_params if info else 0,
-            "Number of parameters, and the architecture",
+            tr("Number of parameters, and the architecture"),
         ),
         LibraryCell(
             context_text(info.n_ctx_train) if info and info.n_ctx_train else unread,
             info.n_ctx_train if info else 0,
         ),
-        LibraryCell(found.program, found.program.casefold(), str(found.path.parent)),
+        LibraryCell(tr(found.program), found.program.casefold(), str(found.path.parent)),
     ]
 
 
 HEADERS = (
-    "Model",
-    "On these devices",
-    "Last time",
-    "Size",
-    "Type",
-    "Parameters",
-    "Context",
-    "From",
+    tr_later("Model"),
+    tr_later("On these devices"),
+    tr_later("Last time"),
+    tr_later("Size"),
+    tr_later("Type"),
+    tr_later("Parameters"),
+    tr_later("Context"),
+    tr_later("From"),
 )
 
 
@@ -69,29 +70,38 @@ def _last_cell(last: LastUse) -> LibraryCell:
     """Return how a model ran the last time: "58.1 tok/s", and with which split."""
     if not last.tokens_per_s:
         return LibraryCell(tr("loaded") if last.plan else "–", 0.5 if last.plan else 0, last.plan)
-    rate = tr("{rate} tok/s").format(rate=rate_text(last.tokens_per_s))
+    rate = f"{rate_text(last.tokens_per_s)} tok/s"
     return LibraryCell(rate, last.tokens_per_s, last.plan)
 
 
 def outlook(entry: LibraryEntry) -> LibraryCell:
     """Return how a model would run here: "~ 61 tok/s · 32k", or why it does not."""
     if entry.problem:
-        return LibraryCell("cannot be opened", -2.0, entry.problem)
+        return LibraryCell(tr("cannot be opened"), -2.0, entry.problem)
     prospect = entry.prospect
     if prospect is None and entry.is_judged:
-        return LibraryCell("–", -1.5, "No plan can be made for this file.")
+        return LibraryCell("–", -1.5, tr("No plan can be made for this file."))
     if prospect is None:
         return LibraryCell(UNKNOWN, -1.0)
     if not prospect.fits:
-        return LibraryCell("too large", 0.0, "There is too little free memory for this model.")
+        return LibraryCell(
+            tr("too large"), 0.0, tr("There is too little free memory for this model.")
+        )
     where = ", ".join(dict.fromkeys(rank_labels(prospect.devices)))
     context = context_text(prospect.n_ctx)
-    tip = f"On {where}, with a context of {prospect.n_ctx} tokens"
-    if not prospect.tokens_per_s:
-        return LibraryCell(f"fits · {context}", 0.5, tip)
+    is_timed = prospect.tokens_per_s > 0
+    tip = (
+        tr("On {devices}, with a context of {n} tokens; speed as predicted")
+        if is_timed
+        else tr("On {devices}, with a context of {n} tokens")
+    ).format(devices=where, n=prospect.n_ctx)
+    if not is_timed:
+        return LibraryCell(tr("fits · {context}").format(context=context), 0.5, tip)
     rate = rate_text(prospect.tokens_per_s)
     return LibraryCell(
-        f"~ {rate} tok/s · {context}", prospect.tokens_per_s, f"{tip}; speed as predicted"
+        f"~ {rate} tok/s · {context}",
+        prospect.tokens_per_s,
+        tip,
     )
 
 

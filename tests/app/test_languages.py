@@ -52,7 +52,7 @@ def test_only_texts_that_a_catalog_can_hold_are_looked_up() -> None:
 
 
 def test_what_the_window_shows_is_looked_up() -> None:
-    found = named(sources(languages.DONE), forgotten_texts)
+    found = named(sources(), forgotten_texts)
     assert not found, f"texts without tr():{found}"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from io import BytesIO
@@ -29,13 +29,6 @@ from engine import SamplingParams
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
-
-DONE = (
-    "app/chat", "app/downloads", "app/help", "app/links", "app/model", "app/monitor",
-    "app/placement", "app/plans", "app/preferences", "app/process", "app/shell", "app/split",
-    "app/tune", "app/widgets", "app/main.py", "app/theme.py", "app/settings.py", "app/units.py",
-)  # fmt: skip
-"""Files and folders of the app in which all texts are looked up."""
 
 NOT_IN_WINDOW = (
     "app/cli", "app/__main__.py", "app/process/display.py", "app/process/engine_place.py",
@@ -60,13 +53,10 @@ msgstr ""
 """
 
 
-def sources(places: Iterable[str] = ("app",)) -> list[Path]:
-    """Return the files of the app, or those in some places of it, that show texts in the window."""
-    found: list[Path] = []
-    for name in places:
-        path = ROOT / name
-        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return [path for path in found if not _is_of_terminal(path)]
+def sources() -> list[Path]:
+    """Return the files of the app that show texts in the window."""
+    files = sorted((ROOT / "app").rglob("*.py"))
+    return [path for path in files if not _is_of_terminal(path)]
 
 
 def _is_of_terminal(path: Path) -> bool:

@@ -95,6 +95,7 @@ NAMES = {
     "app/help/facts.py": {"Python", "Qt", "Triton", "Classifier"},
     "app/monitor/record.py": {"Time", "Seconds", "Message", "Tokens per second"},  # of a CSV file
     "app/monitor/views/timeline_plot.py": {" computed", " waited"},
+    "app/library/places.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
     "app/settings.py": {
         "Appearance",
         "Chats",

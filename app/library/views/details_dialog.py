@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.translation import tr, tr_n
 from app.widgets.text import label, row_item
 from engine import one_line
 
@@ -33,18 +34,18 @@ class DetailsDialog(QDialog):
         self.setWindowTitle(one_line(inspection.info.name, 100))
         self.resize(760, 560)
         self.search = QLineEdit()
-        self.search.setPlaceholderText("Search")
-        self.search.setAccessibleName("Search the header")
-        self.metadata = _table("Metadata", ("Key", "Value"), inspection.metadata)
+        self.search.setPlaceholderText(tr("Search"))
+        self.search.setAccessibleName(tr("Search the header"))
+        self.metadata = _table(tr("Metadata"), (tr("Key"), tr("Value")), inspection.metadata)
         self.tensors = _table(
-            "Tensors",
-            ("Name", "Type", "Shape"),
+            tr("Tensors"),
+            (tr("Name"), tr("Type"), tr("Shape")),
             ((t.name, t.type, " × ".join(map(str, t.shape))) for t in inspection.tensors),
         )
         tabs = QTabWidget()
-        tabs.addTab(self.metadata, "Metadata")
-        tabs.addTab(self.tensors, f"{len(inspection.tensors)} tensors")
-        tabs.tabBar().setAccessibleName("Parts of the header")
+        tabs.addTab(self.metadata, tr("Metadata"))
+        tabs.addTab(self.tensors, tr_n("{n} tensor", "{n} tensors", len(inspection.tensors)))
+        tabs.tabBar().setAccessibleName(tr("Parts of the header"))
         layout = QVBoxLayout(self)
         layout.addWidget(self.search)
         layout.addWidget(tabs, 1)

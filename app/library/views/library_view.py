@@ -26,8 +26,9 @@ from PySide6.QtWidgets import (
 
 from app.library.entries import LibraryEntry
 from app.library.last_use import LastUse
+from app.library.places import YOUR_FOLDERS
 from app.library.texts import HEADERS, cells
-from app.translation import tr
+from app.translation import tr, tr_n
 from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed, with_keys
@@ -58,16 +59,16 @@ class LibraryView(QWidget):
         self._pinned: frozenset[str] = frozenset()
         self._uses: Mapping[str, LastUse] = {}
         self._rows = QStandardItemModel(0, len(HEADERS), self)
-        self._rows.setHorizontalHeaderLabels(list(HEADERS))
+        self._rows.setHorizontalHeaderLabels([tr(text) for text in HEADERS])
         self._shown = _Sorted(self)
         self._shown.setSourceModel(self._rows)
         self.search = QLineEdit()
-        self.search.setPlaceholderText("Search models")
-        self.search.setAccessibleName("Search models")
+        self.search.setPlaceholderText(tr("Search models"))
+        self.search.setAccessibleName(tr("Search models"))
         self.search.setClearButtonEnabled(True)
         self.search.textChanged.connect(self._shown.set_words)
         self.search.returnPressed.connect(self._open_first)
-        self.table = RowTable("Models")
+        self.table = RowTable(tr("Models"))
         self._set_up_table()
         self._status = label(role="muted")
         self._status.setWordWrap(True)
@@ -109,14 +110,15 @@ class LibraryView(QWidget):
     def set_status(self, *, is_busy: bool) -> None:
         """Say how many models there are, and whether more may be known soon."""
         n = len(self._entries)
-        count = "1 model" if n == 1 else f"{n} models"
+        count = tr_n("{n} model", "{n} models", n)
         if is_busy:
-            self._status.setText(f"{count} · reading …" if n else "Looking for models …")
+            reading = tr("{models} · reading …").format(models=count)
+            self._status.setText(reading if n else tr("Looking for models …"))
         elif n:
             self._status.setText(count)
         else:
             self._status.setText(
-                "No models were found. Add the folder that holds your .gguf files."
+                tr("No models were found. Add the folder that holds your .gguf files.")
             )
 
     @property
@@ -129,16 +131,16 @@ class LibraryView(QWidget):
         """Return the menu of a model."""
         menu = QMenu(self)
         is_pinned = path in self._pinned
-        is_own = self._entries[Path(path)].found.program == "Your folders"
+        is_own = self._entries[Path(path)].found.program == YOUR_FOLDERS
         for text, signal in (
-            ("Open", self.open_requested),
-            ("Unpin" if is_pinned else "Pin", self.pin_requested),
-            ("Details…", self.details_requested),
-            ("Show in folder", self.reveal_requested),
+            (tr("Open"), self.open_requested),
+            (tr("Unpin") if is_pinned else tr("Pin"), self.pin_requested),
+            (tr("Details…"), self.details_requested),
+            (tr("Show in folder"), self.reveal_requested),
         ):
             menu.addAction(text).triggered.connect(lambda _=False, s=signal: s.emit(path))
         menu.addSeparator()
-        remove = menu.addAction("Move to trash…")
+        remove = menu.addAction(tr("Move to trash…"))
         if not is_own:  # what other programs keep is theirs, and they would miss it
             program = self._entries[Path(path)].found.program
             remove.setText(caption_text(tr("Remove it in {program}").format(program=program)))
@@ -193,16 +195,16 @@ class LibraryView(QWidget):
         table.set_headers()
 
     def _build(self) -> None:
-        folder = button("Add folder…")
+        folder = button(tr("Add folder…"))
         folder.clicked.connect(self.folder_requested)
-        again = button("Refresh", "quiet", "Look for models again")
+        again = button(tr("Refresh"), "quiet", tr("Look for models again"))
         again.clicked.connect(self.refresh_requested)
-        back = button("Back to the chat", "quiet")
-        set_tip(back, with_keys("Back to the chat", "leave-page"))
+        back = button(tr("Back to the chat"), "quiet")
+        set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
         back.clicked.connect(self.left)
         head = QHBoxLayout()
         head.setSpacing(8)
-        head.addWidget(label("Models", "title"))
+        head.addWidget(label(tr("Models"), "title"))
         head.addWidget(self.search, 1)
         head.addWidget(folder)
         foot = QHBoxLayout()
