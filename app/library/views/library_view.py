@@ -208,7 +208,7 @@ class LibraryView(QWidget):
         head.addWidget(self.search, 1)
         head.addWidget(folder)
         foot = QHBoxLayout()
-        foot.addWidget(self._status, 1)
+        foot.addStretch()
         foot.addWidget(again)
         foot.addWidget(back)
         layout = QVBoxLayout(self)
@@ -216,6 +216,7 @@ class LibraryView(QWidget):
         layout.setSpacing(10)
         layout.addLayout(head)
         layout.addWidget(self.table, 1)
+        layout.addWidget(self._status)
         layout.addLayout(foot)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
