@@ -1,5 +1,7 @@
 """The texts of the window and their translations: nothing forgotten, nothing left over."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,13 @@ from app import translation
 from tests.helpers import languages
 from tests.helpers.languages import ROOT, UPDATE, catalogs, problems, sources
 from tests.helpers.shown_texts import bad_lookups, forgotten_texts
+
+DU = re.compile(
+    r"\b(du|dein\w*|dir|dich|Wähle|Öffne|Lies|Gib|Prüfe|Versuche|Starte)\b", re.IGNORECASE
+)
+ENDS = ".…:?!"
+PROMPT = "You are a helpful assistant."
+"""What a model is told, which is addressed otherwise than people."""
 
 
 @pytest.fixture
@@ -44,6 +53,42 @@ def test_a_catalog_holds_exactly_the_texts_of_the_code_all_translated(path: Path
     found = "\n  ".join(problems(path))
     help_ = f"run `{UPDATE}`, translate what is empty in {path.relative_to(ROOT)}, run it again"
     assert not found, f"{help_}:\n  {found}"
+
+
+def german_slips(english: str, german: str) -> list[str]:
+    """Return what does not follow the rules at the head of the German catalog."""
+    rules = {
+        "addresses people with du": bool(DU.search(german)),
+        "ends otherwise": english[-1] in ENDS and german[-1] != english[-1],
+        "has a gap before …": german.endswith(" …") and not english.endswith(" …"),
+        "has English quotes": "“" in english and "„" not in german,
+        "has English keys": "Ctrl" in german,
+    }
+    return [f"{rule}: {german!r}" for rule, is_broken in rules.items() if is_broken]
+
+
+def test_german_follows_its_rules() -> None:
+    catalog = languages.read_catalog(languages.FOLDER / "de.po")
+    found = []
+    for message in catalog:
+        if message.id and message.id != PROMPT:
+            pairs = zip(languages.texts(message), languages.translations(message), strict=True)
+            found += [slip for english, german in pairs for slip in german_slips(english, german)]
+    assert not found, "\n  ".join(["German texts against the rules in de.po:", *found])
+
+
+def test_slips_in_german_are_found() -> None:
+    assert len(german_slips("Open “{name}” (Ctrl+O).", 'Öffne "{name}" (Ctrl+O)')) == 4
+    assert german_slips("Open “{name}” (Ctrl+O).", "„{name}“ öffnen (Strg+O).") == []
+
+
+def test_an_installed_tandem_has_the_catalogs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    packages = project["tool"]["setuptools"]
+    assert packages["package-data"]["resources"] == ["**/*"]
+    assert not any("lang" in name for name in packages["exclude-package-data"]["resources"])
+    for path in catalogs().values():
+        assert path.with_suffix(".mo").is_file(), f"run `{UPDATE}`"
 
 
 def test_only_texts_that_a_catalog_can_hold_are_looked_up() -> None:
