@@ -310,12 +310,12 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
     assert command.sampling.temperature == 0.2
     assert command.messages[0].content == "Be brief."
     assert panel.rows["temperature"].label.text() == "● Temperature"
-    assert shell.window.composer._sampling.text() == "Sampling · 1 changed"
+    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · 1 changed"
     shell.window.close()
     again = make_shell()
     assert again.window.sampling.params.temperature == 0.2
     again.window.sampling.reset()
-    assert again.window.composer._sampling.text() == "Sampling · From the model"
+    assert again.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
 
 
 def last_stored() -> str:
@@ -349,7 +349,7 @@ def test_a_model_s_file_recommends_how_to_sample(
         lambda path: model_info(path, sampling=recommended),
     )
     shell = make_shell(model=MODEL)
-    assert shell.window.composer._sampling.text() == "Sampling · From the model"
+    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
     assert isinstance(command, Generate)

@@ -121,7 +121,7 @@ def test_presets_are_used_saved_renamed_and_deleted(
     assert preset(shell) == "From the model"
     menu.chosen.emit("Precise")
     assert (preset(shell), panel.params.temperature) == ("Precise", 0.2)
-    assert shell.window.composer._sampling.text() == "Sampling · Precise"
+    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · Precise"
     panel.set_params(replace(panel.params, temperature=0.31))
     assert preset(shell) == "Own values"
     monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("Mine", True))
