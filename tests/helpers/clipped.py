@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QHeaderView,
     QLabel,
     QLineEdit,
+    QPlainTextEdit,
     QPushButton,
     QStyle,
     QStyleOptionComboBox,
@@ -66,6 +67,10 @@ def _needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
         yield widget.text(), _width(widget, widget.text()), widget.lineEdit().width()
     elif isinstance(widget, QLineEdit) and not isinstance(widget.parent(), QAbstractSpinBox):
         yield widget.placeholderText(), _width(widget, widget.placeholderText()), _inside(widget)
+    elif isinstance(widget, QPlainTextEdit) and not widget.toPlainText():
+        if widget.viewport().height() < 2 * widget.fontMetrics().lineSpacing():
+            room = widget.viewport().width() - 2 * round(widget.document().documentMargin())
+            yield widget.placeholderText(), _width(widget, widget.placeholderText()), room
 
 
 def _behind_an_edge(widget: QWidget) -> Iterator[tuple[str, int, int]]:
