@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QUrl, Signal, Slot
@@ -195,8 +196,8 @@ class DownloadPresenter(QObject):
         text = tr("{name} is downloaded.").format(name=job.title)
         checked = all(file.sha256 for file in job.files)
         hint = "" if checked else tr("Its server names no hash, so only its size was compared.")
-        act = Notice(text, hint, "info", tr("Open"), lambda: self.open_requested.emit(path))
-        self.noticed.emit(act)
+        act = partial(self.open_requested.emit, path)
+        self.noticed.emit(Notice(text, hint, "info", tr("Open"), act, is_news=True))
 
     @Slot(object)
     def _on_job_failed(self, job: DownloadJob) -> None:

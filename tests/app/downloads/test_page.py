@@ -151,6 +151,9 @@ def test_a_model_is_found_judged_downloaded_and_opened_by_keys_alone(
     assert (folder / Q8).read_bytes() == models[Q8]
     assert sorted(path.name for path in folder.iterdir()) == sorted([Q8, EYES])
     assert "is downloaded" in banner(shell)
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.is_news  # so that the desktop may tell it
     only_row(view).open.setFocus()
     qtbot.keyClick(only_row(view).open, Qt.Key.Key_Space)
     qtbot.waitUntil(lambda: shell.client.model is not None)
