@@ -42,6 +42,7 @@ class DownloadView(QWidget):
         self._status = label(role="muted")
         self._folder = ElidedLabel()
         self._build()
+        self._status.hide()
 
     @property
     def has_offers(self) -> bool:
@@ -51,6 +52,7 @@ class DownloadView(QWidget):
     def set_status(self, text: str) -> None:
         """Say what is going on, or what was found."""
         self._status.setText(text)
+        self._status.setVisible(bool(text))
 
     def set_folder(self, folder: str) -> None:
         """Name the folder that models are saved in."""
@@ -91,7 +93,7 @@ class DownloadView(QWidget):
             foot.addWidget(control)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(20, 12, 20, 8)
-        layout.setSpacing(10)
+        layout.setSpacing(8)
         layout.addLayout(head)
         layout.addWidget(self._middle, 1)
         layout.addWidget(self._status)

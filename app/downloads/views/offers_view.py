@@ -17,7 +17,7 @@ from app.translation import tr, tr_n
 from app.units import decimal_size
 from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
-from app.widgets.text import ElidedLabel, label, set_tip
+from app.widgets.text import ElidedLabel, set_tip
 from engine import one_line
 
 VERDICT = 1
@@ -42,8 +42,9 @@ class OffersView(QWidget):
         self.table.set_headers()
         self.table.chosen.connect(self._on_chosen)
         self._title = ElidedLabel()
-        self._facts, self._gated = label(role="muted"), label(role="warn")
-        self._gated.setWordWrap(True)
+        self._facts, self._gated = ElidedLabel(), ElidedLabel()
+        self._facts.setProperty("role", "muted")
+        self._gated.setProperty("role", "warn")
         self.back = button(tr("Results"), "quiet", tr("Back to the results"))
         self.back.clicked.connect(self.back_requested)
         self._read = button(tr("Open its page"), "quiet")
@@ -61,12 +62,9 @@ class OffersView(QWidget):
         """Show the offers of a repository and select the first."""
         self._page = repository.page
         self._title.set_full_text(repository.repo)
-        self._facts.setText(repository_facts(repository))
-        self._gated.setText(
-            tr(
-                "Its publisher wants you to accept conditions: open its page, accept them, then"
-                " enter a token of your account here."
-            )
+        self._facts.set_full_text(repository_facts(repository))
+        self._gated.set_full_text(
+            tr("Gated: accept the conditions on its page, then enter a token here.")
         )
         self._gated.setVisible(repository.is_gated)
         self._read.setVisible(bool(repository.page))
@@ -97,23 +95,22 @@ class OffersView(QWidget):
         self.download_requested.emit(index.row())
 
     def _build(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(8)
+        head, row = QHBoxLayout(), QHBoxLayout()
+        for line in (head, row):
+            line.setSpacing(8)
         head.addWidget(self.back)
         head.addWidget(self._title, 1)
-        head.addWidget(self._facts)
         head.addWidget(self._read)
-        foot = QHBoxLayout()
-        foot.addStretch(1)
-        foot.addWidget(self.check)
-        foot.addWidget(self.download)
+        row.addWidget(self._facts, 1)
+        row.addWidget(self.check)
+        row.addWidget(self.download)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(8)
         layout.addLayout(head)
+        layout.addLayout(row)
         layout.addWidget(self._gated)
         layout.addWidget(self.table, 1)
-        layout.addLayout(foot)
 
 
 def _cells(offer: Offer, verdict: LibraryCell) -> list[LibraryCell]:

@@ -11,7 +11,6 @@ from app.downloads.jobs import DownloadJob
 from app.downloads.session import Progress
 from app.downloads.texts import state_text
 from app.scale import px
-from app.theme import set_role
 from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import ElidedLabel, label
@@ -28,7 +27,8 @@ class TransferRow(QWidget):
         self.setProperty("role", "panel")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._title, self._state = ElidedLabel(), label(role="muted")
-        self._state.setWordWrap(True)
+        self._problem = label(role="shortage")
+        self._problem.setWordWrap(True)
         self._bar = QProgressBar(self, minimum=0, maximum=STEPS, textVisible=False)
         self.pause = button(tr("Pause"), "quiet")
         self.resume = button(tr("Resume"), "quiet")
@@ -36,25 +36,28 @@ class TransferRow(QWidget):
         self.cancel = button(tr("Cancel"), "quiet")
         head = QHBoxLayout()
         head.addWidget(self._title, 1)
+        head.addWidget(self._state)
         for control in (self.pause, self.resume, self.open, self.cancel):
             head.addWidget(control)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 6, 8, 8)
+        layout.setContentsMargins(12, 4, 8, 6)
         layout.setSpacing(4)
         layout.addLayout(head)
         layout.addWidget(self._bar)
-        layout.addWidget(self._state)
+        layout.addWidget(self._problem)
 
     @property
     def text(self) -> str:
         """What the row says of its state."""
-        return self._state.text()
+        return self._problem.text() or self._state.text()
 
     def show_job(self, job: DownloadJob, progress: Progress) -> None:
         """Show a download as it is now."""
         self._title.set_full_text(job.title)
-        self._state.setText(state_text(job, progress))
-        set_role(self._state, "shortage" if job.state == "failed" else "muted")
+        is_failed = job.state == "failed"
+        self._state.setText("" if is_failed else state_text(job, progress))
+        self._problem.setText(state_text(job, progress) if is_failed else "")
+        self._problem.setVisible(is_failed)
         n_bytes = job.n_bytes if job.state == "done" else progress.n_bytes
         self._bar.setValue(STEPS * n_bytes // max(job.n_bytes, 1))
         self._bar.setVisible(job.state != "done")

@@ -365,7 +365,7 @@ def test_words_of_the_hub_are_shown_as_they_are(
     add_repository(hub, "acme/evil", evil, licence="<img src='file:///etc/hostname'>")
     view = open_repository(qtbot, shell, "acme/evil")
     assert view.offers._facts.textFormat() is Qt.TextFormat.PlainText
-    assert "<img" in view.offers._facts.text()
+    assert "<img" in view.offers._facts._full
     view.offers.download.click()
     qtbot.waitUntil(lambda: "cannot be used for a file" in banner(shell))
     assert not session_of(shell).jobs
