@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 import engine
 from app import paths
 from app.chat.cache import ChatCache
-from app.chat.formulas.pictures import formula_pictures
+from app.chat.formulas import close_formulas
 from app.chat.listing.library import ChatLibrary
 from app.chat.listing.page import ChatListing, ListPlaces
 from app.chat.presenter import ChatPresenter, ChatViews
@@ -160,7 +160,7 @@ class Shell(QObject):
         self.chat_listing.close()
         self.chat_cache.close()
         self.client.shutdown()
-        formula_pictures().close()
+        close_formulas()
         self.chat_presenter.files.close()
         self.session.close()
         geometry, state = self.window.layout_state()

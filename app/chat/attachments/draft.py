@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.chat.attachments.attachment import Attachment
-from app.chat.attachments.reader import Marks, ReadFile
+
+if TYPE_CHECKING:
+    from app.chat.attachments.reader import Marks, ReadFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog
 
 from app.chat.attachments.attachment import Attachment, framed
 from app.chat.attachments.draft import DraftFile, FilePart, parts_of
-from app.chat.attachments.reader import FileReader, ReadFile
-from app.chat.attachments.views.chips import DraftChip
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient
@@ -23,6 +21,10 @@ from app.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.flow import FlowBox
 from engine import EngineError, one_line
+
+if TYPE_CHECKING:
+    from app.chat.attachments.reader import FileReader, ReadFile
+    from app.chat.attachments.views.chips import DraftChip
 
 MOST_FILES: Final = 20
 """Largest number of files of one message."""
@@ -44,7 +46,7 @@ class AttachmentPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer
-        self._reader = FileReader(self)
+        self._reader: FileReader | None = None
         self._files: dict[str, list[DraftFile]] = {}  # by id of the chat
         self._numbers = count()
         self.attach = IconButton("attach", tr("Attach files"), size=16)
@@ -83,7 +85,7 @@ class AttachmentPresenter(QObject):
             file = DraftFile(f"file {next(self._numbers)}", Path(path))
             self.files.append(file)
             then = partial(self._on_read, self._session.current.id, file)
-            self._reader.read(file.key, file.path, self._model(), then)
+            self._started_reader().read(file.key, file.path, self._model(), then)
         self.refresh()
 
     def ready_files(self) -> tuple[Attachment, ...] | None:
@@ -111,19 +113,13 @@ class AttachmentPresenter(QObject):
 
     def close(self) -> None:
         """End the reading."""
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
 
     @Slot()
     def refresh(self) -> None:
         """Show the chips of the open chat's draft."""
-        chips = []
-        for file in self.files:
-            is_too_large = self._is_too_large(file)
-            parts = self._parts(file) if is_too_large or file.part else ()
-            chip = DraftChip(file, parts, is_too_large=is_too_large)
-            chip.removed.connect(self._remove)
-            chip.part_chosen.connect(self._choose)
-            chips.append(chip)
+        chips = [self._chip(file) for file in self.files]
         self.chips.set_widgets(chips)
         self.chips.setVisible(bool(chips))
         self._composer.set_has_files(bool(chips))
@@ -131,9 +127,26 @@ class AttachmentPresenter(QObject):
 
     # inside
 
+    def _started_reader(self) -> FileReader:
+        if self._reader is None:
+            from app.chat.attachments.reader import FileReader  # late: many messages have no file
+
+            self._reader = FileReader(self)
+        return self._reader
+
     def _model(self) -> str:
         model = self._client.model
         return model.info.path if model is not None else ""
+
+    def _chip(self, file: DraftFile) -> DraftChip:
+        from app.chat.attachments.views.chips import DraftChip  # late, as the reader
+
+        is_too_large = self._is_too_large(file)
+        parts = self._parts(file) if is_too_large or file.part else ()
+        chip = DraftChip(file, parts, is_too_large=is_too_large)
+        chip.removed.connect(self._remove)
+        chip.part_chosen.connect(self._choose)
+        return chip
 
     def _room(self, without: DraftFile) -> int:
         """Return the tokens that a file may have beside chat, answer and the files before it."""
@@ -186,7 +199,7 @@ class AttachmentPresenter(QObject):
                 file.part, file.number, file.n_parts = None, 1, 1
                 if file.file is not None:
                     then = partial(self._on_read, chat_id, file)
-                    self._reader.count(file.key, file.file, self._model(), then)
+                    self._started_reader().count(file.key, file.file, self._model(), then)
         self.refresh()
 
     @Slot(object)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from itertools import takewhile
+from typing import TYPE_CHECKING, cast
 
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QResizeEvent, QWheelEvent
@@ -19,10 +20,12 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QW
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
-from app.chat.views.message_view import AnswerView, MessageView
 from app.translation import tr
 from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
+
+if TYPE_CHECKING:
+    from app.chat.views.message_view import AnswerView, MessageView
 
 N_AT_ONCE, AT_ONCE_S = 4, 0.015
 """Messages that are there at once: so many, or fewer that fill the view, and those that can be made
@@ -157,8 +160,8 @@ class ChatView(QScrollArea):
         """Show an answer as complete, if it is in the column."""
         self._column.growing = None
         for view in self._column.views:
-            if isinstance(view, AnswerView) and view.message.id == message_id:
-                view.close_answer()
+            if view.message.is_answer and view.message.id == message_id:
+                cast("AnswerView", view).close_answer()
 
     def last_answer(self) -> AnswerView | None:
         """Return the view of the path's last message, if that is an answer in the column."""

@@ -104,6 +104,25 @@ class InlineFormulas(QObject):
         length = len(shown.encode("utf-16-le")) // 2
         self._waiting[self._n_made] = _Waiting(look, formula, style, start, length)
 
+    def with_sources(self, text: str, start: int) -> str:
+        """Return a text of the document with the formulas' sources in place of their pictures.
+
+        Args:
+            text: text in which each picture is one character, `OBJECT`.
+            start: position of the document behind which the first of them is looked for.
+        """
+        document, position = self._document, start
+        parts = text.split(OBJECT)
+        result = [parts[0]]
+        cursor = QTextCursor(document)
+        for part in parts[1:]:
+            while position < document.characterCount() and document.characterAt(position) != OBJECT:
+                position += 1
+            position += 1
+            cursor.setPosition(min(position, document.characterCount() - 1))
+            result += [str(cursor.charFormat().property(SOURCE) or OBJECT), part]
+        return "".join(result)
+
     def _look(self, formula: Formula, style: QTextCharFormat) -> FormulaLook:
         is_coloured = style.hasProperty(QTextFormat.Property.ForegroundBrush)
         return FormulaLook(
@@ -201,25 +220,3 @@ def _font_reaching(font: QFont, depth: float) -> QFont:
         size += 1
         found.setPixelSize(size)
     return found
-
-
-def with_sources(text: str, document: QTextDocument, start: int) -> str:
-    """Return a text of a document with the formulas' sources in place of their pictures.
-
-    Args:
-        text: text in which each picture is one character, `OBJECT`.
-        start: position of the document behind which the first of them is looked for.
-    """
-    if OBJECT not in text:
-        return text
-    parts = text.split(OBJECT)
-    result = [parts[0]]
-    cursor = QTextCursor(document)
-    position = start
-    for part in parts[1:]:
-        while position < document.characterCount() and document.characterAt(position) != OBJECT:
-            position += 1
-        position += 1
-        cursor.setPosition(min(position, document.characterCount() - 1))
-        result += [str(cursor.charFormat().property(SOURCE) or OBJECT), part]
-    return "".join(result)

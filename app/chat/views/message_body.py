@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QPoint, QTimer, Signal, Slot
 from PySide6.QtWidgets import QVBoxLayout, QWidget
@@ -18,10 +19,7 @@ from app.chat.markdown import (
     TextLine,
     TextSpan,
 )
-from app.chat.views.code_view import CodeView
-from app.chat.views.formula_view import FormulaView
 from app.chat.views.prose_view import START, Mark, ProseView
-from app.chat.views.table_view import TableView
 from app.chat.views.text_block import TextBlock
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
@@ -29,10 +27,13 @@ SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from th
 SMOOTHING = 0.3
 
 
-SingleView = CodeView | TableView | FormulaView
-"""View of a single piece; prose has many in one view."""
+if TYPE_CHECKING:
+    from app.chat.views.code_view import CodeView
+    from app.chat.views.formula_view import FormulaView
+    from app.chat.views.table_view import TableView
 
-BodyView = ProseView | SingleView
+    SingleView = CodeView | TableView | FormulaView  # of a single piece; prose has many in one view
+    BodyView = ProseView | SingleView
 
 
 @dataclass(slots=True)
@@ -198,10 +199,17 @@ class MessageBody(QWidget):
 
 
 def _single_view(piece: CodeBlock | Table | DisplayFormula, parent: QWidget) -> SingleView:
+    """Return the view of a piece that has one by itself; late imports: many chats need none."""
     if isinstance(piece, CodeBlock):
+        from app.chat.views.code_view import CodeView
+
         return CodeView(piece, parent)
     if isinstance(piece, Table):
+        from app.chat.views.table_view import TableView
+
         return TableView(piece, parent)
+    from app.chat.views.formula_view import FormulaView
+
     return FormulaView(piece, parent)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from PySide6.QtCore import QPoint, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.views.message_view import AnswerView, MessageView, UserView
 from app.scale import px
 from app.widgets.sizes import scaled
+
+if TYPE_CHECKING:
+    from app.chat.views.message_view import AnswerView, MessageView
 
 COLUMN_WIDTH = 760
 """Largest width of the column, in pixels."""
@@ -80,7 +83,7 @@ class MessageColumn(QWidget):
     def last_answer(self) -> AnswerView | None:
         """The view of the path's last message, if that is an answer and here."""
         last = self.views[-1] if self.views and self.is_at_end else None
-        return last if isinstance(last, AnswerView) else None
+        return cast("AnswerView", last) if last is not None and last.message.is_answer else None
 
     def set_chat(self, chat: Conversation) -> None:
         """Show messages of another chat from now on."""
@@ -149,17 +152,17 @@ class MessageColumn(QWidget):
         for view in self.views:
             versions = [message.id for message in self._chat.tree.versions(view.message.id)]
             view.versions.set_versions(versions, view.message.id)
-            if isinstance(view, AnswerView):
-                view.set_last(view is last)
+            view.set_last(view is last)
 
     def fit_width(self, width: int) -> None:
         """Fit the bubbles into a width in pixels."""
         self._width = min(px(COLUMN_WIDTH), max(200, width))
         for view in self.views:
-            if isinstance(view, UserView):
-                view.fit_width(self._width)
+            view.fit_width(self._width)
 
     def _make(self, place: int) -> MessageView:
+        from app.chat.views.message_view import AnswerView, UserView  # late: no message, no need
+
         message = self.path[place]
         view: MessageView
         if message.is_answer:

@@ -14,7 +14,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.attachments.views.chips import message_chips
 from app.chat.branches.views.message_steps import MessageStep, step_menu
 from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
@@ -74,6 +73,12 @@ class MessageView(QWidget):
         self.versions = VersionSwitch(self)
         self.versions.chosen.connect(self.version_chosen)
         self._editor: TurnEditor | None = None
+
+    def fit_width(self, width: int) -> None:
+        """Fit a column's width in pixels; answers take all of it."""
+
+    def set_last(self, is_last: bool) -> None:
+        """Note whether this is the last message of the chat; only answers offer more there."""
 
     @Slot()
     def start_editing(self) -> None:
@@ -159,6 +164,8 @@ class UserView(MessageView):
         inner = QVBoxLayout(self._bubble)
         inner.setContentsMargins(14, 11, 14, 7)
         if message.attachments:
+            from app.chat.attachments.views.chips import message_chips  # late: most have no file
+
             inner.addWidget(message_chips(message.attachments, self._bubble))
         self._text.setVisible(bool(message.content))
         inner.addWidget(self._text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QByteArray, QMimeData, QSize, Qt, QUrl, Signal, Slot
 from PySide6.QtGui import (
@@ -18,12 +18,13 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import TextSpan
-from app.chat.views.inline_formulas import OBJECT, InlineFormulas, with_sources
-from app.chat.views.links import ask_to_open
 from app.scale import px
 from app.theme import theme
 from app.widgets.text import set_tip
 from engine import printable
+
+if TYPE_CHECKING:
+    from app.chat.views.inline_formulas import InlineFormulas
 
 TEXT_PIXELS: Final = 14
 MONOSPACE: Final = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
@@ -59,7 +60,7 @@ class TextBlock(QTextBrowser):
     @property
     def plain_text(self) -> str:
         """The text, with the sources of its formulas."""
-        return with_sources(self.document().toPlainText(), self.document(), 0)
+        return self._with_sources(self.document().toPlainText(), 0)
 
     def insert_spans(
         self, cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat
@@ -70,14 +71,27 @@ class TextBlock(QTextBrowser):
             if span.formula is None:
                 cursor.insertText(printable(span.text).replace("\n", "\u2028"), style)
                 continue
-            self._formulas = self._formulas or InlineFormulas(self)
-            self._formulas.insert(cursor, span.formula, style, _code(style))
+            self._inline_formulas().insert(cursor, span.formula, style, _code(style))
+
+    def _inline_formulas(self) -> InlineFormulas:
+        """Return what shows formulas in this text; a window without any imports none of it."""
+        if self._formulas is None:
+            from app.chat.views.inline_formulas import InlineFormulas
+
+            self._formulas = InlineFormulas(self)
+        return self._formulas
+
+    def _with_sources(self, text: str, start: int) -> str:
+        """Return a text, from a position on, with the sources of its formulas."""
+        return text if self._formulas is None else self._formulas.with_sources(text, start)
 
     @Slot(QUrl)
     def _follow(self, url: QUrl) -> None:
         if url.scheme() == NOTE_SCHEME:
             self.note_wanted.emit(url.path())
         else:
+            from app.chat.views.links import ask_to_open  # late: seldom needed
+
             ask_to_open(url, QCursor.pos(), self)
 
     def fitting_height(self) -> int:
@@ -96,10 +110,11 @@ class TextBlock(QTextBrowser):
         """Return what is copied: formulas as they were written."""
         cursor = self.textCursor()
         text = cursor.selection().toPlainText()
-        if OBJECT not in text:
+        written = self._with_sources(text, cursor.selectionStart())
+        if written == text:
             return super().createMimeDataFromSelection()
         data = QMimeData()
-        data.setText(with_sources(text, self.document(), cursor.selectionStart()))
+        data.setText(written)
         return data
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
