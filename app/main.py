@@ -193,7 +193,7 @@ class Shell(QObject):
     def _panels(self) -> Panels:
         side = self.side_panels
         monitor = self.monitor, self._monitor_head
-        return Panels(self.split_panel, side.plans, side.placement, side.links, *monitor)
+        return Panels(self.split_panel, side.plans, side.map_place, side.links_place, *monitor)
 
     def _make_services(self) -> None:
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
@@ -411,9 +411,10 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     signals.install()
     starts = SecondStarts(app)
     if rig is None:
-        starts.listen()
+        starts.claim()
     shell = Shell(app, start_host, rig)
     starts.requested.connect(shell.take)
+    shell.start_up.host_imported.connect(starts.listen)
     shell.crashes.install()
     app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
     app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards

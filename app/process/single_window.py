@@ -16,11 +16,14 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QLockFile, QObject, Signal, Slot
-from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 from app import paths
+
+if TYPE_CHECKING:
+    from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 log = logging.getLogger(__name__)
 
@@ -64,36 +67,47 @@ class OpenRequest:
 
 
 class SecondStarts(QObject):
-    """The receiver of what later starts hand over, in the first window of a person."""
+    """The receiver of what later starts hand over, in the first window of a person.
+
+    `claim` comes before the window, and `listen` behind its first picture, as it takes a while to
+    import; later starts wait that long.
+    """
 
     requested = Signal(object)  # OpenRequest
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self._lock = _lock()
+        self._server: QLocalServer | None = None
+
+    def claim(self) -> bool:
+        """Claim to be the first window; return whether no other one is."""
+        return self._lock.tryLock(0)
+
+    @Slot()
+    def listen(self) -> None:
+        """Listen, if this is the first window."""
+        if not self._lock.isLocked() or self._server is not None:
+            return
+        from PySide6.QtNetwork import QLocalServer
+
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._on_connection)
-
-    def listen(self) -> bool:
-        """Listen unless another window does; return whether this one does now."""
-        if not self._lock.tryLock(0):
-            return False
         QLocalServer.removeServer(_address())  # of a window that was killed
         if not self._server.listen(_address()):
             log.info("later starts open windows of their own: %s", self._server.errorString())
-            self._lock.unlock()
-            return False
-        return True
+            self.close()
 
     def close(self) -> None:
         """Leave later starts to another window."""
-        if self._server.isListening():
+        if self._server is not None:
             self._server.close()
-            self._lock.unlock()
+        self._lock.unlock()
 
     @Slot()
     def _on_connection(self) -> None:
+        assert self._server is not None
         while (socket := self._server.nextPendingConnection()) is not None:
             socket.disconnected.connect(socket.deleteLater)
             socket.readyRead.connect(lambda socket=socket: self._read(socket))
@@ -143,6 +157,8 @@ def _send(request: OpenRequest, until: float) -> bool:
     """Send a request, and return whether the window has taken it."""
     if not _is_own(_address()):
         return False
+    from PySide6.QtNetwork import QLocalSocket
+
     socket = QLocalSocket()
     socket.connectToServer(_address())
     if not socket.waitForConnected(CONNECT_MS):

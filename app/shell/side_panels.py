@@ -11,22 +11,23 @@ from PySide6.QtWidgets import QWidget
 import engine
 from app.cli.command import command_for
 from app.engine_client import EngineClient
-from app.links.presenter import LinksPresenter
-from app.links.views.links_panel import LinksPanel
-from app.placement.presenter import PlacementPresenter
-from app.placement.views.placement_panel import PlacementPanel
 from app.plans.presenter import PlansPresenter
 from app.plans.views.plan_menu import PlanMenu
 from app.split.picture import SplitPicture
 from app.split.session import SplitSession
 from app.translation import tr
 from app.widgets.buttons import button
+from app.widgets.late import LateWidget
 from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
+    from app.links.presenter import LinksPresenter
+    from app.links.views.links_panel import LinksPanel
+    from app.placement.presenter import PlacementPresenter
+    from app.placement.views.placement_panel import PlacementPanel
     from app.tune.presenter import TunePresenter
-    from engine import Rig
+    from engine import Prediction, Rig
 
 
 class SidePanels(QObject):
@@ -37,7 +38,8 @@ class SidePanels(QObject):
         over: parent of the dialog of the search.
 
     Attributes:
-        placement, links: panels for docks of their own.
+        map_place, links_place: places for docks of their own; what is in them is made when it is
+            first seen.
         plans: menu for the title of the split panel.
         find: button that opens the search, for the foot of the split panel.
     """
@@ -49,9 +51,13 @@ class SidePanels(QObject):
     ) -> None:
         super().__init__(parent)
         self._split = split
-        self.placement, self.links, self.plans = PlacementPanel(), LinksPanel(), PlanMenu()
-        self._placement = PlacementPresenter(self.placement, split, self)
-        self._links = LinksPresenter(self.links, self)
+        self.plans = PlanMenu()
+        self.map_place = LateWidget(self._make_map)
+        self.links_place = LateWidget(self._make_links)
+        self._placement: PlacementPresenter | None = None
+        self._links: LinksPresenter | None = None
+        self._picture: SplitPicture | None = None
+        self._shown_devices: tuple[Sequence[DeviceInfo], Rig | None] = ((), None)
         self._devices: list[DeviceInfo] | None = None  # of this machine, once they are known
         self._plans = PlansPresenter(
             self.plans, split, command_for, self, devices=self._real_devices
@@ -63,7 +69,6 @@ class SidePanels(QObject):
         self._search: TunePresenter | None = None
         self.find.clicked.connect(lambda: self.search.open())
         self._plans.noticed.connect(self.noticed)
-        self._links.measured.connect(split.read_speeds)
         split.pictured.connect(self._on_picture)
 
     @property
@@ -77,9 +82,43 @@ class SidePanels(QObject):
             self._search.choosing.connect(self._apply_next)
         return self._search
 
+    @property
+    def placement(self) -> PlacementPanel:
+        """The map of tensors."""
+        return self.map_place.content
+
+    @property
+    def links(self) -> LinksPanel:
+        """The links between devices."""
+        return self.links_place.content
+
+    def _make_map(self) -> PlacementPanel:
+        from app.placement.presenter import PlacementPresenter
+        from app.placement.views.placement_panel import PlacementPanel
+
+        panel = PlacementPanel()
+        self._placement = PlacementPresenter(panel, self._split, self)
+        if self._picture is not None:
+            self._placement.set_picture(self._picture)
+        return panel
+
+    def _make_links(self) -> LinksPanel:
+        from app.links.presenter import LinksPresenter
+        from app.links.views.links_panel import LinksPanel
+
+        panel = LinksPanel()
+        self._links = LinksPresenter(panel, self)
+        self._links.measured.connect(self._split.read_speeds)
+        self._links.set_devices(*self._shown_devices)
+        if self._picture is not None:
+            panel.set_token(_token_time(self._picture))
+        return panel
+
     def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
         """Show these devices; with `rig` they are simulated, so that nothing can be measured."""
-        self._links.set_devices(devices, rig)
+        self._shown_devices = devices, rig
+        if self._links is not None:
+            self._links.set_devices(devices, rig)
         self._devices = list(devices) if rig is None else None
         self._is_simulated = rig is not None
 
@@ -98,11 +137,9 @@ class SidePanels(QObject):
 
     def close(self) -> None:
         """End all work on threads."""
-        self._placement.close()
-        self._links.close()
-        self._plans.close()
-        if self._search is not None:
-            self._search.close()
+        for presenter in (self._placement, self._links, self._plans, self._search):
+            if presenter is not None:
+                presenter.close()
 
     @Slot()
     def _apply_next(self) -> None:
@@ -111,11 +148,19 @@ class SidePanels(QObject):
 
     @Slot(object)
     def _on_picture(self, picture: SplitPicture) -> None:
-        forecast = picture.speed.forecast
-        self._placement.set_picture(picture)
-        self.links.set_token(forecast.decode if forecast else None)
+        self._picture = picture
+        if self._placement is not None:
+            self._placement.set_picture(picture)
+        if self._links is not None:
+            self.links.set_token(_token_time(picture))
         self._plans.show_current()
         self.find.setEnabled(picture.plan is not None and not self._is_simulated)
         if self._applies:
             self._applies = False
             self._split.request_load()
+
+
+def _token_time(picture: SplitPicture) -> Prediction | None:
+    """Return what one token will take, as far as that is known."""
+    forecast = picture.speed.forecast
+    return forecast.decode if forecast else None

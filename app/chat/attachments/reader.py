@@ -13,8 +13,6 @@ from PySide6.QtCore import QObject
 
 import engine  # for names that only attachments need, which are resolved when they are used
 from app.background import KeyedJobs
-from app.chat.attachments.documents import Problem
-from app.chat.attachments.program import MAX_MEMORY, MAX_SECONDS
 from app.translation import tr
 from engine import EngineError, one_line, program_command
 
@@ -97,6 +95,8 @@ class FileReader(QObject):
 
     def _ask(self, name: str, request: dict[str, str]) -> ReadFile:
         """Return the answer of the child; runs on the thread."""
+        from app.chat.attachments.program import MAX_MEMORY, MAX_SECONDS  # late: no file, no child
+
         shown = one_line(name, MOST_NAME)
         try:
             if self._child is None:
@@ -124,6 +124,8 @@ class FileReader(QObject):
 
 def problem_text(answer: Mapping[str, object]) -> str:
     """Return the sentence for a problem that the child reports, with `{name}` and `{why}` in it."""
+    from app.chat.attachments.documents import Problem  # late, as above
+
     texts = {
         Problem.FOLDER: tr("{name} is a folder. Attach the files in it."),
         Problem.NO_FILE: tr("{name} is no file that can be read."),

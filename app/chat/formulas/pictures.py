@@ -16,7 +16,6 @@ from PySide6.QtGui import QImage, QPainter
 from PySide6.QtSvg import QSvgRenderer
 
 import engine  # for names that only formulas need, which are resolved when they are used
-from app.chat.formulas.program import MAX_MEMORY, MAX_SECONDS
 from engine import program_command
 
 log = logging.getLogger(__name__)
@@ -33,6 +32,9 @@ MAX_AREA: Final = 16 << 20
 
 MOST_WAITING: Final = 500
 """Formulas that wait for their pictures; the oldest of more are shown as their source."""
+
+JOIN_S: Final = 8.0
+"""Longest wait for the thread, which may be in the middle of a formula."""
 
 IDLE_S: Final = 30.0
 """Seconds without a formula after which the child and the thread end."""
@@ -117,7 +119,7 @@ class FormulaPictures(QObject):
             self._waiting.clear()
             self._changed.notify_all()
         if thread is not None:
-            thread.join(4 * MAX_SECONDS)
+            thread.join(JOIN_S)
 
     def _work(self) -> None:
         """Draw what is wanted; runs on the thread."""
@@ -175,6 +177,8 @@ class _Artist:
             child.close()
 
     def _ask(self, request: bytes) -> dict[str, Any]:
+        from app.chat.formulas.program import MAX_MEMORY, MAX_SECONDS  # late: no formula, no child
+
         try:
             if self._child is None:
                 self._child = engine.LimitedChild(COMMAND, MAX_MEMORY)

@@ -34,6 +34,7 @@ wait(lambda: not shell.session.is_busy, "answered")
 assert shell.session.current.messages[-1].content
 shell.models.apply(LoadParams(str(demo_model()), ("cpu", "cpu")))
 wait(lambda: len(shell.client.model.params.devices) == 2, "changed the split")
+shell.window.show_dock(shell.window.links_dock, True)
 shell.side_panels._links.measure()
 wait(lambda: not shell.side_panels._links._meter.is_busy, "measured")
 shell.side_panels.find.click()

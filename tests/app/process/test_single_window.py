@@ -38,7 +38,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def first(home: Path, qapp: QApplication) -> Iterator[SecondStarts]:
     """Yield the receiver of the first window."""
     starts = SecondStarts(QObject(qapp))
-    assert starts.listen()
+    assert starts.claim()
+    starts.listen()
     yield starts
     starts.close()
 
@@ -84,10 +85,12 @@ def test_only_one_window_listens_and_another_may_follow(
     first: SecondStarts, handed: Callable[..., bool]
 ) -> None:
     second = SecondStarts(first)
-    assert not second.listen()
+    assert not second.claim()
+    second.listen()
     first.close()
     assert not handed()
-    assert second.listen()
+    assert second.claim()
+    second.listen()
     assert handed()
     second.close()
 
@@ -99,14 +102,16 @@ def test_a_killed_window_is_followed_by_another(
     code = (
         "import os\nfrom PySide6.QtCore import QCoreApplication\n"
         "from app.process.single_window import SecondStarts\n"
-        "app = QCoreApplication([])\nstarts = SecondStarts(app)\nassert starts.listen()\n"
+        "app = QCoreApplication([])\nstarts = SecondStarts(app)\n"
+        "assert starts.claim()\nstarts.listen()\n"
         "os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert settings_file().with_name("window.lock").exists()
     assert not handed()
     starts = SecondStarts(qapp)
-    assert starts.listen()
+    assert starts.claim()
+    starts.listen()
     assert handed()
     starts.close()
 
