@@ -62,4 +62,4 @@ def test_a_window_starts_in_the_language_that_was_set(make_shell: MakeShell, hom
     shell.settings_page.toggle()
     view = shell.settings_page.view
     assert view is not None
-    assert view.search.placeholderText() == "Einstellungen durchsuchen"
+    assert view.search.placeholderText() == "Suchen"
