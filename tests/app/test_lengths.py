@@ -93,6 +93,13 @@ def page(attribute: str) -> Callable[[Shell], QWidget]:
     return show
 
 
+def downloads(shell: Shell) -> QWidget:
+    tabs = shell.library.tabs
+    assert tabs is not None
+    tabs.setCurrentIndex(1)
+    return tabs
+
+
 def search(shell: Shell) -> QWidget:
     dialog = shell.side_panels.search.dialog
     dialog.open_for(shell.split.tune_devices())
@@ -134,6 +141,7 @@ SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "sampling": dock("sampling"),
     "settings": page("settings_page"),
     "models": page("library"),
+    "downloads": downloads,
     "search": search,
     "shortcuts": shortcuts,
 }

@@ -27,7 +27,8 @@ class DownloadView(QWidget):
         super().__init__(parent)
         self.search = QLineEdit()
         text = tr("Search Hugging Face, or paste owner/name or a link to a .gguf file")
-        self.search.setPlaceholderText(text)
+        self.search.setPlaceholderText(tr("Search Hugging Face"))
+        set_tip(self.search, text)
         self.search.setAccessibleName(tr("Search Hugging Face"))
         self.search.setClearButtonEnabled(True)
         self.search.returnPressed.connect(self._ask)
@@ -120,4 +121,5 @@ def _hint() -> PlainLabel:
         "muted",
     )
     hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
+    hint.setWordWrap(True)
     return hint
