@@ -61,16 +61,23 @@ def _needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
             yield widget.text(), _hint(widget).width(), widget.width()
     elif isinstance(widget, QAbstractButton):
         yield widget.text(), _width(widget, widget.text()), widget.width()
-    elif isinstance(widget, QComboBox):
+    else:
+        yield from _field_needs(widget)
+
+
+def _field_needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
+    """Yield the needs of a field that people fill in: its choices, value or hint."""
+    if isinstance(widget, QComboBox):
         yield from _choice_needs(widget)
     elif isinstance(widget, QAbstractSpinBox):
         yield widget.text(), _width(widget, widget.text()), widget.lineEdit().width()
     elif isinstance(widget, QLineEdit) and not isinstance(widget.parent(), QAbstractSpinBox):
         yield widget.placeholderText(), _width(widget, widget.placeholderText()), _inside(widget)
     elif isinstance(widget, QPlainTextEdit) and not widget.toPlainText():
-        if widget.viewport().height() < 2 * widget.fontMetrics().lineSpacing():
-            room = widget.viewport().width() - 2 * round(widget.document().documentMargin())
-            yield widget.placeholderText(), _width(widget, widget.placeholderText()), room
+        is_one_line = widget.viewport().height() < 2 * widget.fontMetrics().lineSpacing()
+        text = widget.placeholderText() if is_one_line else ""
+        room = widget.viewport().width() - 2 * round(widget.document().documentMargin())
+        yield text, _width(widget, text), room
 
 
 def _behind_an_edge(widget: QWidget) -> Iterator[tuple[str, int, int]]:
