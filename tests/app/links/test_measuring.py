@@ -7,6 +7,7 @@ import pytest
 
 from app.links import measuring
 from app.links.measuring import measure_apart
+from app.translation import use_language
 from engine import DeviceInfo, EngineError, MachineFile, list_devices
 
 
@@ -27,6 +28,16 @@ def test_what_another_process_measures_is_saved_and_said() -> None:
     facts = MachineFile.of_user().device(device)
     assert facts is not None
     assert facts.bytes_per_s > 0
+
+
+def test_the_process_speaks_the_windows_language() -> None:
+    use_language("de")
+    try:
+        said: list[str] = []
+        measure_apart(cpu(), said.append, lambda: bool(said))
+    finally:
+        use_language("en")
+    assert said == ["cpu wird gemessen …"]
 
 
 def test_a_stop_ends_the_process() -> None:
