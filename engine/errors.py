@@ -117,7 +117,6 @@ class UnsupportedArchitecture(ModelFileError):
 
 def _nearest(name: str, supported: list[str]) -> str:
     """Return what to do about an unsupported architecture."""
-    from difflib import get_close_matches  # late: few programs ever need it
 
     similar = get_close_matches(name, supported, n=3, cutoff=0.5)
     example = f", for example of {' or '.join(similar)}" if similar else ""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from app.downloads.transfer.part_file import PartFile
 from app.downloads.transfer.remote_file import RemoteFile, destination, file_names
 from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import Patience, Transfer
+from app.downloads.transfer.transfer import FileTransfer, Patience
 from engine import EngineError, replace_json
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def run_job(
         if not is_there or (
             part.file.name not in job.finished and not part.is_whole_already(stopped.is_set, tell)
         ):
-            Transfer(part, source, stopped, tell, patience).run()
+            FileTransfer(part, source, stopped, tell, patience).run()
         note(part.file.name)
         n_before += size
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import engine
 from app.downloads.hub.header import fetch_header
-from app.downloads.hub.offers import Offer
+from app.downloads.hub.offers import ModelOffer
 from app.downloads.transfer.source import Source
 from app.library.entries import LibraryEntry, Situation, prospect_of, read_entry
 from app.library.scan import FoundModel
@@ -21,7 +21,7 @@ ROOM_FOR_REST = 1.1
 
 
 def look_at(
-    offer: Offer,
+    offer: ModelOffer,
     source: Source,
     situation: Situation,
     is_stopped: Callable[[], bool] = lambda: False,
@@ -46,7 +46,7 @@ def verdict_of(entry: LibraryEntry) -> LibraryCell:
     return replace(found, tip=tip)
 
 
-def estimate(offer: Offer, free_bytes: dict[str, int]) -> LibraryCell:
+def estimate(offer: ModelOffer, free_bytes: dict[str, int]) -> LibraryCell:
     """Return what the size alone tells: whether there is about as much memory."""
     n_weights = sum(part.n_bytes for part in offer.parts)
     free = sum(free_bytes.values())

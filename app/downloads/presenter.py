@@ -16,7 +16,7 @@ from app.downloads.hub.address import Address, hub_endpoint, parse_address
 from app.downloads.hub.client import FoundRepo
 from app.downloads.jobs import DownloadJob, new_job
 from app.downloads.outlook import estimate, verdict_of
-from app.downloads.questions import Choices, HubQuestions, Look, numbered
+from app.downloads.questions import Choices, HubQuestions, OfferVerdict, numbered
 from app.downloads.session import DownloadSession
 from app.downloads.transfer.source import Denied
 from app.downloads.views.download_view import DownloadView
@@ -145,7 +145,7 @@ class DownloadPresenter(QObject):
             self._questions.look(self._choices.offers[number], self._situation())
 
     @Slot(object)
-    def _on_looked(self, look: Look) -> None:
+    def _on_looked(self, look: OfferVerdict) -> None:
         self._view.set_status("")
         found = self._choices.offers if self._choices else ()
         number = numbered(found, look.offer)

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Signal
 from app.background import LatestJob
 from app.downloads.hub.address import Address, is_offline
 from app.downloads.hub.client import OFFLINE, Hub, Repository
-from app.downloads.hub.offers import Offer, offers, wanted
+from app.downloads.hub.offers import ModelOffer, offers, wanted
 from app.downloads.hub.tokens import TokenStore
 from app.downloads.outlook import direct_name, look_at
 from app.downloads.transfer.remote_file import RemoteFile
@@ -33,15 +33,15 @@ class Choices:
     """
 
     repository: Repository
-    offers: tuple[Offer, ...]
+    offers: tuple[ModelOffer, ...]
     first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class OfferVerdict:
     """What the header of an offer tells."""
 
-    offer: Offer
+    offer: ModelOffer
     entry: LibraryEntry
 
 
@@ -50,7 +50,7 @@ class HubQuestions(QObject):
 
     found = Signal(object)  # list of FoundRepo
     opened = Signal(object)  # Choices
-    looked = Signal(object)  # Look
+    looked = Signal(object)  # OfferVerdict
     kept = Signal(object)  # bool: whether the keyring has the token that was entered
     failed = Signal(object)  # EngineError
 
@@ -83,7 +83,7 @@ class HubQuestions(QObject):
         self._looking.drop()
         self._asking.run(lambda: self._choices(address))
 
-    def look(self, offer: Offer, situation: Situation) -> None:
+    def look(self, offer: ModelOffer, situation: Situation) -> None:
         """Ask for the header of an offer, and plan with it."""
         self._looking.run(lambda: self._look(offer, situation))
 
@@ -137,16 +137,16 @@ class HubQuestions(QObject):
         repository = Repository(host, mark, "", 0, False, (file,), "")
         return Choices(repository, tuple(offers([file])))
 
-    def _look(self, offer: Offer, situation: Situation) -> Look:
+    def _look(self, offer: ModelOffer, situation: Situation) -> OfferVerdict:
         if is_offline():
             raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
         source = self._open_source()
         try:
-            return Look(offer, look_at(offer, source, situation, self._is_closed.is_set))
+            return OfferVerdict(offer, look_at(offer, source, situation, self._is_closed.is_set))
         finally:
             source.close()
 
 
-def numbered(found: Sequence[Offer], offer: Offer) -> int | None:
+def numbered(found: Sequence[ModelOffer], offer: ModelOffer) -> int | None:
     """Return the number of an offer in a list; None if it is of another one."""
     return found.index(offer) if offer in found else None

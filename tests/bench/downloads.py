@@ -22,7 +22,7 @@ import psutil
 from app.downloads.transfer.part_file import PartFile
 from app.downloads.transfer.remote_file import RemoteFile
 from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import Transfer
+from app.downloads.transfer.transfer import FileTransfer
 from tests.helpers.hostile_server import hostile_server
 
 MB = 10**6
@@ -40,7 +40,7 @@ def own(url: str, data: bytes, sha256: str, folder: Path) -> float:
     """Return the seconds of a download with all that belongs to it."""
     file = RemoteFile(f"{url}/m.gguf", "m.gguf", len(data), sha256)
     source, started = Source(url), time.perf_counter()
-    Transfer(PartFile(folder / "m.gguf", file), source, threading.Event()).run()
+    FileTransfer(PartFile(folder / "m.gguf", file), source, threading.Event()).run()
     source.close()
     (folder / "m.gguf").unlink()
     return time.perf_counter() - started

@@ -23,7 +23,7 @@ from app.widgets.flow import FlowBox
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:
-    from app.chat.attachments.reader import FileReader, ReadFile
+    from app.chat.attachments.reader import AttachmentReader, ReadFile
     from app.chat.attachments.views.chips import DraftChip
 
 MOST_FILES: Final = 20
@@ -46,7 +46,7 @@ class AttachmentPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer
-        self._reader: FileReader | None = None
+        self._reader: AttachmentReader | None = None
         self._files: dict[str, list[DraftFile]] = {}  # by id of the chat
         self._numbers = count()
         self.attach = IconButton("attach", tr("Attach files"), size=16)
@@ -127,11 +127,13 @@ class AttachmentPresenter(QObject):
 
     # inside
 
-    def _started_reader(self) -> FileReader:
+    def _started_reader(self) -> AttachmentReader:
         if self._reader is None:
-            from app.chat.attachments.reader import FileReader  # late: many messages have no file
+            from app.chat.attachments.reader import (
+                AttachmentReader,  # late: many messages have no file
+            )
 
-            self._reader = FileReader(self)
+            self._reader = AttachmentReader(self)
         return self._reader
 
     def _model(self) -> str:

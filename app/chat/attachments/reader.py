@@ -39,7 +39,7 @@ class ReadFile:
     marks: Marks
 
 
-class FileReader(QObject):
+class AttachmentReader(QObject):
     """Reader of one file after another, on a thread."""
 
     def __init__(self, parent: QObject) -> None:

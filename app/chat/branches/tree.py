@@ -16,7 +16,7 @@ ROOT = 0
 """The parent of a first message."""
 
 
-class Node(Protocol):
+class TreeNode(Protocol):
     """What can stand in a tree.
 
     Attributes:
@@ -28,7 +28,7 @@ class Node(Protocol):
     parent: int
 
 
-N = TypeVar("N", bound=Node)
+N = TypeVar("N", bound=TreeNode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from app.chat.markdown import (
     TextLine,
     TextSpan,
 )
-from app.chat.views.prose_view import START, Mark, ProseView
+from app.chat.views.prose_view import START, ProseView, TextMark
 from app.chat.views.text_block import TextBlock
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
@@ -48,7 +48,7 @@ class _Shown:
 
     piece: Piece
     n_views: int
-    mark: Mark | None
+    mark: TextMark | None
 
 
 class MessageBody(QWidget):

@@ -42,7 +42,7 @@ Written = TextLine | Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TextMark:
     """A position in the text to return to; everything behind it is not final.
 
     Attributes:
@@ -53,7 +53,7 @@ class Mark:
     is_fresh: bool
 
 
-START = Mark(None, is_fresh=True)
+START = TextMark(None, is_fresh=True)
 
 
 class ProseView(TextBlock):
@@ -98,14 +98,14 @@ class ProseView(TextBlock):
             block = block.next()
         return None
 
-    def mark(self) -> Mark:
+    def mark(self) -> TextMark:
         """Return the end of the text, to which `truncate` returns."""
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.setKeepPositionOnInsert(True)
-        return Mark(cursor, self._is_fresh)
+        return TextMark(cursor, self._is_fresh)
 
-    def truncate(self, mark: Mark) -> None:
+    def truncate(self, mark: TextMark) -> None:
         """Remove the text written since `mark`."""
         cursor = QTextCursor(self.document())
         cursor.setPosition(mark.cursor.position() if mark.cursor else 0)

@@ -18,7 +18,7 @@ NO_MODEL = ("imatrix",)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ModelOffer:
     """A model of a repository in one quantisation.
 
     Attributes:
@@ -43,7 +43,7 @@ class Offer:
         return sum(file.n_bytes for file in self.files)
 
 
-def offers(files: Sequence[RemoteFile]) -> list[Offer]:
+def offers(files: Sequence[RemoteFile]) -> list[ModelOffer]:
     """Return the offers of a repository, the smallest first; models with missing parts are none."""
     models = defaultdict(list)
     projectors, drafts = [], []
@@ -66,7 +66,7 @@ def offers(files: Sequence[RemoteFile]) -> list[Offer]:
         if len(parts) == count:
             parts.sort(key=lambda part: part.name)
             quant = quant_of(stem) or quant_of(folder) or stem
-            found.append(Offer(stem, quant, tuple(parts), helpers))
+            found.append(ModelOffer(stem, quant, tuple(parts), helpers))
     return sorted(found, key=lambda offer: (offer.n_bytes, offer.name))
 
 
@@ -76,7 +76,7 @@ def quant_of(name: str) -> str:
     return found[-1].upper() if found else ""
 
 
-def wanted(found: Sequence[Offer], quant: str, path: str) -> Offer | None:
+def wanted(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer | None:
     """Return the offer that an address names; None if it names none, or one that is not there."""
     for offer in found:
         if path and any(part.name == path for part in offer.parts):

@@ -53,7 +53,7 @@ class FileChanged(EngineError):
 
 
 @dataclass(slots=True)
-class Answer:
+class RangeAnswer:
     """The bytes of a range, or of the whole file where the server ignores ranges.
 
     Attributes:
@@ -96,7 +96,7 @@ class Source:
         self._client.close()
 
     @contextmanager
-    def open(self, file: RemoteFile, start: int, end: int) -> Iterator[Answer]:
+    def open(self, file: RemoteFile, start: int, end: int) -> Iterator[RangeAnswer]:
         """Ask for the bytes from `start` to `end` of a file.
 
         Raises:
@@ -190,7 +190,7 @@ def _next(at: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
     return goal
 
 
-def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> Answer:
+def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> RangeAnswer:
     """Return the bytes of an answer that is about the right file and place."""
     if response.status_code in EXPIRED and response.request.url != file.url:
         raise TryLater(tr("The address that the hub has given does not work."))
@@ -203,11 +203,11 @@ def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> Answer:
         raise _changed(file)
     chunks = response.iter_raw()
     if response.status_code == 200:
-        return Answer(0, True, chunks)
+        return RangeAnswer(0, True, chunks)
     match = RANGE.fullmatch(response.headers.get("content-range", ""))
     if match is None or int(match[1]) != start:
         raise TryLater(tr("The server sends another part of the file than asked for."))
-    return Answer(start, False, chunks)
+    return RangeAnswer(start, False, chunks)
 
 
 def _whole_size(response: httpx2.Response) -> int | None:

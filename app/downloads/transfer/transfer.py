@@ -44,7 +44,7 @@ class Patience:
         return max(asked_s, min(self.base_s * float(2 ** (n_failures - 1)), self.most_s))
 
 
-class Transfer:
+class FileTransfer:
     """The transfer of one file; `run` ends when the file has its name, or with an error.
 
     Args:

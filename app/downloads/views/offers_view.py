@@ -9,7 +9,7 @@ from PySide6.QtGui import QStandardItemModel
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.downloads.hub.client import Repository
-from app.downloads.hub.offers import Offer
+from app.downloads.hub.offers import ModelOffer
 from app.downloads.texts import repository_facts
 from app.downloads.views.results_view import row_of
 from app.library.texts import LibraryCell
@@ -57,7 +57,7 @@ class OffersView(QWidget):
         self._build()
 
     def show_repository(
-        self, repository: Repository, offers: Sequence[Offer], verdicts: Sequence[LibraryCell]
+        self, repository: Repository, offers: Sequence[ModelOffer], verdicts: Sequence[LibraryCell]
     ) -> None:
         """Show the offers of a repository and select the first."""
         self._page = repository.page
@@ -113,7 +113,7 @@ class OffersView(QWidget):
         layout.addWidget(self.table, 1)
 
 
-def _cells(offer: Offer, verdict: LibraryCell) -> list[LibraryCell]:
+def _cells(offer: ModelOffer, verdict: LibraryCell) -> list[LibraryCell]:
     n = len(offer.files)
     names = "\n".join(one_line(file.name, 120) for file in offer.files[:12])
     helped = tr("{quant} · with {file}") if offer.helpers else "{quant}"

@@ -20,7 +20,7 @@ from app.downloads.transfer.part_file import PartFile, read_sidecar
 from app.downloads.transfer.ranges import gaps, merged
 from app.downloads.transfer.remote_file import RemoteFile
 from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import Patience, Transfer
+from app.downloads.transfer.transfer import FileTransfer, Patience
 from engine import Cancelled, EngineError
 from tests.helpers.hostile_server import Asked, HostileServer, Mischief, hostile_server
 
@@ -58,7 +58,7 @@ class Run(NamedTuple):
         source = Source(self.server.url, lambda: token, stall_s=0.5)
         part = PartFile(self.path, file or self.file())
         try:
-            Transfer(part, source, stopped or threading.Event(), told, patience).run()
+            FileTransfer(part, source, stopped or threading.Event(), told, patience).run()
         finally:
             source.close()
 
@@ -381,7 +381,7 @@ def test_a_pause_does_not_wait_for_a_connection_that_hangs(run: Run) -> None:
     threading.Timer(0.1, stopped.set).start()
     source = Source(run.server.url, stall_s=5)
     with pytest.raises(Cancelled):
-        Transfer(PartFile(run.path, run.file()), source, stopped, patience=QUICK).run()
+        FileTransfer(PartFile(run.path, run.file()), source, stopped, patience=QUICK).run()
     source.close()
     run.server.ended.set()
     for thread in threading.enumerate():
