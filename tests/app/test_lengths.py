@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QToolButton, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from app import paths
@@ -62,8 +62,16 @@ def shell(
     start_language(qapp, "en")
 
 
-def open_row(shell: Shell) -> QWidget:
+def open_groups(panel: QWidget) -> None:
+    """Show what opens by a press on a heading."""
+    for head in panel.findChildren(QToolButton):
+        if head.property("role") == "group":
+            head.setChecked(True)
+
+
+def split(shell: Shell) -> QWidget:
     shell.split_panel.rows[0].more.click()
+    open_groups(shell.split_panel)
     return shell.split_panel
 
 
@@ -78,6 +86,7 @@ def dock(name: str) -> Callable[[Shell], QWidget]:
         found = shell.window.findChild(QWidget, name)
         assert found is not None
         shell.window.show_dock(found, True)  # type: ignore[arg-type]
+        open_groups(found)
         return found
 
     return show
@@ -134,7 +143,7 @@ SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "start": lambda shell: shell.window,
     "chat": chat,
     "failure": failure,
-    "split": open_row,
+    "split": split,
     "short of memory": short_of_memory,
     "map": dock("map"),
     "links": dock("links"),

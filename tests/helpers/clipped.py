@@ -38,7 +38,7 @@ def clipped(root: QWidget) -> list[str]:
     """
     found = []
     for widget in (root, *root.findChildren(QWidget)):
-        if not widget.isVisible() or widget.visibleRegion().isEmpty():
+        if not widget.isVisible():
             continue
         for text, need, room in (*_needs(widget), *_behind_an_edge(widget)):
             if text.strip() and need > room:
@@ -82,8 +82,11 @@ def _field_needs(widget: QWidget) -> Iterator[tuple[str, int, int]]:
 
 def _behind_an_edge(widget: QWidget) -> Iterator[tuple[str, int, int]]:
     """Yield the text of a label or button, its width, and the width that is seen of it."""
-    if isinstance(widget, QLabel | QPushButton | QCheckBox) and not _can_scroll(widget):
-        yield widget.text(), widget.width(), widget.visibleRegion().boundingRect().width()
+    seen = widget.visibleRegion().boundingRect().width()
+    if not seen or _can_scroll(widget):
+        return  # further down, or behind a tab
+    if isinstance(widget, QLabel | QPushButton | QCheckBox):
+        yield widget.text(), widget.width(), seen
 
 
 def _can_scroll(widget: QWidget) -> bool:
