@@ -31,7 +31,8 @@ from engine import (
     Usage,
     errors,
 )
-from engine.config import SAMPLERS
+from engine.config import ROPE_SCALINGS, SAMPLERS
+from engine.config.load import MOST_ROPE_BASE, MOST_ROPE_FACTOR
 from engine.events import Unload
 from engine.hardware.cuda_api import CudaCallError
 from engine.hardware.fallbacks import Fallback
@@ -123,6 +124,9 @@ LOAD_PARAMS = st.builds(
         "n_cpu_blocks": COUNTS,
         "n_cpu_moe": COUNTS,
         "reserve": st.lists(st.tuples(TEXTS, COUNTS), max_size=2).map(tuple),
+        "rope_scaling": st.sampled_from(ROPE_SCALINGS),
+        "rope_factor": st.just(0.0) | st.floats(1, MOST_ROPE_FACTOR),
+        "rope_base": st.just(0.0) | st.floats(1, MOST_ROPE_BASE),
         "control_layers": st.none() | st.tuples(st.integers(0, 5), st.integers(5, 9)),
     },
 )  # fmt: skip
