@@ -173,7 +173,10 @@ class AnswerWatch:
         self._looking = threading.Lock()
 
     def __enter__(self) -> AnswerWatch:
-        _thread.start_new_thread(self._look, ())
+        try:
+            _thread.start_new_thread(self._look, ())
+        except RuntimeError as error:  # "can't start new thread", which is for want of memory
+            raise MemoryError(str(error)) from error
         return self
 
     def __exit__(self, *_: object) -> None:
