@@ -106,7 +106,7 @@ class ChatStore:
     def survey(self, known: Mapping[str, IndexedChat]) -> Survey:
         """Return what there is: whole chats, summaries of known ones, and what is still to be read.
 
-        Of the chats that have changed since they were known, the latest are read at once, as far as
+        Chats that have changed since they were known are read at once, the latest first, as far as
         that takes no time. Nothing is written.
 
         Args:

@@ -26,7 +26,7 @@ of them log addresses and contents."""
 class _BoundedFile(logging.FileHandler):
     """Handler that sets its file aside when it is full.
 
-    That of `logging.handlers` would import pickle and sockets before the first picture.
+    The handler of `logging.handlers` would import pickle and sockets before the first picture.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

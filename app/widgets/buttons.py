@@ -8,6 +8,8 @@ from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
 from app.scale import px
 from app.theme import icon, theme, theme_signals
+from app.translation import tr
+from app.widgets.shortcuts import with_keys
 from app.widgets.text import caption_text, set_tip
 from engine import one_line
 
@@ -136,3 +138,10 @@ def button(text: str, role: str = "", name: str = "") -> QPushButton:
     if name:
         made.setAccessibleName(one_line(name))
     return made
+
+
+def back_button() -> QPushButton:
+    """Return the button by which a page is left for the chat, with its key in the tip."""
+    back = button(tr("Back to the chat"), "quiet")
+    set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
+    return back

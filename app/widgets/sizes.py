@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Slot
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QWidget
 
 from app.scale import px
 from app.theme import theme_signals
@@ -32,3 +32,12 @@ def scaled(widget: QWidget, apply: Callable[..., object], *sizes: int) -> None:
         widget: the widget with whose end this ends.
     """
     _Scaled(widget, apply, sizes)
+
+
+def fit_height(area: QAbstractScrollArea, height: int) -> None:
+    """Make an area as high as its content, and as the bar by which that scrolls sideways."""
+    bar = area.horizontalScrollBar()
+    if bar.maximum() > 0:
+        height += bar.sizeHint().height()
+    if height != area.height():
+        area.setFixedHeight(height)

@@ -59,7 +59,7 @@ class Hit:
 def texts_of(chat: Conversation) -> Iterator[ChatText]:
     """Yield what is searched in a chat: its title, and all versions of its messages.
 
-    Of files that go with a message the names are searched.
+    The names of files that go with a message are searched, their texts are not.
     """
     yield ChatText(TITLE, chat.title)
     for message in chat.tree:

@@ -26,6 +26,7 @@ from app.scale import px
 from app.theme import theme
 from app.translation import tr
 from app.widgets.buttons import button
+from app.widgets.sizes import fit_height
 from app.widgets.text import label
 from engine import one_line, printable
 
@@ -258,11 +259,7 @@ class _CodeText(QPlainTextEdit):
     @Slot()
     def _fit(self) -> None:
         text = self._ends[-1] if self._ends else 0.0
-        height = ceil(text + 2 * self.document().documentMargin())
-        if self.horizontalScrollBar().maximum() > 0:
-            height += self.horizontalScrollBar().sizeHint().height()
-        if height != self.height():
-            self.setFixedHeight(height)
+        fit_height(self, ceil(text + 2 * self.document().documentMargin()))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         if event.angleDelta().x():

@@ -16,6 +16,7 @@ from app.chat.views.text_block import MONOSPACE, TEXT_PIXELS
 from app.scale import px
 from app.theme import theme
 from app.translation import tr
+from app.widgets.sizes import fit_height
 from app.widgets.text import PlainLabel, set_tip
 from engine import one_line
 
@@ -108,11 +109,7 @@ class FormulaView(QScrollArea):
 
     @Slot()
     def _fit(self) -> None:
-        height = self._label.sizeHint().height()
-        if self.horizontalScrollBar().maximum() > 0:
-            height += self.horizontalScrollBar().sizeHint().height()
-        if height != self.height():
-            self.setFixedHeight(height)
+        fit_height(self, self._label.sizeHint().height())
 
     # Qt
 

@@ -10,8 +10,8 @@ from app.downloads.views.offers_view import OffersView
 from app.downloads.views.results_view import ResultsView
 from app.downloads.views.transfers_view import TransfersView
 from app.translation import tr
-from app.widgets.buttons import button
-from app.widgets.shortcuts import is_pressed, with_keys
+from app.widgets.buttons import back_button, button
+from app.widgets.shortcuts import is_pressed
 from app.widgets.text import ElidedLabel, PlainLabel, label, set_tip
 
 
@@ -84,8 +84,7 @@ class DownloadView(QWidget):
         folder.clicked.connect(self.folder_requested)
         token = button(tr("Token…"), "quiet", tr("Enter a token of Hugging Face"))
         token.clicked.connect(self.token_requested)
-        back = button(tr("Back to the chat"), "quiet")
-        set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
+        back = back_button()
         back.clicked.connect(self.left)
         foot = QHBoxLayout()
         foot.setSpacing(8)

@@ -29,10 +29,10 @@ from app.library.last_use import LastUse
 from app.library.places import YOUR_FOLDERS
 from app.library.texts import HEADERS, cells
 from app.translation import tr, tr_n
-from app.widgets.buttons import button
+from app.widgets.buttons import back_button, button
 from app.widgets.row_table import RowTable
-from app.widgets.shortcuts import is_pressed, with_keys
-from app.widgets.text import caption_text, label, row_item, set_tip
+from app.widgets.shortcuts import is_pressed
+from app.widgets.text import caption_text, label, row_item
 
 ORDER: Final = Qt.ItemDataRole.UserRole
 PIN: Final = Qt.ItemDataRole.UserRole + 1
@@ -199,8 +199,7 @@ class LibraryView(QWidget):
         folder.clicked.connect(self.folder_requested)
         again = button(tr("Refresh"), "quiet", tr("Look for models again"))
         again.clicked.connect(self.refresh_requested)
-        back = button(tr("Back to the chat"), "quiet")
-        set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
+        back = back_button()
         back.clicked.connect(self.left)
         head = QHBoxLayout()
         head.setSpacing(8)

@@ -12,11 +12,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QScrollArea, QVBox
 from app.preferences.views.setting_row import SettingRow
 from app.settings import SECTIONS, Settings, shown_settings
 from app.translation import tr
-from app.widgets.buttons import button
+from app.widgets.buttons import back_button, button
 from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.sizes import scaled
-from app.widgets.text import PlainLabel, label, set_tip
+from app.widgets.text import PlainLabel, label
 
 WIDTH = 720
 """Largest width of a row, in pixels."""
@@ -106,8 +106,7 @@ class SettingsView(QWidget):
         return scroll
 
     def _build(self) -> None:
-        back = button(tr("Back to the chat"), "quiet")
-        set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
+        back = back_button()
         back.clicked.connect(self.left)
         head = QHBoxLayout()
         head.setSpacing(8)
