@@ -5,6 +5,7 @@ All of them lie below one folder if `TANDEM_HOME` names one (tests, portable use
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +53,14 @@ def downloads_dir() -> Path:
 def models_dir() -> Path:
     """Return the folder of downloaded models, unless the person has chosen another."""
     return _folder("data") / "models"
+
+
+def engines_dir() -> Path:
+    """Return the folder of the packs with which the engine computes.
+
+    Not with the other data on Windows, where those may be copied to a server at each log-off.
+    """
+    return _folder("config" if sys.platform == "win32" else "data") / "engines"
 
 
 def history_file() -> Path | None:

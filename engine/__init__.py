@@ -6,6 +6,7 @@ use, so that `import engine` costs nothing and torch is imported only by what co
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         PeerMode,
         SamplingParams,
     )
+    from engine.devices.builds import TorchKind, suitable_torch
     from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
     from engine.devices.links import Link, Pcie, Topology, read_topology
     from engine.devices.monitor import DeviceMonitor
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
     from engine.models.description import Inspection, ModelInfo, TensorSummary
     from engine.models.info import inspect_model, read_model_info
     from engine.models.registry import supported_architectures
+    from engine.pack import leave_pack, pack_folders, use_pack
     from engine.planning.alternative import Alternative
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
@@ -163,7 +166,13 @@ if TYPE_CHECKING:
     from engine.planning.speed.speed_model import SpeedModel
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
-    from engine.programs import program_command, tie_to_parent
+    from engine.programs import (
+        NO_WINDOW,
+        child_environment,
+        program_command,
+        tie_child,
+        tie_to_parent,
+    )
     from engine.progress import LoadProgress, StateProgress
     from engine.remote.process_host import ProcessHost
     from engine.runtime.kernel_proof import prove_cards
@@ -180,6 +189,7 @@ __all__ = [
     "AUTO_PLAN",
     "GOALS",
     "KV_TYPES",
+    "NO_WINDOW",
     "PEER_MODES",
     "ROPE_SCALINGS",
     "SAMPLERS",
@@ -296,6 +306,7 @@ __all__ = [
     "TokenWork",
     "TokensCounted",
     "Topology",
+    "TorchKind",
     "Trial",
     "TrialProcess",
     "Tune",
@@ -314,6 +325,7 @@ __all__ = [
     "answer_lines",
     "atomic_write",
     "card_problems",
+    "child_environment",
     "choose",
     "chosen_way",
     "collect_garbage",
@@ -332,6 +344,7 @@ __all__ = [
     "known_facts",
     "known_links",
     "last_result",
+    "leave_pack",
     "link_problems",
     "list_devices",
     "load_chat_template",
@@ -342,6 +355,7 @@ __all__ = [
     "measure_link",
     "model_key",
     "one_line",
+    "pack_folders",
     "package_version",
     "parse_devices",
     "parse_rig",
@@ -358,15 +372,18 @@ __all__ = [
     "replace_json",
     "result_document",
     "speed_of",
+    "suitable_torch",
     "supported_architectures",
     "sweep_temporaries",
     "tandem_folder",
     "temporary_folder",
+    "tie_child",
     "tie_to_parent",
     "token_work",
     "tune",
     "tune_kernels",
     "use_measured_overheads",
+    "use_pack",
     "why_sampled_on_host",
 ]
 
@@ -377,6 +394,7 @@ _HOME = {
         "KV_TYPES", "PEER_MODES", "ROPE_SCALINGS", "SAMPLERS", "SPLIT_MODES", "ControlVector",
         "LoadParams", "PeerMode", "SamplingParams",
     ),
+    "devices.builds": ("TorchKind", "suitable_torch"),
     "devices.catalog": ("cuda_status", "hidden_gpus", "list_devices"),
     "devices.links": ("Link", "Pcie", "Topology", "read_topology"),
     "devices.monitor": ("DeviceMonitor",),
@@ -398,7 +416,10 @@ _HOME = {
     "generation.results": (
         "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenText", "Usage",
     ),
-    "programs": ("program_command", "tie_to_parent"),
+    "pack": ("leave_pack", "pack_folders", "use_pack"),
+    "programs": (
+        "NO_WINDOW", "child_environment", "program_command", "tie_child", "tie_to_parent",
+    ),
     "progress": (
         "LoadProgress", "StateProgress",
     ),
@@ -469,6 +490,9 @@ _HOME = {
     "gguf.header": ("is_header_whole",),
     "version": ("package_version",),
 }  # fmt: skip
+if os.environ.get("TANDEM_ENGINE_PACK"):  # the parent process has chosen where torch lies
+    import_module("engine.pack").add_pack()
+
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 

@@ -38,9 +38,11 @@ __all__ = [
     "cuda_status",
     "find_gpus",
     "hidden_gpus",
+    "large_amd_gpus",
     "list_devices",
     "numbered_gpus",
     "nvidia_gpus",
+    "open_nvml",
 ]
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
             are missing until it has answered.
     """
     build = find_torch_build()
-    with _open_nvml() as nvml:
+    with open_nvml() as nvml:
         nvidia = nvidia_gpus(nvml)
         gpus = find_gpus(nvidia, build, wait=wait)
         found = [_noted(_describe(nvml, nvidia, build, *item)) for item in gpus.items()]
@@ -94,7 +96,7 @@ def find_gpus(nvidia: Sequence[Gpu], build: TorchBuild, *, wait: bool) -> dict[s
         is_known, others = bool(amd), [*nvidia]
     else:
         own = [nvidia[index] for index in _shown(nvidia)]
-        is_known, others = bool(nvidia), _large_amd_gpus()
+        is_known, others = bool(nvidia), large_amd_gpus()
     if not is_known:
         own = [*(ask_torch(build, wait=wait) or ())]
     return {f"cuda:{number}": gpu for number, gpu in enumerate([*own, *others])}
@@ -111,7 +113,7 @@ def cuda_status() -> str:
 def hidden_gpus() -> str:
     """Return which GPUs variables of the environment hide, or name in vain; "" if all are shown."""
     is_hip = bool(find_torch_build().hip)
-    with _open_nvml() as nvml:
+    with open_nvml() as nvml:
         gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else nvidia_gpus(nvml)
     shown = hip_visible([gpu.uuid for gpu in gpus]) if is_hip else _shown(gpus)
     problem = _visible_problem(gpus, is_hip=is_hip)
@@ -134,7 +136,7 @@ def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
 
 
 @contextmanager
-def _open_nvml() -> Iterator[Nvml | None]:
+def open_nvml() -> Iterator[Nvml | None]:
     """Open a session with NVIDIA's driver; None where there is no driver."""
     try:
         nvml = Nvml()
@@ -169,7 +171,7 @@ def _visible_problem(gpus: Sequence[Gpu | AmdGpu], *, is_hip: bool) -> str:
     return hip_visible_problem(uuids) if is_hip else visible_problem(uuids, os.environ.get(VISIBLE))
 
 
-def _large_amd_gpus() -> list[Source]:
+def large_amd_gpus() -> list[Source]:
     """Return AMD's GPUs that models could use if torch were built for them."""
     large: list[Source] = []
     for gpu in amd_gpus():

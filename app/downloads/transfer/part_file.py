@@ -26,6 +26,7 @@ from engine import Cancelled, EngineError, replace_json
 SPARE = 64 << 20
 """Bytes of a disk that a download leaves free."""
 
+MODEL_MAGIC = b"GGUF"
 HASH_BYTES = 1 << 20
 MOST_SIDECAR = 1 << 20
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -45,10 +46,12 @@ class PartFile:
     Args:
         path: place of the whole file.
         file: what is being fetched.
+        magic: bytes with which it begins; those of a model if none are given.
     """
 
-    def __init__(self, path: Path, file: RemoteFile) -> None:
+    def __init__(self, path: Path, file: RemoteFile, magic: bytes = MODEL_MAGIC) -> None:
         self.path, self.file = path, file
+        self._magic = magic
         self.part = path.with_name(f"{path.name}.part")
         self.sidecar = path.with_name(f"{path.name}.part.json")
         self._ranges: Ranges = ()
@@ -157,8 +160,8 @@ class PartFile:
         """
         self.close()
         try:
-            found = _hash(self.part, is_stopped, told)
-            if not found:
+            found = _hash(self.part, self._magic, is_stopped, told)
+            if not found and self._magic == MODEL_MAGIC:
                 self.discard()
                 raise WrongBytes(
                     tr("{name} is no model: it does not begin with “GGUF”.").format(
@@ -194,7 +197,7 @@ class PartFile:
             EngineError: the file cannot be read.
         """
         try:
-            found = _hash(self.path, is_stopped, lambda n: told(n, True))
+            found = _hash(self.path, self._magic, is_stopped, lambda n: told(n, True))
         except OSError as error:
             raise self._disk_error(error) from None
         return bool(self.file.sha256) and found == self.file.sha256
@@ -237,8 +240,10 @@ class PartFile:
         )
 
 
-def _hash(path: Path, is_stopped: Callable[[], bool], told: Callable[[int], None]) -> str:
-    """Return the SHA-256 of a file; "" if it does not begin as a model does.
+def _hash(
+    path: Path, magic: bytes, is_stopped: Callable[[], bool], told: Callable[[int], None]
+) -> str:
+    """Return the SHA-256 of a file; "" if it does not begin with `magic`.
 
     Args:
         told: is called with the number of bytes that were read.
@@ -252,7 +257,7 @@ def _hash(path: Path, is_stopped: Callable[[], bool], told: Callable[[int], None
         while block := file.read(HASH_BYTES):
             if is_stopped():
                 raise Cancelled("The download")
-            if n_read == 0 and not block.startswith(b"GGUF"):
+            if n_read == 0 and not block.startswith(magic):
                 return ""
             found.update(block)
             n_read += len(block)

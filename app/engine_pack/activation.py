@@ -1,0 +1,45 @@
+"""The choice where the engine's libraries come from, made at each start before anything needs them.
+
+Imports little: it runs before the window's first picture.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Literal
+
+import engine
+from app.engine_pack.store import PackStore
+
+Origin = Literal["own", "pack", "none"]
+"""Where torch comes from: installed with Tandem, from a pack, or from nowhere."""
+
+
+def has_own_engine() -> bool:
+    """Return whether torch is installed beside Tandem, so that no pack is needed."""
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and not _is_of_pack(spec.origin or "")
+
+
+def activate() -> Origin:
+    """Use the current pack, if torch is not installed beside Tandem; return where it comes from.
+
+    To be called at the start, and again after a pack was installed, rolled back or removed: later
+    child processes use the new one. This process keeps what it has imported.
+    """
+    if has_own_engine():
+        return "own"
+    pack = PackStore().current
+    if pack is None or not pack.is_usable:
+        engine.leave_pack()
+        return "none"
+    engine.use_pack(pack.folders)
+    return "pack"
+
+
+def _is_of_pack(path: str) -> bool:
+    return any(path.startswith(f"{folder}{os.sep}") for folder in engine.pack_folders())

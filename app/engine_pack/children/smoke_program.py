@@ -1,0 +1,39 @@
+"""The program of the child process that tries a pack; it writes one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+
+import engine
+from app.paths import demo_model
+from engine import EngineError, SamplingParams, TokenText, error_line
+
+PROMPT = "What is tensor parallelism?"
+N_TOKENS = 8
+
+
+def main() -> int:
+    """Answer with the bundled model; the program's main function."""
+    model_file = demo_model()
+    if model_file is None:
+        sys.stderr.write("The bundled model is missing; install Tandem again.\n")
+        return 1
+    try:
+        with engine.load_model(model_file, devices=["cpu"], n_ctx=256) as model:
+            params = SamplingParams(temperature=0, max_tokens=N_TOKENS)
+            events = list(model.generate(PROMPT, params))
+        problem = engine.cuda_status()
+    except EngineError as error:
+        sys.stderr.write(f"{error_line(str(error), error.hint)}\n")
+        return 1
+    n_tokens = sum(isinstance(event, TokenText) for event in events)
+    answer = {"n_tokens": n_tokens, "version": version("torch"), "gpu_problem": problem}
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    engine.tie_to_parent()
+    sys.exit(main())

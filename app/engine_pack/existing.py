@@ -1,0 +1,125 @@
+"""Use of an existing Python environment that has torch, in place of a pack."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.engine_pack import activation
+from app.engine_pack.children.running import run_child
+from app.engine_pack.installation import Installed
+from app.engine_pack.lock import this_python
+from app.engine_pack.smoke_test import Tried, try_pack
+from app.engine_pack.store import Pack, PackStore, disk_error
+from app.translation import tr
+from engine import EngineError, one_line, temporary_folder
+
+LIMIT_S = 60.0
+BACKEND = "environment"
+FACTS = Path(__file__).with_name("children") / "environment_facts.py"
+"""Program that tells what a Python has."""
+
+
+def find_python(place: Path) -> Path:
+    """Return the Python program that a person names by itself or by the folder of its environment.
+
+    Raises:
+        EngineError: there is none.
+    """
+    below = ("Scripts/python.exe", "python.exe", "bin/python3", "bin/python")
+    for path in (place, *(place / name for name in below)):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path.absolute()
+    raise EngineError(
+        tr("There is no Python in {place}.").format(place=place),
+        tr("Name a Python program, or the folder of a virtual environment."),
+    )
+
+
+def use_environment(
+    place: Path,
+    store: PackStore | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    attempt: Callable[..., Tried] = try_pack,
+) -> Installed:
+    """Use an existing Python environment from now on, after it was checked and has answered.
+
+    Args:
+        place: its Python program, or its folder.
+
+    Raises:
+        Cancelled: `is_stopped`.
+        EngineError: it cannot be used. The engine that was in use before still is.
+    """
+    store = store or PackStore()
+    python = find_python(place)
+    found = _ask(python, is_stopped)
+    _check(python, found)
+    folders = tuple(str(folder) for folder in found["folders"])
+    with store.locked():
+        tried = attempt(folders, is_stopped)
+        pack = Pack(
+            name="", backend=BACKEND, version=str(found["versions"]["torch"]),
+            python=this_python(), folders=folders, source=str(python),
+        )  # fmt: skip
+        try:
+            with temporary_folder(store.folder) as work:
+                made = work / "pack"
+                made.mkdir()
+                installed = Installed(store.adopt(made, pack), tried.gpu_problem)
+        except OSError as error:
+            raise disk_error(store.folder, error) from None
+    activation.activate()
+    return installed
+
+
+def _ask(python: Path, is_stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Return what a Python tells of itself.
+
+    Raises:
+        EngineError: it does not start, or tells something else.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    try:
+        ended = run_child((str(python), str(FACTS)), environment, LIMIT_S, is_stopped)
+        found = json.loads(ended.output.splitlines()[-1]) if ended.output.strip() else None
+        if ended.status == 0 and isinstance(found, dict):
+            return found
+        why = ended.last_line
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise EngineError(
+        tr("{python} does not work as a Python: {why}.").format(
+            python=python, why=one_line(why, 200).rstrip(".")
+        )
+    )
+
+
+def _check(python: Path, found: dict[str, Any]) -> None:
+    """Check that this Python can import what another has.
+
+    Raises:
+        EngineError: it cannot.
+    """
+    is_same = (found["python"], found["kind"]) == (this_python(), sys.implementation.name)
+    if not is_same or not found["is_64_bit"]:
+        raise EngineError(
+            tr("{python} is {kind} {version}, but Tandem needs {own}.").format(
+                python=python, kind=one_line(str(found["kind"]), 40),
+                version=one_line(str(found["python"]), 20),
+                own=f"{sys.implementation.name} {this_python()}",
+            ),
+            tr("Make an environment with that version."),
+        )  # fmt: skip
+    missing = [name for name, version in found["versions"].items() if not version]
+    if missing:
+        raise EngineError(
+            tr("{python} lacks {names}.").format(python=python, names=", ".join(missing)),
+            tr("Install them there, as with: pip install {names}").format(names=" ".join(missing)),
+        )

@@ -1,0 +1,191 @@
+"""The wheels of a lock: fetched into a folder, on from where it stopped, or taken from one."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.downloads.transfer.part_file import NoRoom, PartFile, WrongBytes
+from app.downloads.transfer.source import Source
+from app.downloads.transfer.transfer import FileTransfer, Patience
+from app.engine_pack.lock import Lock, Wheel
+from app.engine_pack.progress import InstallProgress, InstallStage, Told
+from app.translation import tr, tr_n
+from engine import Cancelled, EngineError, one_line
+
+HASH_BYTES = 1 << 20
+MAGIC = b"PK"
+"""Bytes with which a wheel begins, as any archive of its kind."""
+
+
+class MissingWheels(EngineError):
+    """Error of a folder that does not have the wheels of a lock."""
+
+
+def n_fetched(lock: Lock, folder: Path) -> int:
+    """Return how many bytes of a lock's wheels have arrived in a folder."""
+    total = 0
+    for wheel in lock.wheels:
+        part = PartFile(folder / wheel.file.name, wheel.file, MAGIC)
+        if part.path.is_file():
+            total += min(part.path.stat().st_size, wheel.file.n_bytes)
+        else:
+            part.look()
+            total += part.n_done
+    return total
+
+
+def fetch_wheels(
+    lock: Lock,
+    folder: Path,
+    stopped: threading.Event,
+    told: Told,
+    patience: Patience | None = None,
+) -> None:
+    """Fetch the wheels of a lock that a folder lacks; wheels of other locks there are deleted.
+
+    Raises:
+        Cancelled: `stopped` was set; what has arrived is kept.
+        EngineError: it cannot go on; what has arrived is kept if it is of use.
+    """
+    _check_addresses(lock)
+    _delete_others(lock, folder)
+    source = Source("https://files.pythonhosted.org")
+    n_before = 0
+    try:
+        for wheel in sorted(lock.wheels, key=lambda one: one.file.n_bytes):
+            _fetch(wheel, folder, source, stopped, _Counter(lock, wheel, n_before, told), patience)
+            n_before += wheel.file.n_bytes
+    finally:
+        source.close()
+
+
+class _Counter:
+    """Tells of the progress of one wheel as that of all."""
+
+    def __init__(self, lock: Lock, wheel: Wheel, n_before: int, told: Told) -> None:
+        self._n_bytes, self._name = lock.n_bytes, wheel.file.name
+        self._n_before, self._told = n_before, told
+
+    def __call__(self, n_done: int, is_checking: bool) -> None:
+        stage = InstallStage.CHECKING if is_checking else InstallStage.FETCHING
+        self._told(InstallProgress(stage, self._n_before + n_done, self._n_bytes, self._name))
+
+
+def _fetch(
+    wheel: Wheel,
+    folder: Path,
+    source: Source,
+    stopped: threading.Event,
+    told: _Counter,
+    patience: Patience | None,
+) -> None:
+    """Fetch one wheel, unless it is there."""
+    part = PartFile(folder / wheel.file.name, wheel.file, MAGIC)
+    if part.path.is_file():
+        if part.is_whole_already(stopped.is_set, told):
+            return
+        part.path.unlink(missing_ok=True)
+    try:
+        FileTransfer(part, source, stopped, told, patience).run()
+    except (Cancelled, NoRoom):
+        raise
+    except WrongBytes:
+        raise WrongBytes(
+            tr("{name} is not what Tandem's list of wheels names: its hash differs.").format(
+                name=wheel.file.name
+            ),
+            tr("It was deleted. Try again; if it happens again, another network may help."),
+        ) from None
+    except EngineError as error:
+        raise EngineError(
+            tr("{name} could not be fetched: {why}").format(name=wheel.file.name, why=error),
+            tr("Go on when the connection is better; what has arrived is kept."),
+        ) from None
+
+
+def _check_addresses(lock: Lock) -> None:
+    if not lock.is_complete:
+        raise EngineError(
+            tr("This lock file has no addresses of its wheels."),
+            tr("Name a folder that has them with --wheels."),
+        )
+
+
+def _delete_others(lock: Lock, folder: Path) -> None:
+    """Delete what belongs to other locks, so that old versions do not fill the disk."""
+    own = {wheel.file.name for wheel in lock.wheels}
+    if folder.is_dir():
+        for path in folder.iterdir():
+            name = path.name.removesuffix(".json").removesuffix(".part")
+            if path.is_file() and name not in own:
+                path.unlink(missing_ok=True)
+
+
+def check_folder(lock: Lock, folder: Path, stopped: threading.Event, told: Told) -> None:
+    """Check that a folder has all wheels of a lock, with the right hashes.
+
+    Raises:
+        Cancelled: `stopped` was set.
+        MissingWheels: some are missing, or are other builds than those of the lock.
+    """
+    missing = [wheel for wheel in lock.wheels if not (folder / wheel.file.name).is_file()]
+    if missing:
+        raise _missing(missing, folder)
+    n_before = 0
+    for wheel in lock.wheels:
+        if _hash(folder / wheel.file.name, stopped, _Counter(lock, wheel, n_before, told)) != (
+            wheel.file.sha256
+        ):
+            raise MissingWheels(
+                tr("{path} is damaged or another build: its hash is not the expected one.").format(
+                    path=folder / wheel.file.name
+                ),
+                tr("Copy it again."),
+            )
+        n_before += wheel.file.n_bytes
+
+
+def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
+    """Return the sentence for missing wheels; it names another version that is there."""
+    first = missing[0]
+    prefix = f"{first.name.replace('-', '_')}-"
+    others = sorted(path.name for path in folder.glob("*.whl"))
+    found = next((name for name in others if name.lower().startswith(prefix)), None)
+    if found is not None:
+        return MissingWheels(
+            tr("{folder} has {found}, but {wanted} is needed.").format(
+                folder=folder, found=one_line(found, 100), wanted=first.file.name
+            ),
+            tr("Put exactly that file there."),
+        )
+    names = ", ".join(wheel.file.name for wheel in missing[:3])
+    return MissingWheels(
+        tr_n(
+            "{folder} lacks {n} wheel: {names}.", "{folder} lacks {n} wheels, such as {names}.",
+            len(missing), folder=folder, names=names,
+        ),
+        tr("`tandem engine status --wheels` lists all of them."),
+    )  # fmt: skip
+
+
+def _hash(path: Path, stopped: threading.Event, told: _Counter) -> str:
+    """Return the SHA-256 of a file; "" if it cannot be read.
+
+    Raises:
+        Cancelled: `stopped` was set.
+    """
+    found, n_read = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(HASH_BYTES):
+                if stopped.is_set():
+                    raise Cancelled("The installation")
+                found.update(block)
+                n_read += len(block)
+                told(n_read, True)
+    except OSError:
+        return ""
+    return found.hexdigest()

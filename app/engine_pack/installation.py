@@ -1,0 +1,153 @@
+"""The installation of an engine pack: fetch, unpack, try; only then is it used."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.downloads.transfer.part_file import SPARE, NoRoom
+from app.downloads.transfer.transfer import Patience
+from app.engine_pack import activation
+from app.engine_pack.fetching import check_folder, fetch_wheels, n_fetched
+from app.engine_pack.lock import Lock
+from app.engine_pack.progress import InstallProgress, InstallStage, Told
+from app.engine_pack.smoke_test import Tried, try_pack
+from app.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
+from app.engine_pack.unpacking import find_uv, unpack
+from app.translation import tr
+from engine import Cancelled, EngineError, temporary_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A pack that is in use now.
+
+    Attributes:
+        pack: the pack.
+        gpu_problem: sentence that says why no GPU can be used with it, else "".
+    """
+
+    pack: Pack
+    gpu_problem: str
+
+
+class Installation:
+    """Installs one pack; `run` works on any thread, and again after a stop or a failure.
+
+    What has arrived is kept by `run` in each case, so a stop is a pause: `run` goes on, also in
+    another process. `discard` makes it a cancellation.
+
+    Args:
+        lock: wheels of the pack.
+        store: where it goes; this user's if none is given.
+        wheels: folder with all wheels of the lock, from which they are taken; None fetches them.
+        told: is called with the progress, on the thread of `run`.
+    """
+
+    def __init__(
+        self,
+        lock: Lock,
+        store: PackStore | None = None,
+        wheels: Path | None = None,
+        told: Told = lambda _: None,
+        *,
+        patience: Patience | None = None,
+        attempt: Callable[..., Tried] = try_pack,
+    ) -> None:
+        self._lock, self._store, self._wheels = lock, store or PackStore(), wheels
+        self._told, self._patience, self._attempt = told, patience, attempt
+        self._stopped = threading.Event()
+
+    @property
+    def n_fetched(self) -> int:
+        """Bytes that have arrived already, here or before; 0 where a folder has the wheels."""
+        return 0 if self._wheels else n_fetched(self._lock, self._store.fetched)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of the disk that are still needed at most while it is installed."""
+        missing = 0 if self._wheels else self._lock.n_bytes - self.n_fetched
+        return missing + self._lock.unpacked_bytes
+
+    def stop(self) -> None:
+        """End `run` soon; it raises Cancelled. Any thread may call it."""
+        self._stopped.set()
+
+    def discard(self) -> None:
+        """Delete what has arrived; after `run` has ended.
+
+        Raises:
+            EngineError: another window or command is installing.
+        """
+        self._store.discard_fetched()
+
+    def run(self) -> Installed:
+        """Install the pack and use it from now on, in this process and in later children.
+
+        Raises:
+            Cancelled: `stop` was called.
+            EngineError: it fails. The engine that was in use before still is.
+        """
+        self._stopped.clear()
+        self._check_fit()
+        find_uv()  # before gigabytes are fetched
+        with self._store.locked():
+            self._store.sweep_left_over()
+            self._check_room()
+            wheels = self._ready_wheels()
+            installed = self._make(wheels)
+            shutil.rmtree(self._store.fetched, ignore_errors=True)
+        activation.activate()
+        return installed
+
+    def _check_fit(self) -> None:
+        if not self._lock.is_for_here:
+            raise EngineError(
+                tr("This engine is for {system} and Python {python}.").format(
+                    system=self._lock.system, python=self._lock.python
+                ),
+                tr("Choose one for this computer."),
+            )
+
+    def _check_room(self) -> None:
+        folder = self._store.folder
+        free = max(shutil.disk_usage(folder).free - SPARE, 0)
+        if self.needed_bytes > free:
+            raise NoRoom(
+                tr("{folder} has {free} GB free, but the engine needs {wanted} GB.").format(
+                    folder=folder, free=f"{free / 1e9:.1f}", wanted=f"{self.needed_bytes / 1e9:.1f}"
+                ),
+                tr("Make room, then try again."),
+            )
+
+    def _ready_wheels(self) -> Path:
+        """Return a folder that has all wheels, with the right hashes."""
+        if self._wheels is not None:
+            check_folder(self._lock, self._wheels, self._stopped, self._told)
+            return self._wheels
+        fetch_wheels(self._lock, self._store.fetched, self._stopped, self._told, self._patience)
+        return self._store.fetched
+
+    def _make(self, wheels: Path) -> Installed:
+        """Unpack and try a pack, then use it."""
+        try:
+            with temporary_folder(self._store.folder) as work:
+                made = work / "pack"
+                site = made / SITE
+                site.mkdir(parents=True)
+                unpack(self._lock, wheels, site, work, self._stopped.is_set, self._told)
+                self._told(InstallProgress(InstallStage.TRYING))
+                tried = self._attempt([str(site)], self._stopped.is_set)
+                if self._stopped.is_set():
+                    raise Cancelled("The installation")
+                pack = Pack(
+                    name="", backend=self._lock.backend, version=self._lock.version,
+                    python=self._lock.python, folders=(SITE,), digest=self._lock.digest,
+                    n_bytes=folder_bytes(site),
+                )  # fmt: skip
+                return Installed(self._store.adopt(made, pack), tried.gpu_problem)
+        except OSError as error:
+            raise disk_error(self._store.folder, error) from None

@@ -1,0 +1,181 @@
+"""Lock files: which wheels an engine pack is made of, with addresses, sizes and hashes.
+
+They are files of PEP 751, written by `packaging/lock`; what that standard does not know stands in
+their table "tool.tandem".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.downloads.transfer.remote_file import RemoteFile, safe_name
+from app.translation import tr
+from engine import EngineError
+
+MOST_BYTES = 4 << 20
+HASH = re.compile(r"[0-9a-f]{64}")
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+VERSION = re.compile(r"[0-9a-zA-Z.!+]+")
+HOSTS = ("files.pythonhosted.org", "download.pytorch.org")
+"""Servers that the locks of a release name."""
+
+SYSTEMS = {"linux": "linux", "win32": "windows", "darwin": "macos"}
+MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+class BadLock(EngineError):
+    """Error of a lock file that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel of a pack.
+
+    Attributes:
+        name: distribution, such as "torch".
+        version: its version.
+        file: address ("" where a person has to give the file), file name, size and hash.
+    """
+
+    name: str
+    version: str
+    file: RemoteFile
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The wheels of one pack.
+
+    Attributes:
+        backend: kind of PyTorch: "cpu", "cuda13", "cuda12" or "rocm".
+        system: what it runs on, such as "linux-x86_64".
+        python: version of Python that it is for, such as "3.11".
+        wheels: all wheels, by name.
+        unpacked_bytes: size on the disk once it is unpacked.
+        digest: mark that differs from that of any other lock.
+    """
+
+    backend: str
+    system: str
+    python: str
+    wheels: tuple[Wheel, ...]
+    unpacked_bytes: int
+    digest: str
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the download in bytes."""
+        return sum(wheel.file.n_bytes for wheel in self.wheels)
+
+    @property
+    def version(self) -> str:
+        """Version of PyTorch."""
+        return next((wheel.version for wheel in self.wheels if wheel.name == "torch"), "")
+
+    @property
+    def is_for_here(self) -> bool:
+        """Whether it is for this system and this version of Python."""
+        return (self.system, self.python) == (this_system(), this_python())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each wheel has an address, so that it can be fetched."""
+        return all(wheel.file.url for wheel in self.wheels)
+
+
+def this_system() -> str:
+    """Return the name of this system in locks, such as "linux-x86_64"."""
+    machine = platform.machine().lower()
+    return f"{SYSTEMS.get(sys.platform, sys.platform)}-{MACHINES.get(machine, machine)}"
+
+
+def this_python() -> str:
+    """Return this Python's version as locks have it, such as "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def locks_dir() -> Path:
+    """Return the folder of the locks that Tandem brings."""
+    return Path(__file__).resolve().parents[2] / "resources" / "engine"
+
+
+def find_locks(folder: Path | None = None) -> tuple[Lock, ...]:
+    """Return the locks of a folder, Tandem's own if none is given, that are for this system."""
+    paths = sorted((folder or locks_dir()).glob("pylock.*.toml"))
+    return tuple(lock for lock in map(read_lock, paths) if lock.is_for_here)
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        BadLock: it cannot be read, or is not what `packaging/lock` writes.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadLock(tr("{path} is too large for a lock file.").format(path=path))
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadLock(
+            tr("{path} cannot be read: {why}.").format(path=path, why=error.strerror or error)
+        ) from None
+    try:
+        document = tomllib.loads(data.decode())
+        own = document["tool"]["tandem"]
+        lock = Lock(
+            backend=_text(own["backend"], NAME),
+            system=_text(own["system"]),
+            python=_text(own["python"], VERSION),
+            wheels=tuple(_wheel(package) for package in document["packages"]),
+            unpacked_bytes=_size(own["unpacked-bytes"]),
+            digest=hashlib.sha256(data).hexdigest(),
+        )
+        if not lock.version:
+            raise ValueError("it has no torch")
+        return lock
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        raise BadLock(
+            tr("{path} is no lock file of an engine: {why}.").format(path=path, why=error),
+            tr("Make it with packaging/lock."),
+        ) from None
+
+
+def _wheel(package: dict[str, Any]) -> Wheel:
+    """Return the only wheel of an entry.
+
+    Raises:
+        ValueError: it has none, several, or one that cannot be checked.
+    """
+    name, version = _text(package["name"], NAME), _text(package["version"], VERSION)
+    (found,) = package["wheels"]
+    url = str(found.get("url", ""))
+    parts = urlsplit(url)
+    if url and parts.scheme not in ("https", "http"):
+        raise ValueError(f"{name} has the address {url[:80]}")
+    file_name = str(found.get("name") or found.get("path") or parts.path.rpartition("/")[2])
+    file_name = file_name.replace("%2B", "+").replace("%2b", "+")
+    if not file_name.endswith(".whl"):
+        raise ValueError(f"{name} has no wheel")
+    digest = _text(found["hashes"]["sha256"], HASH)
+    file = RemoteFile(url, safe_name(file_name), _size(found["size"]), digest, parts.netloc)
+    return Wheel(name, version, file)
+
+
+def _text(value: object, pattern: re.Pattern[str] = re.compile(r"[\w.-]+")) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"unexpected {str(value)[:80]!r}")
+    return value
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"unexpected size {str(value)[:80]!r}")
+    return value

@@ -1,0 +1,301 @@
+"""The folder of the engine packs: which one is in use, which one before it, and what is left over.
+
+    engines/
+      current.json            names the pack in use and the one before it; replaced atomically
+      cuda13-2.15.0-4/        a pack: pack.json, and site/ with the unpacked wheels
+      environment-5/          an existing Python environment: pack.json alone, which names folders
+      fetched/                wheels that have arrived, whole or in part
+      .tandem-….tmp/          a pack in the making; deleted with the process that makes it
+      lock                    held by whoever changes any of this
+
+A pack is complete, and has answered, before `current.json` names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from app.engine_pack.lock import this_python
+from app.paths import engines_dir
+from app.translation import tr
+from engine import EngineError, replace_json, sweep_temporaries
+
+POINTER = "current.json"
+MANIFEST = "pack.json"
+SITE = "site"
+FETCHED = "fetched"
+LOCK = "lock"
+MOST_BYTES = 1 << 20
+IS_WINDOWS = os.name == "nt"
+MOVE_TRIES = 10
+MOVE_PAUSE_S = 0.3
+"""Times and pauses of moving a folder: virus scanners hold new files open for a moment."""
+
+
+class PackBusy(EngineError):
+    """Error of an engine that is being installed or removed by another window or command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """An engine pack.
+
+    Attributes:
+        name: its folder below the store's.
+        backend: kind of PyTorch, such as "cpu"; "environment" for an existing one.
+        version: version of PyTorch.
+        python: version of Python that it is for, such as "3.11".
+        folders: folders to import from.
+        digest: that of its lock; "" for an environment.
+        n_bytes: size on the disk; 0 for an environment, which is not Tandem's.
+        source: Python program of an environment, else "".
+    """
+
+    name: str
+    backend: str
+    version: str
+    python: str
+    folders: tuple[str, ...]
+    digest: str = ""
+    n_bytes: int = 0
+    source: str = ""
+
+    @property
+    def is_environment(self) -> bool:
+        """Whether it is an existing Python environment."""
+        return bool(self.source)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this Python can import from it: its folders are there, for the same version."""
+        return self.python == this_python() and all(Path(one).is_dir() for one in self.folders)
+
+
+class PackStore:
+    """The packs of this user.
+
+    Args:
+        folder: where they are; `paths.engines_dir()` if none is given.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or engines_dir()
+
+    @property
+    def fetched(self) -> Path:
+        """Folder of the wheels that have arrived."""
+        return self.folder / FETCHED
+
+    @property
+    def current(self) -> Pack | None:
+        """Pack in use; None if there is none. It may not be usable, see `Pack.is_usable`."""
+        return self._read(self._names()[0])
+
+    @property
+    def previous(self) -> Pack | None:
+        """Pack that was in use before it; None if there is none."""
+        return self._read(self._names()[1])
+
+    def n_bytes(self) -> int:
+        """Return the size of all packs and fetched wheels on the disk; reads all folders."""
+        return folder_bytes(self.folder)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep all others from changing anything here; free again with the end of the process.
+
+        Raises:
+            PackBusy: somebody else does.
+            EngineError: the folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise disk_error(self.folder, error) from None
+        try:
+            if not _try_to_lock(handle):
+                raise PackBusy(
+                    tr("Another window or command is changing the engine."),
+                    tr("Wait until it is done."),
+                )
+            yield
+        finally:
+            os.close(handle)
+
+    def adopt(self, made: Path, pack: Pack) -> Pack:
+        """Give a finished pack its name and use it; the one in use becomes the previous one.
+
+        The caller holds the lock.
+
+        Args:
+            made: its folder, on the same disk, which is moved.
+            pack: what is known of it; `name` and a relative folder are completed here.
+
+        Raises:
+            EngineError: the folder cannot be written; nothing has changed.
+        """
+        used = [path.name for path in self.folder.iterdir()]
+        number = 1 + max((_number(name) for name in used), default=0)
+        name = f"{pack.backend}-{pack.version}-{number}"
+        home = self.folder / name
+        folders = tuple(str(home / folder) for folder in pack.folders)  # absolute ones stay
+        pack = replace(pack, name=name, folders=folders)
+        old = self.current
+        try:
+            replace_json(made / MANIFEST, asdict(pack))
+            _move(made, home)
+            self._point(name, old.name if old else "")
+        except OSError as error:
+            shutil.rmtree(home, ignore_errors=True)
+            raise disk_error(self.folder, error) from None
+        self.sweep_left_over()
+        return pack
+
+    def roll_back(self) -> Pack:
+        """Use the previous pack again; the present one becomes the previous one.
+
+        Raises:
+            EngineError: there is none, or the folder cannot be written.
+        """
+        with self.locked():
+            current, previous = self._names()
+            pack = self._read(previous)
+            if pack is None or not pack.is_usable:
+                raise EngineError(tr("There is no earlier engine to go back to."))
+            try:
+                self._point(previous, current)
+            except OSError as error:
+                raise disk_error(self.folder, error) from None
+            return pack
+
+    def remove(self) -> None:
+        """Delete all packs and all wheels that have arrived; an environment itself stays.
+
+        Raises:
+            EngineError: something cannot be deleted.
+        """
+        with self.locked():
+            try:
+                (self.folder / POINTER).unlink(missing_ok=True)
+            except OSError as error:
+                raise disk_error(self.folder, error) from None
+            self.sweep_left_over()
+            shutil.rmtree(self.fetched, ignore_errors=True)
+
+    def discard_fetched(self) -> None:
+        """Delete the wheels that have arrived, whole or in part.
+
+        Raises:
+            PackBusy: somebody is fetching them.
+        """
+        with self.locked():
+            shutil.rmtree(self.fetched, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Delete what killed installers have left, unless somebody is installing."""
+        if self.folder.is_dir():
+            with suppress(EngineError), self.locked():
+                self.sweep_left_over()
+
+    def sweep_left_over(self) -> None:
+        """Delete all packs but the two that are named; the caller holds the lock."""
+        sweep_temporaries(self.folder)
+        kept = self._names()
+        for path in self.folder.iterdir():
+            if path.is_dir() and _number(path.name) and path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _names(self) -> tuple[str, str]:
+        """Return the names of the pack in use and the one before; "" for none."""
+        found = _read_json(self.folder / POINTER)
+        names = (str(found.get(key) or "") for key in ("current", "previous"))
+        current, previous = (name if _number(name) else "" for name in names)
+        return current, previous
+
+    def _point(self, current: str, previous: str) -> None:
+        replace_json(self.folder / POINTER, {"current": current, "previous": previous})
+
+    def _read(self, name: str) -> Pack | None:
+        if not name:
+            return None
+        found = _read_json(self.folder / name / MANIFEST)
+        with suppress(TypeError, ValueError):
+            folders = tuple(str(folder) for folder in found.pop("folders"))
+            return Pack(folders=folders, **found | {"name": name})
+        return None
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of the files in a folder and those below it; what vanishes counts as 0."""
+    total = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    total += folder_bytes(Path(entry.path))
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def disk_error(path: Path, error: OSError) -> EngineError:
+    """Return the sentence for an error of the disk."""
+    return EngineError(
+        tr("{path} cannot be written: {why}.").format(path=path, why=error.strerror or error),
+        tr("Check its rights and the room on its disk."),
+    )
+
+
+def _number(name: str) -> int:
+    """Return the number with which a pack's name ends; 0 if it is none."""
+    backend, _, number = name.rpartition("-")
+    is_name = bool(backend) and not name.startswith(".") and "/" not in name and "\\" not in name
+    return int(number) if is_name and number.isdecimal() and len(number) < 10 else 0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _move(source: Path, goal: Path) -> None:
+    """Rename a folder.
+
+    Raises:
+        OSError: it cannot be done, not even after some tries.
+    """
+    for left in range(MOVE_TRIES, -1, -1):
+        try:
+            source.rename(goal)
+            return
+        except PermissionError:
+            if not left or not IS_WINDOWS:
+                raise
+            time.sleep(MOVE_PAUSE_S)
+
+
+def _try_to_lock(handle: int) -> bool:
+    """Return whether this process has got the lock of an open file."""
+    module: Any = import_module("msvcrt" if IS_WINDOWS else "fcntl")
+    try:
+        if IS_WINDOWS:
+            module.locking(handle, module.LK_NBLCK, 1)
+        else:
+            module.flock(handle, module.LOCK_EX | module.LOCK_NB)
+    except OSError:
+        return False
+    return True
