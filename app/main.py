@@ -57,6 +57,7 @@ from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
 from app.units import GIB
+from app.updates.presenter import UpdatePresenter
 from engine import (
     DeviceInfo,
     EngineError,
@@ -123,6 +124,7 @@ class Shell(QObject):
         window.composer.setFocus()
         self.start_up.arm()
         self.tray.apply()
+        self.updates.apply()
 
     @Slot()
     def _on_host_imported(self) -> None:
@@ -152,6 +154,7 @@ class Shell(QObject):
         self.split.stop()
         self.side_panels.close()
         self.library.close()
+        self.updates.close()
         if self._help is not None:
             self._help.close()
         self.monitor_presenter.close()
@@ -251,9 +254,13 @@ class Shell(QObject):
         self.monitor_presenter = MonitorPresenter(
             self.monitor, self._monitor_head, self.settings, self.keep, self
         )
-        self.settings_page = SettingsPage(
-            self.settings, self.keep, window.show_page, self._show_chat, Tray.problems, self
+        self.updates = UpdatePresenter(
+            window, self.settings, self.keep, lambda: window.banner.notice is None, self
         )
+        self.settings_page = SettingsPage(
+            self.settings, self.keep, window.show_page, self._show_chat,
+            lambda: Tray.problems() | self.updates.problems(), self,
+        )  # fmt: skip
         self.tray = Tray(window, self.settings, self)
         self.open_on_send = OpenOnSend(
             self.client, self.models, self.session, window.composer, self.settings, self
@@ -265,7 +272,7 @@ class Shell(QObject):
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
-        more = self.chat_listing, self.open_on_send, self.crashes, self.recovery
+        more = self.chat_listing, self.open_on_send, self.crashes, self.recovery, self.updates
         for source in (*presenters, *others, *more):
             source.noticed.connect(self._notify)
         for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
@@ -302,6 +309,7 @@ class Shell(QObject):
         self.settings_page.about_requested.connect(lambda: self.help.show_about())
         self.tray.new_chat_requested.connect(self.chat_presenter.new_chat)
         self.keeper.kept.connect(self.tray.apply)
+        self.keeper.kept.connect(self.updates.apply)
         window.zoom_requested.connect(self.keeper.zoom)
         self.keeper.kept.connect(self.settings_page.refresh)
         self.keeper.kept.connect(self.idle.restart)
@@ -329,6 +337,10 @@ class Shell(QObject):
                 self.window, paths.log_file(), self.settings, lambda: self.start_up.devices,
                 lambda: [chat.title for chat in self.session.library.summaries], self,
             )  # fmt: skip
+            self._help.check_requested.connect(self.updates.check)
+            self._help.news_requested.connect(self.updates.show_news)
+            self._help.about_made.connect(self.updates.tell)
+            self.updates.told.connect(self._help.show_update)
         return self._help
 
     def _load_params(self) -> LoadParams:

@@ -19,6 +19,8 @@ class Notice:
         is_news: whether people wait for it, so that the desktop may tell it while the window is
             hidden.
         is_of_engine: whether the engine has failed at something, which it may do later after all.
+        stays: whether mere information stays until somebody closes it.
+        on_close: called when somebody closes it without its action.
     """
 
     text: str
@@ -28,6 +30,8 @@ class Notice:
     on_action: Callable[[], None] | None = None
     is_of_engine: bool = False
     is_news: bool = False
+    stays: bool = False
+    on_close: Callable[[], None] | None = None
 
     @classmethod
     def of(

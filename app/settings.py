@@ -27,7 +27,7 @@ Takes = Literal["at once", "next load", "next start"]
 
 SECTIONS = (
     tr_later("Appearance"), tr_later("Chats"), tr_later("Models"), tr_later("Downloads"),
-    tr_later("Engine"), tr_later("Notifications"), tr_later("Privacy"),
+    tr_later("Engine"), tr_later("Notifications"), tr_later("Updates"), tr_later("Privacy"),
 )  # fmt: skip
 """Sections of the settings page, in order; those without a setting are not shown."""
 
@@ -91,6 +91,9 @@ class Settings:
         unload_after_min: minutes without use after which a model is unloaded; 0 for never.
         presets: a person's own presets of sampling: values as in `sampling`, by name.
         geometry, window_state: Qt's window layout, in base64.
+        releases_checked: when the address of releases was asked last, in seconds since 1970.
+        newest_release: the release that it has told of.
+        dismissed_release: version of which nothing more is said.
         unknown: keys of other versions, written back untouched.
     """
 
@@ -180,6 +183,22 @@ class Settings:
         ),
         "Chats", words=tr_later("title automatic rename summary"),
     )  # fmt: skip
+    checks_releases: bool = _shown(
+        False, tr_later("Look for a new release once a day"),
+        tr_later(
+            "Asks the address below, and says so if there is one. Nothing is downloaded or changed."
+        ),
+        "Updates", words=tr_later("update upgrade version new internet network"),
+    )  # fmt: skip
+    release_address: str = _shown(
+        "", tr_later("Address to ask"),
+        tr_later("Its answer names the newest release. The address learns your IP address."),
+        "Updates", words=tr_later("update url server internet network"),
+        hint=tr_later("The one that came with Tandem"),
+    )  # fmt: skip
+    releases_checked: int = _option(0, "When releases were looked for")
+    newest_release: Mapping[str, Any] = _option({}, "Newest release")
+    dismissed_release: str = _option("", "Release of which nothing more is said")
 
     def with_recent(self, path: str) -> Settings:
         """Return a copy with `path` first among the recent models."""

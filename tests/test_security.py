@@ -31,8 +31,8 @@ SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"g
 LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
 """What modules take from `PySide6.QtNetwork`: a named socket that only this machine's user has."""
 
-DOWNLOADS = {"app.downloads.transfer.source", "app.downloads.hub.client"}
-"""The modules that reach other machines; what they are asked for is in `app.downloads` alone."""
+REACHES_OUT = {"app.downloads.transfer.source", "app.downloads.hub.client", "app.updates.source"}
+"""The modules that reach other machines: for models by a click, for releases after consent."""
 
 
 @pytest.mark.parametrize(("path", "test"), NAMED)
@@ -102,5 +102,5 @@ def test_nothing_opens_a_connection() -> None:
             assert calls == SOCKETS[module]
         elif module in LOCAL:
             assert found == {f"PySide6.QtNetwork{name}" for name in LOCAL[module]}
-        elif module not in DOWNLOADS:
+        elif module not in REACHES_OUT:
             assert not found, module

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Slot
+from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
@@ -17,7 +17,7 @@ from app.translation import tr
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.help.facts import Component
+    from app.help.licences import Component
     from app.help.views.about_dialog import AboutDialog
     from app.help.views.log_dialog import LogDialog
     from app.help.views.shortcuts_dialog import ShortcutsDialog
@@ -32,6 +32,10 @@ class HelpDialogs(QObject):
         devices: returns the devices that are shown.
         private: returns texts that no report may have, such as titles of chats.
     """
+
+    check_requested = Signal()  # for a newer release
+    news_requested = Signal()
+    about_made = Signal()
 
     def __init__(
         self,
@@ -72,6 +76,9 @@ class HelpDialogs(QObject):
 
             self.about = AboutDialog(self._over)
             self.about.licence_requested.connect(self._read_licence)
+            self.about.check_requested.connect(self.check_requested)
+            self.about.news_requested.connect(self.news_requested)
+            self.about_made.emit()
         self.about.appear()
         devices = self._devices()
         self._facts_job.run(lambda: _read_facts(devices))
@@ -88,6 +95,12 @@ class HelpDialogs(QObject):
         self.log.search.setFocus()
         self._read_log()
 
+    @Slot(str, bool)
+    def show_update(self, text: str, has_news: bool) -> None:
+        """Show what is known of newer releases, if there is a page for it."""
+        if self.about is not None:
+            self.about.show_update(text, has_news)
+
     def close(self) -> None:
         """End all work on threads, and close the dialogs."""
         for job in (self._facts_job, self._licence_job, self._log_job, self._report_job):
@@ -96,11 +109,11 @@ class HelpDialogs(QObject):
             if dialog is not None:
                 dialog.close()
 
-    @Slot(str)
-    def _read_licence(self, name: str) -> None:
-        from app.help.facts import licence_text
+    @Slot(object)
+    def _read_licence(self, component: Component) -> None:
+        from app.help.licences import licence_text
 
-        self._licence_job.run(lambda: (name, licence_text(name)))
+        self._licence_job.run(lambda: (component, licence_text(component)))
 
     @Slot()
     def _read_log(self) -> None:
@@ -124,7 +137,7 @@ class HelpDialogs(QObject):
             self.about.show_facts(*facts)
 
     @Slot(object)
-    def _on_licence(self, found: tuple[str, str]) -> None:
+    def _on_licence(self, found: tuple[Component, str]) -> None:
         if self.about is not None:
             self.about.show_licence(*found)
 
@@ -144,6 +157,7 @@ def _read_facts(
     devices: Sequence[DeviceInfo],
 ) -> tuple[list[tuple[str, str]], list[Component]]:
     """Return versions and components; work for a thread."""
-    from app.help.facts import components, versions
+    from app.help.facts import versions
+    from app.help.parts import all_components
 
-    return versions(devices), components()
+    return versions(devices), all_components()

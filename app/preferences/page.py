@@ -52,7 +52,6 @@ class SettingsPage(QObject):
             self._leave()
             return
         self.refresh()
-        view.show_problems(self._problems())
         self._show(view)
         view.search.setFocus()
         view.search.selectAll()
@@ -61,6 +60,7 @@ class SettingsPage(QObject):
         """Show the settings as they are now, whoever has changed them."""
         if self.view is not None:
             self.view.show_settings(self._settings.current, self._in_use)
+            self.view.show_problems(self._problems())
 
     def note_load(self) -> None:
         """Count a load of a model: settings that wait for one are in use now."""

@@ -28,7 +28,7 @@ class Banner(QFrame):
         self._action = button("")
         self._action.clicked.connect(self._act)
         close = IconButton("close", tr("Dismiss"), self, size=14)
-        close.clicked.connect(self.dismiss)
+        close.clicked.connect(self._close)
         texts = QVBoxLayout()
         texts.setSpacing(2)
         texts.addWidget(self._text)
@@ -58,7 +58,7 @@ class Banner(QFrame):
         self.setAccessibleName(self._text.text())
         self.setAccessibleDescription(self._hint.text())
         self.show()
-        if notice.kind == "info":
+        if notice.kind == "info" and not notice.stays:
             self._timer.start()
         else:
             self._timer.stop()
@@ -74,6 +74,13 @@ class Banner(QFrame):
         """Hide an error of the engine, which has succeeded meanwhile."""
         if self._notice is not None and self._notice.is_of_engine:
             self.dismiss()
+
+    @Slot()
+    def _close(self) -> None:
+        notice = self._notice
+        self.dismiss()
+        if notice is not None and notice.on_close is not None:
+            notice.on_close()
 
     @Slot()
     def _act(self) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
@@ -23,6 +23,7 @@ from app.chat.message import AnswerStats, Message
 from app.main import Shell
 from app.notice import Notice
 from app.paths import demo_model
+from app.updates import session
 from tests.helpers.screenshots import new_shell, pause, wait
 
 
@@ -171,6 +172,40 @@ def about(shell: Shell) -> QWidget:
     return shell.help.about
 
 
+def qt_licence(shell: Shell) -> QWidget:
+    """Show what is told of Qt, found by a search."""
+    shell.help.show_about()
+    dialog = shell.help.about
+    assert dialog is not None
+    wait(lambda: dialog.list.count() > 10)
+    dialog.search.setText("LGPL")
+    dialog.list.setCurrentRow(1)
+    pause(800)
+    return dialog
+
+
+def release(shell: Shell) -> QWidget:
+    """Show the banner of a newer release."""
+    shell.updates._show_banner()
+    return shell.window
+
+
+def news(shell: Shell) -> QWidget:
+    """Show what is new in a release."""
+    shell.updates.show_news()
+    assert shell.updates.dialog is not None
+    return shell.updates.dialog
+
+
+def updates(shell: Shell) -> QWidget:
+    """Show the settings of releases, without an address to ask."""
+    shell.keep(replace(shell.settings.current, checks_releases=True))
+    shell.settings_page.toggle()
+    assert shell.settings_page.view is not None
+    shell.settings_page.view.search.setText("update")
+    return shell.window
+
+
 STATES: dict[str, Callable[[Shell], QWidget]] = {
     "welcome": welcome,
     "ready": ready,
@@ -184,7 +219,18 @@ STATES: dict[str, Callable[[Shell], QWidget]] = {
     "failure": failure,
     "shortcuts": shortcuts,
     "about": about,
+    "qt-licence": qt_licence,
+    "release": release,
+    "news": news,
+    "updates": updates,
 }
+
+NEWER = {
+    "version": "99.1.0",
+    "page": "https://example.org/tandem/99.1.0",
+    "news": "- Long prompts are read in half the time\n- The monitor shows fans",
+}
+"""A release that the states of releases know of."""
 
 
 def take(folder: Path, name: str, states: list[str]) -> None:
@@ -195,6 +241,8 @@ def take(folder: Path, name: str, states: list[str]) -> None:
         with new_shell(app, look.theme, language=look.language) as shell:
             shell.window.resize(*look.size)
             wait(lambda shell=shell: shell.start_up.is_ready)  # type: ignore[misc]
+            shell.settings.put(replace(shell.settings.current, newest_release=NEWER))
+            session.package_version = lambda: "0.1.0"  # a source tree has none
             STATES[state](shell).grab().save(str(folder / f"{name}-{state}.png"))
 
 

@@ -92,7 +92,9 @@ NAMES = {
         "## Settings that differ from the default",
         "not usable: ",
     },
-    "app/help/facts.py": {"Python", "Qt", "Triton", "Classifier"},
+    "app/help/facts.py": {"Python", "Qt", "Triton"},
+    "app/help/licences.py": {"Classifier"},
+    "app/help/parts.py": {"Python", "Qt"},
     "app/monitor/record.py": {"Time", "Seconds", "Message", "Tokens per second"},  # of a CSV file
     "app/monitor/views/timeline_plot.py": {" computed", " waited"},
     "app/library/places.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
@@ -103,6 +105,7 @@ NAMES = {
         "Downloads",
         "Engine",
         "Notifications",
+        "Updates",
         "Privacy",
         "at once",
         "next load",

@@ -9,11 +9,13 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QLibraryInfo, Qt, qVersion
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from app.help.facts import components, licence_text, versions
+from app.help.facts import versions
+from app.help.licences import licence_text, packages
+from app.help.parts import all_components
 from app.help.views.log_dialog import filtered
 from app.main import Shell
 from app.paths import log_file
@@ -67,14 +69,39 @@ def test_versions_name_what_runs_here() -> None:
 
 
 def test_components_are_all_dependencies_with_their_licences() -> None:
-    found = {component.name.lower(): component for component in components()}
+    found = {component.name.lower(): component for component in packages()}
     assert {"torch", "numpy", "jinja2", "psutil"} <= set(found)
     assert "markupsafe" in found  # of jinja2
     assert "pytest" not in found
     assert "MIT" in found["markdown-it-py"].licence
     assert "BSD" in found["psutil"].licence
     assert len(found["numpy"].licence) < 100
-    assert "Redistribution" in licence_text("numpy")
+    assert "Redistribution" in licence_text(found["numpy"])
+
+
+def test_every_component_has_the_text_of_its_licence() -> None:
+    """Also those whose packages bring none, and those that are no packages."""
+    found = {component.name: component for component in all_components()}
+    assert {"Tandem", "Qt", "Python", "Inter"} <= set(found)
+    assert [c.name for c in found.values() if len(licence_text(c)) < 200] == []
+    assert [c.name for c in found.values() if not c.licence or c.licence == "not stated"] == []
+    assert "GNU LESSER GENERAL PUBLIC LICENSE" in licence_text(found["PySide6_Essentials"])
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in licence_text(found["Python"])
+    assert "SIL OPEN FONT LICENSE" in licence_text(found["Inter"])
+    assert "freetype" in licence_text(found["pypdfium2"]).lower()  # inside of PDFium
+
+
+def test_qt_can_be_replaced_by_what_is_said_of_it() -> None:
+    """Version, place, way and sources, and both licences in full, as the LGPL wants it."""
+    (qt,) = (c for c in all_components() if c.name == "Qt")
+    text = licence_text(qt)
+    folder = Path(QLibraryInfo.path(QLibraryInfo.LibraryPath.LibrariesPath))
+    assert list(folder.glob("*Qt6Core*"))
+    for words in (
+        qVersion(), str(folder), "linked dynamically", "You may replace them", "The sources of Qt",
+        "GNU LESSER GENERAL PUBLIC LICENSE", "GNU GENERAL PUBLIC LICENSE", "harfbuzz", "ICU",
+    ):  # fmt: skip
+        assert words in text
 
 
 def test_about_shows_a_licence_as_plain_text(qtbot: QtBot, make_shell: MakeShell) -> None:
@@ -88,6 +115,11 @@ def test_about_shows_a_licence_as_plain_text(qtbot: QtBot, make_shell: MakeShell
     row = next(r for r in range(dialog.list.count()) if "numpy" in dialog.list.item(r).text())
     dialog.list.setCurrentRow(row)
     qtbot.waitUntil(lambda: "Redistribution" in dialog.text.toPlainText())
+    dialog.search.setText("lgpl")
+    shown = [r for r in range(dialog.list.count()) if not dialog.list.item(r).isHidden()]
+    assert {dialog.list.item(r).text().split()[0] for r in shown} == {
+        "Qt", "PySide6_Essentials", "shiboken6"
+    }  # fmt: skip
 
 
 # --- the log
