@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Qt, Slot
@@ -245,12 +246,19 @@ class Shell(QObject):
             self,
         )
         self.library = LibraryPage(
-            self.split, self.settings, self.keep, window.show_page, self._show_chat, self
+            self.split,
+            self.settings,
+            self.keep,
+            partial(window.show_page, "models"),
+            self._show_chat,
+            self,
         )
         self.downloads = DownloadsPart(
             self.library.situation, self.settings, self.keep, self._is_idle, self
         )
         self.library.add(self.downloads)
+        for page in (self.library, window.start_view):
+            page.download_requested.connect(partial(self.library.show_part, self.downloads))
         self.monitor_presenter = MonitorPresenter(
             self.monitor, self._monitor_head, self.settings, self.keep, self
         )
@@ -258,7 +266,7 @@ class Shell(QObject):
             window, self.settings, self.keep, lambda: window.banner.notice is None, self
         )
         self.settings_page = SettingsPage(
-            self.settings, self.keep, window.show_page, self._show_chat,
+            self.settings, self.keep, partial(window.show_page, "settings"), self._show_chat,
             lambda: Tray.problems() | self.updates.problems(), self,
         )  # fmt: skip
         self.tray = Tray(window, self.settings, self)

@@ -177,11 +177,15 @@ def mix(first: str, second: str, weight: float) -> str:
     return QColor(*(round(x + (y - x) * weight) for x, y in parts)).name()
 
 
-def set_role(widget: QWidget, role: str) -> None:
-    """Give a widget its role in the style sheet, also after it was shown."""
-    if widget.property("role") == role:
+def set_role(widget: QWidget, role: str, name: str = "role") -> None:
+    """Give a widget its role in the style sheet, also after it was shown.
+
+    Args:
+        name: property of the widget that holds the role; a second one refines the first.
+    """
+    if widget.property(name) == role:
         return
-    widget.setProperty("role", role)
+    widget.setProperty(name, role)
     widget.style().unpolish(widget)
     widget.style().polish(widget)
 
@@ -293,6 +297,10 @@ def _style_sheet(colours: Theme) -> str:
         "accent_pressed": mix(colours.accent, colours.window, 0.15),
         "banner": mix(colours.surface, colours.accent, 0.12),
         "banner_line": mix(colours.surface, colours.accent, 0.35),
+        "warn_banner": mix(colours.surface, colours.warn, 0.10),
+        "warn_line": mix(colours.surface, colours.warn, 0.40),
+        "danger_banner": mix(colours.surface, colours.danger, 0.10),
+        "danger_line": mix(colours.surface, colours.danger, 0.40),
         "disabled": _disabled(colours),
         "field": mix(colours.surface, colours.window, 0.5),
         "hover": mix(colours.surface, colours.raised, 0.6),

@@ -74,12 +74,16 @@ def context_text(n_tokens: int) -> str:
 
 
 def rate_text(per_s: float) -> str:
-    """Return tokens per second with three digits: "6.25", "61.8", "1240"."""
+    """Return tokens per second with three digits or all: "6.25", "61.8", "1240", "29 650"."""
     if per_s >= 100:
-        return f"{per_s:.0f}"
+        return _grouped(per_s) if per_s >= 10000 else f"{per_s:.0f}"
     return f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
 def tokens_text(n_tokens: int) -> str:
     """Return a number of tokens with grouped digits: "53 760 tokens"."""
-    return tr("{n} tokens").format(n=f"{n_tokens:,}".replace(",", "\u202f"))
+    return tr("{n} tokens").format(n=_grouped(n_tokens))
+
+
+def _grouped(number: float) -> str:
+    return f"{number:,.0f}".replace(",", "\u202f")

@@ -15,6 +15,7 @@ from app.split.plan_source import open_planner
 from app.split.session import SplitSession
 from app.split.settings import default_settings
 from app.translation import tr
+from app.widgets.buttons import back_button
 
 if TYPE_CHECKING:
     from app.library.entries import Situation
@@ -61,6 +62,7 @@ class LibraryPage(QObject):
 
     noticed = Signal(object)  # Notice
     opened = Signal(str)  # path of a model
+    download_requested = Signal()
 
     def __init__(
         self,
@@ -150,7 +152,11 @@ class LibraryPage(QObject):
         self._presenter.noticed.connect(self.noticed)
         self._presenter.open_requested.connect(self._open)
         self.view.left.connect(self._leave)
+        self.view.download_requested.connect(self.download_requested)
         tabs = self.tabs = QTabWidget()
+        back = back_button()
+        back.clicked.connect(self._leave)
+        tabs.setCornerWidget(back)
         tabs.tabBar().setAccessibleName(tr("Parts of the models page"))
         tabs.addTab(self.view, tr("On this machine"))
         for part in self._parts:

@@ -88,7 +88,7 @@ def outlook(entry: LibraryEntry) -> LibraryCell:
             tr("too large"), 0.0, tr("There is too little free memory for this model.")
         )
     where = ", ".join(dict.fromkeys(rank_labels(prospect.devices)))
-    context = context_text(prospect.n_ctx)
+    context = context_text(prospect.n_ctx if prospect.n_ctx < 4096 else prospect.n_ctx & ~1023)
     is_timed = prospect.tokens_per_s > 0
     tip = (
         tr("On {devices}, with a context of {n} tokens; speed as predicted")

@@ -108,7 +108,7 @@ class MainWindow(QMainWindow):
         self._middle.addWidget(self.chat_view)
         self._centre = self._make_centre()
         self.setCentralWidget(self._centre)
-        self.chat_list.search_left.connect(self.composer.setFocus)
+        self.chat_list.search_left.connect(self.focus_middle)
         self.chat_view.zoomed.connect(self.zoom_requested)
         self.composer.sampling_clicked.connect(self.toggle_sampling)
         for page in (self.model_bar, self.start_view):
@@ -140,13 +140,32 @@ class MainWindow(QMainWindow):
     @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:
         """Show the conversation, or the start page while there is none."""
-        self._middle.setCurrentWidget(self.chat_view if has_messages else self.start_view)
+        self._show_middle(self.chat_view if has_messages else self.start_view, "")
 
-    def show_page(self, page: QWidget) -> None:
-        """Show another page in place of the conversation, until `show_chat`."""
+    def show_page(self, name: str, page: QWidget) -> None:
+        """Show another page in place of the conversation and the message, until `show_chat`.
+
+        Args:
+            name: "models" or "settings": what is marked in the rail.
+        """
         if self._middle.indexOf(page) < 0:
             self._middle.addWidget(page)
+        self._show_middle(page, name)
+
+    def _show_middle(self, page: QWidget, name: str) -> None:
         self._middle.setCurrentWidget(page)
+        self.composer.setVisible(not name)
+        for other, page_button in self._page_buttons.items():
+            page_button.setChecked(other == name)
+
+    @Slot()
+    def focus_middle(self) -> None:
+        """Give the focus to the message, or to the page that is shown in its place."""
+        page = self._middle.currentWidget()
+        if page is not None and self.composer.isHidden():
+            page.setFocus()
+        else:
+            self.composer.setFocus()
 
     @Slot(bool)
     def set_busy(self, busy: bool) -> None:
@@ -245,14 +264,14 @@ class MainWindow(QMainWindow):
         beside: QWidget | None = None,
     ) -> QDockWidget:
         dock = Dock(name, title, widget, self, beside)
-        dock.closed.connect(self.composer.setFocus)
+        dock.closed.connect(self.focus_middle)
         self.addDockWidget(area, dock)
         return dock
 
     def _make_rail(self) -> None:
         rail = Rail(self)
         rail.add_panel("chat", with_keys(tr("Chats"), "toggle-chats"), self.chats_dock)
-        models = rail.add_button("models", with_keys(tr("Models"), "models"))
+        models = rail.add_page("models", with_keys(tr("Models"), "models"))
         models.clicked.connect(self.models_requested)
         rail.add_panel("split", tr("Split"), self.split_dock)
         rail.add_panel("map", tr("Tensor map"), self.placement_dock)
@@ -261,8 +280,9 @@ class MainWindow(QMainWindow):
         rail.add_space()
         text = with_keys(tr("Sampling and system prompt"), "sampling")
         rail.add_panel("sampling", text, self.sampling_dock)
-        settings = rail.add_button("settings", with_keys(tr("Settings"), "settings"))
+        settings = rail.add_page("settings", with_keys(tr("Settings"), "settings"))
         settings.clicked.connect(self.settings_requested)
+        self._page_buttons = {"models": models, "settings": settings}
         rail.panel_clicked.connect(self.toggle_dock)
         self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
         self._rail = rail
@@ -336,11 +356,11 @@ class MainWindow(QMainWindow):
         """Move the focus by the places on screen, as messages and device rows come and go.
 
         Qt asks for this, too, when a widget with the focus is hidden or disabled: what a person
-        types then belongs to the message.
+        types then belongs to the message, or to the page in its place.
         """
         now = QApplication.focusWidget()
         if now is not None and not (now.isVisible() and now.isEnabled()):
-            self.composer.setFocus()
+            self.focus_middle()
             return True
         docks = [dock for dock in (*self.right_docks, self.monitor_dock) if is_in_front(dock)]
         tabs = self.findChildren(QTabBar)

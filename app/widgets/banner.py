@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer, Slot
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, QTimer, Slot
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.notice import Notice
+from app.scale import px
 from app.theme import set_role
 from app.translation import tr
 from app.widgets.buttons import IconButton, button
@@ -13,6 +15,8 @@ from app.widgets.text import label
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
+NARROW = 420
+"""Width of a banner below which its button is under the text, in pixels."""
 
 
 class Banner(QFrame):
@@ -33,11 +37,13 @@ class Banner(QFrame):
         texts.setSpacing(2)
         texts.addWidget(self._text)
         texts.addWidget(self._hint)
+        self._content = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._content.addLayout(texts, 1)
+        self._content.addWidget(self._action, 0, Qt.AlignmentFlag.AlignRight)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(14, 8, 8, 8)
-        layout.addLayout(texts, 1)
-        layout.addWidget(self._action)
-        layout.addWidget(close)
+        layout.addLayout(self._content, 1)
+        layout.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
         self._timer = QTimer(self, singleShot=True, interval=INFO_MS)
         self._timer.timeout.connect(self.dismiss)
         self.hide()
@@ -51,6 +57,7 @@ class Banner(QFrame):
         self._notice = notice
         self._text.setText(notice.text)
         set_role(self._text, ROLES[notice.kind])
+        set_role(self, notice.kind, "kind")
         self._hint.setText(notice.hint)
         self._hint.setVisible(bool(notice.hint))
         self._action.setText(notice.action)
@@ -74,6 +81,12 @@ class Banner(QFrame):
         """Hide an error of the engine, which has succeeded meanwhile."""
         if self._notice is not None and self._notice.is_of_engine:
             self.dismiss()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        direction = QBoxLayout.Direction
+        is_narrow = self.width() < px(NARROW)
+        self._content.setDirection(direction.TopToBottom if is_narrow else direction.LeftToRight)
 
     @Slot()
     def _close(self) -> None:

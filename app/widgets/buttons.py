@@ -105,8 +105,8 @@ class ElidedButton(QPushButton):
         self._elide()
 
     def sizeHint(self) -> QSize:
-        hint = super().sizeHint()
-        return QSize(self._frame(hint) + self._advance(self._full), hint.height())
+        hint = super().sizeHint()  # and a pixel, as texts are as wide as fractions of one
+        return QSize(self._frame(hint) + self._advance(self._full) + 1, hint.height())
 
     def minimumSizeHint(self) -> QSize:
         hint = super().sizeHint()
@@ -140,8 +140,6 @@ def button(text: str, role: str = "", name: str = "") -> QPushButton:
     return made
 
 
-def back_button() -> QPushButton:
-    """Return the button by which a page is left for the chat, with its key in the tip."""
-    back = button(tr("Back to the chat"), "quiet")
-    set_tip(back, with_keys(tr("Back to the chat"), "leave-page"))
-    return back
+def back_button() -> IconButton:
+    """Return the button in the corner of a page that leaves it for the chat, as panels have one."""
+    return IconButton("close", with_keys(tr("Back to the chat"), "leave-page"), size=14)

@@ -30,16 +30,15 @@ class Rail(QToolBar):
     def _set_icon_size(self, size: int) -> None:
         self.setIconSize(QSize(size, size))  # Qt gives it to the buttons
 
-    def add_button(self, icon: str, text: str) -> IconButton:
-        """Add a button that does something by itself, and return it."""
-        made = IconButton(icon, text, self, size=ICON_SIZE)
-        self.addWidget(made)
+    def add_page(self, icon: str, text: str) -> IconButton:
+        """Add the button of a page, which the window checks while it is seen, and return it."""
+        made = self._add_button(icon, text)
+        made.clicked.connect(lambda is_checked: made.setChecked(not is_checked))
         return made
 
     def add_panel(self, icon: str, text: str, dock: QDockWidget) -> IconButton:
         """Add the button of a panel, checked while the panel is seen, and return it."""
-        made = self.add_button(icon, text)
-        made.setCheckable(True)
+        made = self._add_button(icon, text)
         dock.visibilityChanged.connect(made.setChecked)
 
         def click() -> None:
@@ -47,6 +46,12 @@ class Rail(QToolBar):
             self.panel_clicked.emit(dock)
 
         made.clicked.connect(click)
+        return made
+
+    def _add_button(self, icon: str, text: str) -> IconButton:
+        made = IconButton(icon, text, self, size=ICON_SIZE)
+        made.setCheckable(True)
+        self.addWidget(made)
         return made
 
     def add_space(self) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QModelIndex, Qt, Signal, Slot
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QTableView
 
+from app.scale import px
 from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
 
 ROW_HEIGHT = 30
-LEAST_NAME = 220
+GOOD_NAME = 220
+"""Width of the column of names for which other columns are hidden, in pixels."""
+LEAST_NAME = 140
 """Least width of the column of names, in pixels; below it the table scrolls sideways."""
 
 
@@ -25,9 +30,13 @@ class RowTable(QTableView):
 
     def __init__(self, name: str) -> None:
         super().__init__()
+        self._droppable: Sequence[int] = ()
+        self._is_fitting = False
         self.doubleClicked.connect(self.chosen)
         self.setAccessibleName(name)
         self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # models differ at the end, too
         self.setTabKeyNavigation(False)
         self.verticalHeader().hide()
         scaled(self, self.verticalHeader().setDefaultSectionSize, ROW_HEIGHT)
@@ -35,8 +44,13 @@ class RowTable(QTableView):
         self.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QTableView.SelectionMode.SingleSelection)
 
-    def set_headers(self) -> None:
-        """Lay out the columns; to be called once there is a model."""
+    def set_headers(self, droppable: Sequence[int] = ()) -> None:
+        """Lay out the columns; to be called once there is a model.
+
+        Args:
+            droppable: columns to hide where there is too little room for all, the first one first.
+        """
+        self._droppable = droppable
         header = self.horizontalHeader()
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
@@ -46,12 +60,28 @@ class RowTable(QTableView):
 
     @Slot()
     def fit_names(self) -> None:
-        """Give the names what the other columns leave."""
+        """Give the names what the other columns leave, and hide columns if that is too little."""
+        if self._is_fitting:  # it resizes columns, which asks for it again
+            return
+        self._is_fitting = True
+        room = self.viewport().width() - self._drop_columns()
+        self.horizontalHeader().resizeSection(0, max(px(LEAST_NAME), room))
+        self._is_fitting = False
+
+    def _drop_columns(self) -> int:
+        """Hide the columns for which there is no room, and return the width of those that stay."""
         header = self.horizontalHeader()
-        others = header.length() - header.sectionSize(0)
-        width = max(LEAST_NAME, self.viewport().width() - others)
-        if width != header.sectionSize(0):
-            header.resizeSection(0, width)
+        widths = [
+            max(self.sizeHintForColumn(column), header.sectionSizeHint(column))
+            for column in range(1, header.count())
+        ]
+        room = self.viewport().width() - px(GOOD_NAME)
+        for column in self._droppable:
+            is_dropped = sum(widths) > room
+            self.setColumnHidden(column, is_dropped)
+            if is_dropped:
+                widths[column - 1] = 0
+        return sum(widths)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

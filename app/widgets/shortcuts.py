@@ -48,25 +48,23 @@ SHORTCUTS: Final[Mapping[str, Shortcut]] = {
     "open-model": Shortcut(("Ctrl+O",), tr_later("Open a model file"), ANYWHERE),
     "models": Shortcut(("Ctrl+M",), tr_later("Models on this machine"), ANYWHERE),
     "toggle-chats": Shortcut(("Ctrl+B",), tr_later("Show or hide the chats"), ANYWHERE),
-    "regenerate": Shortcut(("Ctrl+R",), tr_later("Answer again"), ANYWHERE),
+    "regenerate": Shortcut(("Ctrl+R",), tr_later("Regenerate the answer"), ANYWHERE),
     "stop": Shortcut(("Esc",), tr_later("Stop the answer"), ANYWHERE),
     "sampling": Shortcut(("Ctrl+.",), tr_later("Sampling and system prompt"), ANYWHERE),
     "settings": Shortcut(("Ctrl+,",), tr_later("Settings"), ANYWHERE),
-    "larger": Shortcut(("Ctrl++", "Ctrl+="), tr_later("Larger"), ANYWHERE),
-    "smaller": Shortcut(("Ctrl+-",), tr_later("Smaller"), ANYWHERE),
+    "larger": Shortcut(("Ctrl++", "Ctrl+="), tr_later("Zoom in"), ANYWHERE),
+    "smaller": Shortcut(("Ctrl+-",), tr_later("Zoom out"), ANYWHERE),
     "normal-size": Shortcut(("Ctrl+0",), tr_later("Normal size"), ANYWHERE),
     "shortcuts": Shortcut(("F1",), tr_later("This list"), ANYWHERE),
     "quit": Shortcut(("Ctrl+Q",), tr_later("Quit"), ANYWHERE),
     "send": Shortcut(("Return", "Enter", "Ctrl+Return", "Ctrl+Enter"), tr_later("Send"), MESSAGE),
     "new-line": Shortcut(("Shift+Return", "Shift+Enter"), tr_later("New line"), MESSAGE),
     "submit-lines": Shortcut(
-        ("Ctrl+Return", "Ctrl+Enter"), tr_later("Save an answer that is being changed"), MESSAGE
+        ("Ctrl+Return", "Ctrl+Enter"), tr_later("Save the edited answer"), MESSAGE
     ),
-    "leave-edit": Shortcut(
-        ("Esc",), tr_later("Leave a message that is being changed as it was"), MESSAGE
-    ),
-    "version-before": Shortcut(("Alt+Left",), tr_later("Version before"), CONVERSATION),
-    "version-after": Shortcut(("Alt+Right",), tr_later("Version after"), CONVERSATION),
+    "leave-edit": Shortcut(("Esc",), tr_later("Cancel editing"), MESSAGE),
+    "version-before": Shortcut(("Alt+Left",), tr_later("Previous version"), CONVERSATION),
+    "version-after": Shortcut(("Alt+Right",), tr_later("Next version"), CONVERSATION),
     "leave-search": Shortcut(("Esc",), tr_later("Leave the search"), CHATS),
     "delete-chat": Shortcut(("Del",), tr_later("Delete the chat"), CHATS),
     "leave-page": Shortcut(("Esc",), tr_later("Back to the chat"), PAGES),

@@ -42,11 +42,11 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
     name, rate = names(chosen.params.devices), _rate(chosen)
     split = next((one for one in others if len(one.params.devices) > 1), None)
     if len(gpus) == 1:
-        return f"{name} is the only GPU, and holds the model: {rate} t/s"
+        return f"{name} is the only GPU, and holds the model: {rate} tok/s"
     if split is None:
-        return f"{name} alone: {rate} t/s. No split over several GPUs fits"
+        return f"{name} alone: {rate} tok/s. No split over several GPUs fits"
     how = "Split" if split.params.split_mode == "tensor" else _upper(_mode(split))
-    told = f"{name} alone: {rate} t/s. {how} over {_set(split, gpus)}: {_rate(split)}"
+    told = f"{name} alone: {rate} tok/s. {how} over {_set(split, gpus)}: {_rate(split)}"
     is_slower = split.speeds.decode_ts <= chosen.speeds.decode_ts
     if split.seconds <= chosen.seconds:
         n_more = len(split.params.devices) - 1
@@ -55,7 +55,7 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
             return f"{told}; only prompts would gain from {more}"
         return f"{told}, too little gain for {more}"
     if not is_slower:
-        prompts = f"{_number(split.speeds.prefill_ts)} t/s instead of "
+        prompts = f"{_number(split.speeds.prefill_ts)} tok/s instead of "
         prompts += _number(chosen.speeds.prefill_ts)
         return f"{told}, but prompts are read at {prompts}"
     return f"{told}, {_why_slower(split, chosen)}"
@@ -64,7 +64,7 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
 def _several(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[str]) -> str:
     """Return why several GPUs were chosen: one is slower, or none holds the model."""
     single = next((one for one in others if len(one.params.devices) == 1), None)
-    how = f"{_mode(chosen)} over {_set(chosen, gpus)}: {_rate(chosen)} t/s"
+    how = f"{_mode(chosen)} over {_set(chosen, gpus)}: {_rate(chosen)} tok/s"
     if single is not None:
         alone = f"{how}, {names(single.params.devices)} alone: {_rate(single)}"
         if not chosen.n_sum:
@@ -104,8 +104,8 @@ def _with_cpu(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence
     rate, params = _rate(chosen), chosen.params
     if params.devices == (CPU,):
         if not gpus:
-            return f"the CPU alone, as there is no GPU: {rate} t/s"
-        told = f"the CPU alone: {rate} t/s"
+            return f"the CPU alone, as there is no GPU: {rate} tok/s"
+        told = f"the CPU alone: {rate} tok/s"
         if not others:
             return f"{told}. {_upper(_all(gpus))} {_have(gpus)} too little memory to help"
         with_gpus = f"{_all(gpus)}, which {_have(gpus)} room for a part only"
@@ -114,7 +114,7 @@ def _with_cpu(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence
     if params.n_cpu_moe:
         part = f"the experts of {params.n_cpu_moe} blocks"
     are = "is" if len(gpus) == 1 else "are"
-    told = f"{_all(gpus)} {are} too small, so {part} are on the CPU: {rate} t/s"
+    told = f"{_all(gpus)} {are} too small, so {part} are on the CPU: {rate} tok/s"
     alone = next((one for one in others if one.params.devices == (CPU,)), None)
     return told if alone is None else f"{told}. The CPU alone: {_rate(alone)}"
 

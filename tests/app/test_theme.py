@@ -55,6 +55,19 @@ def test_every_text_colour_reaches_wcag_aa_on_every_surface(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", THEMES)
+def test_texts_can_be_read_on_every_banner(qapp: QApplication, name: str) -> None:
+    apply_theme(qapp, name)
+    colours = THEMES[name]
+    grounds = re.findall(r'role="banner"\][^{]*{ background: (#\w+);', qapp.styleSheet())
+    assert len(set(grounds)) == 3  # information, warnings, errors
+    for ground in grounds:
+        for text in ("text", "muted"):
+            assert contrast(getattr(colours, text), ground) >= 4.5, (text, ground)
+    for kind, ground in zip(("warn", "danger"), grounds[1:], strict=True):
+        assert contrast(getattr(colours, kind), ground) >= 4.5, kind
+
+
+@pytest.mark.parametrize("name", THEMES)
 def test_device_colours_are_distinct_and_stand_out(name: str) -> None:
     """WCAG asks for 3:1 between graphics and the panel; no two devices look alike."""
     colours = THEMES[name]

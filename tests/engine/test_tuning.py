@@ -72,7 +72,7 @@ def test_two_ranks_are_searched_measured_and_explained(
     assert len({trial.params for trial in found.trials}) == len(found.trials)
     winner = found.winner
     assert winner is not None
-    assert f"{winner.decode_ts:.1f} t/s" in found.reason
+    assert f"{winner.decode_ts:.1f} tok/s" in found.reason
     assert max(len(t.sample.decode_ts) for t in found.trials if t.sample) > 2, "repeated at the end"
     key = found.model_hash, 48, found.device_set, "chat"
     assert TuneFile(tmp_path / "t.json").find(*key, path) == found

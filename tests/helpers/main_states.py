@@ -23,7 +23,9 @@ from app.chat.message import AnswerStats, Message
 from app.main import Shell
 from app.notice import Notice
 from app.paths import demo_model
+from app.translation import tr
 from app.updates import session
+from tests.helpers.hollow import hollow_llama, hollow_moe
 from tests.helpers.screenshots import new_shell, pause, wait
 
 
@@ -117,9 +119,41 @@ def models(shell: Shell) -> QWidget:
     return shell.window
 
 
+def download(shell: Shell) -> QWidget:
+    """Show the page to find models on, from the button of the start page."""
+    shell.window.start_view.download_requested.emit()
+    wait(lambda: shell.downloads.view is not None)
+    return shell.window
+
+
+def with_models(shell: Shell) -> QWidget:
+    """Show the models of this machine, of which there are some."""
+    folder = Path(os.environ["TANDEM_HOME"]) / "models"
+    folder.mkdir(exist_ok=True)
+    sizes = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff_exp": 256}
+    hollow_moe(folder / "Qwen3-30B-A3B-Instruct-2507-Q4_K_M.gguf", **sizes)
+    hollow_moe(folder / "Qwen3-235B-A22B-Thinking-Q4_K_M.gguf")
+    hollow_llama(folder / "Llama-3.1-8B-Instruct-Q4_K_M.gguf")
+    (folder / "half-a-file.gguf").write_bytes(b"GGUF")
+    shell.library.toggle()
+    pause(4000)
+    return shell.window
+
+
+def split(shell: Shell) -> QWidget:
+    """Show a split by tensor over three ranks, with the details of one."""
+    shell.models.open(str(demo_model()))
+    wait(lambda: shell.split.load_state == "loaded")
+    shell.split.change(shell.split.settings.with_cpu_ranks(3))
+    shell.split_panel.rows[0].more.click()
+    pause(1500)
+    return shell.window
+
+
 def settings(shell: Shell) -> QWidget:
     """Show the settings."""
     shell.settings_page.toggle()
+    pause(300)
     return shell.window
 
 
@@ -152,7 +186,9 @@ def failure(shell: Shell) -> QWidget:
     """Show an error with a way out."""
     text = "The model needs 9.3 GiB, and CPU 0 has 4.1 GiB free."
     hint = "Close other programs, or choose a smaller quantisation."
-    shell.window.banner.show_notice(Notice(text, hint, "error", "Load again", lambda: None))
+    action = tr("Load again")
+    shell.window.banner.show_notice(Notice(text, hint, "error", action, lambda: None))
+    pause(300)
     return shell.window
 
 
@@ -212,6 +248,9 @@ STATES: dict[str, Callable[[Shell], QWidget]] = {
     "chat": chat,
     "found": found,
     "models": models,
+    "with-models": with_models,
+    "download": download,
+    "split": split,
     "settings": settings,
     "sampling": sampling,
     "map": tensor_map,

@@ -29,6 +29,15 @@ _WORD = re.compile(r'"([^"]*)"?|([^\s"]+)')
 _QUOTES = str.maketrans("“”„«»", '"' * 5)
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
+_MARKUP: Final = (
+    (re.compile(r"(?<!\w)(\*{1,3}|_{1,3}|~~)(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),  # emphasis
+    (re.compile(r"(?m)^[ \t]*(#{1,6} |> |[-*] \[[ x]\] |[-*] )"), ""),
+    (re.compile(r"(?m)^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$"), ""),  # the line below a table's head
+    (re.compile(r"(?m)(?<=\s)\|(?=\s)|^\||\|$"), " "),
+    (re.compile(r"`+|\${2}|\\[()\[\]]|\[\^\w+\]"), ""),
+)
+"""Signs of Markdown, and what stands for them in a line of plain text."""
+
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -66,7 +75,10 @@ def snippet(text: str, words: tuple[str, ...]) -> Snippet:
     if begin and (space := text.find(" ", begin, start)) >= 0:
         begin = space + 1
     piece = text[begin : start + AFTER]
-    shown = printable(" ".join(piece.split()))
+    shown = _without_markup(piece)
+    if not _marks(shown, words):  # the words are markup
+        shown = piece
+    shown = printable(" ".join(shown.split()))
     if begin:
         shown = f"…{shown}"
     if start + AFTER < len(text):
@@ -78,6 +90,12 @@ def marked(text: str, words: tuple[str, ...]) -> Snippet:
     """Return a whole text, such as a title, with its marks."""
     shown = printable(" ".join(text.split()))
     return Snippet(shown, _marks(shown, words))
+
+
+def _without_markup(text: str) -> str:
+    for pattern, plain in _MARKUP:
+        text = pattern.sub(plain, text)
+    return text
 
 
 def _folded(text: str) -> str:

@@ -10,7 +10,7 @@ from app.downloads.views.offers_view import OffersView
 from app.downloads.views.results_view import ResultsView
 from app.downloads.views.transfers_view import TransfersView
 from app.translation import tr
-from app.widgets.buttons import back_button, button
+from app.widgets.buttons import button
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import ElidedLabel, PlainLabel, label, set_tip
 
@@ -84,12 +84,10 @@ class DownloadView(QWidget):
         folder.clicked.connect(self.folder_requested)
         token = button(tr("Token…"), "quiet", tr("Enter a token of Hugging Face"))
         token.clicked.connect(self.token_requested)
-        back = back_button()
-        back.clicked.connect(self.left)
         foot = QHBoxLayout()
         foot.setSpacing(8)
         foot.addWidget(self._folder, 1)
-        for control in (folder, token, back):
+        for control in (folder, token):
             foot.addWidget(control)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(20, 12, 20, 8)

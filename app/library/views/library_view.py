@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLineEdit,
     QMenu,
+    QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
@@ -29,14 +30,20 @@ from app.library.last_use import LastUse
 from app.library.places import YOUR_FOLDERS
 from app.library.texts import HEADERS, cells
 from app.translation import tr, tr_n
-from app.widgets.buttons import back_button, button
+from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed
+from app.widgets.sizes import scaled
 from app.widgets.text import caption_text, label, row_item
 
 ORDER: Final = Qt.ItemDataRole.UserRole
 PIN: Final = Qt.ItemDataRole.UserRole + 1
 PATH: Final = Qt.ItemDataRole.UserRole + 2
+
+DROPPABLE: Final = (7, 6, 5, 2, 4, 3)
+"""Columns of `HEADERS` that a narrow table does without; the one that goes first stands first."""
+
+BUTTON_WIDTH: Final = 240
 
 Index = QModelIndex | QPersistentModelIndex
 
@@ -51,6 +58,7 @@ class LibraryView(QWidget):
     remove_requested = Signal(str)
     refresh_requested = Signal()
     folder_requested = Signal()
+    download_requested = Signal()
     left = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -70,6 +78,9 @@ class LibraryView(QWidget):
         self.search.returnPressed.connect(self._open_first)
         self.table = RowTable(tr("Models"))
         self._set_up_table()
+        self._middle = QStackedWidget()
+        self._middle.addWidget(self.table)
+        self._middle.addWidget(self._make_empty())
         self._status = label(role="muted")
         self._status.setWordWrap(True)
         self._build()
@@ -117,9 +128,8 @@ class LibraryView(QWidget):
         elif n:
             self._status.setText(count)
         else:
-            self._status.setText(
-                tr("No models were found. Add the folder that holds your .gguf files.")
-            )
+            self._status.setText("")
+        self._middle.setCurrentIndex(0 if n or is_busy else 1)
 
     @property
     def selected(self) -> str | None:
@@ -192,30 +202,50 @@ class LibraryView(QWidget):
         table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         table.customContextMenuRequested.connect(self._show_menu)
         table.chosen.connect(lambda index: self.open_requested.emit(self._path_at(index)))
-        table.set_headers()
+        table.set_headers(DROPPABLE)
+
+    def _make_empty(self) -> QWidget:
+        """Make what stands in place of the table while there are no models."""
+        title = label(tr("No models were found"), "title")
+        text = label(tr("Download one, or add the folder that holds your .gguf files."), "muted")
+        download = button(tr("Download a model…"), "primary")
+        download.clicked.connect(self.download_requested)
+        folder = button(tr("Add folder…"), name=tr("Add a folder of models"))
+        folder.clicked.connect(self.folder_requested)
+        for words in (title, text):
+            words.setAlignment(Qt.AlignmentFlag.AlignCenter)
+            words.setWordWrap(True)
+        made = QWidget()
+        layout = QVBoxLayout(made)
+        layout.setSpacing(8)
+        layout.addStretch(2)
+        layout.addWidget(title)
+        layout.addWidget(text)
+        layout.addSpacing(8)
+        for choice in (download, folder):
+            scaled(choice, choice.setFixedWidth, BUTTON_WIDTH)
+            layout.addWidget(choice, 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addStretch(3)
+        return made
 
     def _build(self) -> None:
         folder = button(tr("Add folder…"))
         folder.clicked.connect(self.folder_requested)
         again = button(tr("Refresh"), "quiet", tr("Look for models again"))
         again.clicked.connect(self.refresh_requested)
-        back = back_button()
-        back.clicked.connect(self.left)
         head = QHBoxLayout()
         head.setSpacing(8)
         head.addWidget(label(tr("Models"), "title"))
         head.addWidget(self.search, 1)
         head.addWidget(folder)
         foot = QHBoxLayout()
-        foot.addStretch()
+        foot.addWidget(self._status, 1)
         foot.addWidget(again)
-        foot.addWidget(back)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(20, 16, 20, 8)
         layout.setSpacing(10)
         layout.addLayout(head)
-        layout.addWidget(self.table, 1)
-        layout.addWidget(self._status)
+        layout.addWidget(self._middle, 1)
         layout.addLayout(foot)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

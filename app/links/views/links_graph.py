@@ -173,7 +173,7 @@ def slot_line(node: Node) -> str:
 
 def facts_text(facts: LinkFacts, *, is_measured: bool) -> str:
     """Return a speed as "11 µs · 4.9 GB/s", with a "~" if it is an estimate."""
-    about = "" if is_measured else "~"
+    about = "" if is_measured else "~ "
     return f"{about}{latency_text(facts)} · {rate_text(facts)}"
 
 

@@ -24,6 +24,7 @@ class StartView(QWidget):
     """Page that offers models to open, or says that one is loading or ready."""
 
     open_requested = Signal()
+    download_requested = Signal()
     demo_requested = Signal()
     recent_chosen = Signal(str)
     prompt_chosen = Signal(str)
@@ -32,8 +33,10 @@ class StartView(QWidget):
         super().__init__(parent)
         self._title = _centred("", "title")
         self._text = _centred("", "muted")
-        self._open = button(tr("Open model…"), "primary")
+        self._open = button(tr("Open model…"))
         self._open.clicked.connect(self.open_requested)
+        self._download = button(tr("Download a model…"), "primary")
+        self._download.clicked.connect(self.download_requested)
         self._demo = button(tr("Try the demo model"))
         self._demo.clicked.connect(self.demo_requested)
         self._recent_title = _centred(tr("Recent"), "muted")
@@ -41,7 +44,7 @@ class StartView(QWidget):
         self._recent.setSpacing(2)
         self._prompts = QVBoxLayout()
         self._prompts.setSpacing(6)
-        self._buttons = [self._open, self._demo]
+        self._buttons = [self._download, self._open, self._demo]
         layout = QVBoxLayout(self)
         layout.setSpacing(8)
         layout.addStretch(2)
@@ -76,7 +79,7 @@ class StartView(QWidget):
         """
         is_free = not (model or loading)
         title = tr("Welcome to Tandem")
-        text = tr("Open a model file, or drop one anywhere on this window.")
+        text = tr("Download or open a model, or drop a .gguf file on this window.")
         if loading:
             title = tr("Loading {model} …").format(model=loading)
             text = tr("You can write your first message meanwhile.")
@@ -85,6 +88,7 @@ class StartView(QWidget):
         self._title.setText(title)
         self._text.setText(text)
         self._open.setVisible(is_free)
+        self._download.setVisible(is_free)
         self._demo.setVisible(is_free and has_demo)
         self._recent_title.setVisible(is_free and bool(recent))
         self._fill_recent(recent[:N_RECENT] if is_free else ())

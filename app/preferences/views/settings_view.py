@@ -108,7 +108,10 @@ class SettingsView(QWidget):
     def _build(self) -> None:
         back = back_button()
         back.clicked.connect(self.left)
-        head = QHBoxLayout()
+        top = QWidget()
+        scaled(top, top.setMaximumWidth, WIDTH)
+        head = QHBoxLayout(top)
+        head.setContentsMargins(0, 0, 12, 0)
         head.setSpacing(8)
         head.addWidget(label(tr("Settings"), "title"))
         head.addWidget(self.search, 1)
@@ -116,7 +119,7 @@ class SettingsView(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(20, 16, 8, 8)
         layout.setSpacing(8)
-        layout.addLayout(head)
+        layout.addWidget(top)
         layout.addWidget(self._scroll, 1)
         layout.addLayout(self._make_foot())
 

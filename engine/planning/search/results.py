@@ -337,7 +337,7 @@ def _upper(text: str) -> str:
 
 
 def _rate(trial: Trial) -> str:
-    return f"{trial.decode_ts:.1f} t/s ({trial.prefill_ts:.0f} t/s for prompts)"
+    return f"{trial.decode_ts:.1f} tok/s ({trial.prefill_ts:.0f} tok/s for prompts)"
 
 
 def _percents(shares: Sequence[float]) -> str:

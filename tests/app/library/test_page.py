@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QMessageBox, QToolButton
+from PySide6.QtWidgets import QApplication, QFileDialog, QMessageBox, QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.library.entries import LibraryEntry, Prospect
@@ -116,6 +116,63 @@ def test_escape_and_a_second_press_lead_back(qtbot: QtBot, shell: Shell) -> None
     assert view.isVisible()
     shell.window.models_requested.emit()
     assert not view.isVisible()
+
+
+def test_a_page_takes_the_place_of_the_message_and_is_marked(qtbot: QtBot, shell: Shell) -> None:
+    view, window = show(qtbot, shell), shell.window
+    assert not window.composer.isVisible()
+    marks = {name: button.isChecked() for name, button in window._page_buttons.items()}
+    assert marks == {"models": True, "settings": False}
+    view.table.setFocus()
+    view.table.hide()  # what is typed then belongs to the page
+    assert window.isAncestorOf(focused := QApplication.focusWidget())
+    assert focused is not window.composer.edit
+    view.table.show()
+    shell.settings_page.toggle()
+    assert window._page_buttons["settings"].isChecked()
+    assert not window._page_buttons["models"].isChecked()
+    shell.settings_page.toggle()
+    assert window.composer.isVisible()
+    assert window.composer.edit.hasFocus()
+    assert not any(button.isChecked() for button in window._page_buttons.values())
+
+
+def test_without_models_the_page_offers_ways_to_get_some(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell()
+    qtbot.waitUntil(lambda: shell.start_up.is_ready)
+    shell.library.toggle()
+    view, tabs = view_of(shell), shell.library.tabs
+    assert tabs is not None
+    qtbot.waitUntil(lambda: not view.table.isVisible())
+    words = {button.text() for button in view.findChildren(QPushButton) if button.isVisible()}
+    assert {"Download a model…", "Add folder…"} <= words
+    view.download_requested.emit()
+    assert tabs.currentIndex() == 1
+    shell.library.toggle()
+    shell.window.start_view.download_requested.emit()
+    assert tabs.isVisible()
+    assert tabs.currentIndex() == 1
+    shell.library.close()
+
+
+def test_a_narrow_page_does_without_some_columns(qtbot: QtBot, shell: Shell, folder: Path) -> None:
+    view = show(qtbot, shell)
+    table = view.table
+
+    def shown() -> list[str]:
+        return [text for n, text in enumerate(HEADERS) if not table.isColumnHidden(n)]
+
+    table.setParent(None)
+    table.show()
+    table.resize(1400, 300)
+    assert shown() == list(HEADERS)
+    qtbot.waitUntil(lambda: table.horizontalHeader().length() == table.viewport().width())
+    table.resize(420, 300)
+    assert shown() == ["Model", "On these devices"]
+    qtbot.waitUntil(lambda: table.horizontalHeader().length() == table.viewport().width())
+    table.deleteLater()
 
 
 def test_a_pinned_model_comes_first_in_any_order(qtbot: QtBot, shell: Shell, folder: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_model_goes_where_it_is_fastest_of_what_holds_it(
     choice = suggested(FakePlanner, [*GPUS[:2], CPU], *free)
     assert choice is not None
     assert choice.params.devices == devices
-    assert "t/s" in choice.reason
+    assert "tok/s" in choice.reason
 
 
 def test_nothing_is_suggested_where_nothing_can_be_planned() -> None:
@@ -95,7 +95,7 @@ def test_a_suggestion_keeps_context_and_cache_type(panel: WiredPanel) -> None:
 
 def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: WiredPanel) -> None:
     """It takes the line that names the limit of a split that the person chose."""
-    why = "GPU 1 alone: 61 t/s. Split over both: 48."
+    why = "GPU 1 alone: 61 tok/s. Split over both: 48."
     limit = panel.summary.reason.text()
     assert limit
     panel.session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), why))

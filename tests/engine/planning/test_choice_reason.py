@@ -31,8 +31,8 @@ def told(*found: Alternative, gpus: tuple[str, ...] = TWO) -> str:
 def test_one_since_sums_take_longer_than_they_save() -> None:
     alone, both = split(ONE, 61.2), split(TWO, 48.1, n_sum=96, sum_us=70)
     assert told(alone, both) == (
-        "GPU 0 alone: 61 t/s. Split over both: 48, because each token waits 96 times 70 µs for the "
-        "other GPU."
+        "GPU 0 alone: 61 tok/s. Split over both: 48, because each token waits 96 times 70 µs for "
+        "the other GPU."
     )
 
 
@@ -58,13 +58,13 @@ def test_one_since_there_is_too_little_to_gain() -> None:
 def test_one_since_prompts_would_lose_more_than_answers_gain() -> None:
     both = split(TWO, 63, prefill_ts=200, n_sum=96, sum_us=13)
     assert told(split(ONE, 61), both).endswith(
-        "Split over both: 63, but prompts are read at 200 t/s instead of 2000."
+        "Split over both: 63, but prompts are read at 200 tok/s instead of 2000."
     )
 
 
 def test_one_since_there_is_no_other() -> None:
     assert (
-        told(split(ONE, 9.14), gpus=ONE) == "GPU 0 is the only GPU, and holds the model: 9.1 t/s."
+        told(split(ONE, 9.14), gpus=ONE) == "GPU 0 is the only GPU, and holds the model: 9.1 tok/s."
     )
     assert "No split over several GPUs fits." in told(split(ONE, 61))
 
@@ -72,35 +72,35 @@ def test_one_since_there_is_no_other() -> None:
 def test_several_since_that_is_faster_than_one() -> None:
     both, alone = split(TWO, 84, n_sum=64, sum_us=13), split(ONE, 61)
     assert told(both, alone, gpus=FOUR) == (
-        "Split by tensor over GPU 0 and GPU 1: 84 t/s, GPU 0 alone: 61. Each GPU reads only its "
+        "Split by tensor over GPU 0 and GPU 1: 84 tok/s, GPU 0 alone: 61. Each GPU reads only its "
         "part of the weights, although each token waits 64 times 13 µs for the other GPU."
     )
     layers, slow = split(TWO, 40, "layer"), split(("cuda:1",), 20)
     assert told(layers, slow) == (
-        "By layer over both: 40 t/s, GPU 1 alone: 20, because only the slower GPU has room for the "
-        "whole model."
+        "By layer over both: 40 tok/s, GPU 1 alone: 20, because only the slower GPU has room for "
+        "the whole model."
     )
 
 
 def test_several_since_none_holds_the_model() -> None:
     tensor, layer = split(TWO, 31, n_sum=160, sum_us=14), split(TWO, 17, "layer")
     assert told(tensor, layer) == (
-        "No GPU holds the model alone. Split by tensor over both: 31 t/s. By layer: 17.0, because "
-        "only one GPU computes at a time."
+        "No GPU holds the model alone. Split by tensor over both: 31 tok/s. By layer: 17.0, "
+        "because only one GPU computes at a time."
     )
     slow = split(TWO, 139, n_sum=60, sum_us=40)
     assert told(split(TWO, 197, "layer"), slow) == (
-        "No GPU holds the model alone. By layer over both: 197 t/s. Split by tensor: 139, because "
-        "each token waits 60 times 40 µs for the other GPU."
+        "No GPU holds the model alone. By layer over both: 197 tok/s. Split by tensor: 139, "
+        "because each token waits 60 times 40 µs for the other GPU."
     )
-    assert told(tensor) == "No GPU holds the model alone. Split by tensor over both: 31 t/s."
+    assert told(tensor) == "No GPU holds the model alone. Split by tensor over both: 31 tok/s."
 
 
 def test_groups_and_what_they_are_compared_with() -> None:
     pairs = split(FOUR, 40, "groups", groups=(2, 2), n_sum=96, sum_us=5)
     whole = split(FOUR, 20, n_sum=96, sum_us=400)
     assert told(pairs, whole, gpus=FOUR) == (
-        "No GPU holds the model alone. In groups of 2 + 2 over all 4 GPUs: 40 t/s. Split by "
+        "No GPU holds the model alone. In groups of 2 + 2 over all 4 GPUs: 40 tok/s. Split by "
         "tensor: 20, because each token waits 96 times 400 µs for the other GPUs."
     )
     better = split(FOUR, 60, n_sum=96, sum_us=5)
@@ -112,10 +112,10 @@ def test_groups_and_what_they_are_compared_with() -> None:
 def test_fewer_of_many_and_more_of_few() -> None:
     two, four = split(TWO, 31, n_sum=96, sum_us=14), split(FOUR, 33, n_sum=96, sum_us=20)
     assert told(two, four, gpus=FOUR).endswith(
-        "31 t/s. Over all 4 GPUs: 33, too little gain for more GPUs."
+        "31 tok/s. Over all 4 GPUs: 33, too little gain for more GPUs."
     )
     assert told(split(FOUR, 50, n_sum=96, sum_us=20), two, gpus=(*FOUR, "cuda:4")).endswith(
-        "Split by tensor over 4 GPUs: 50 t/s. Over GPU 0 and GPU 1: 31."
+        "Split by tensor over 4 GPUs: 50 tok/s. Over GPU 0 and GPU 1: 31."
     )
 
 
@@ -123,21 +123,21 @@ def test_the_cpu_takes_what_is_left() -> None:
     alone = split(("cpu",), 2.14)
     moved = split(ONE, 5, n_cpu_blocks=12)
     assert told(moved, alone, gpus=ONE) == (
-        "GPU 0 is too small, so 12 blocks are on the CPU: 5.0 t/s. The CPU alone: 2.1."
+        "GPU 0 is too small, so 12 blocks are on the CPU: 5.0 tok/s. The CPU alone: 2.1."
     )
     experts = split(FOUR, 16, n_cpu_moe=19)
     assert told(experts, gpus=FOUR) == (
-        "The 4 GPUs are too small, so the experts of 19 blocks are on the CPU: 16.0 t/s."
+        "The 4 GPUs are too small, so the experts of 19 blocks are on the CPU: 16.0 tok/s."
     )
     assert told(alone, split(ONE, 1, n_cpu_blocks=70), gpus=ONE) == (
-        "The CPU alone: 2.1 t/s. With GPU 0, which has room for a part only: 1.0."
+        "The CPU alone: 2.1 tok/s. With GPU 0, which has room for a part only: 1.0."
     )
 
 
 def test_the_cpu_by_itself() -> None:
     alone = split(("cpu",), 2.14)
-    assert told(alone, gpus=()) == "The CPU alone, as there is no GPU: 2.1 t/s."
-    assert told(alone, gpus=ONE) == "The CPU alone: 2.1 t/s. GPU 0 has too little memory to help."
+    assert told(alone, gpus=()) == "The CPU alone, as there is no GPU: 2.1 tok/s."
+    assert told(alone, gpus=ONE) == "The CPU alone: 2.1 tok/s. GPU 0 has too little memory to help."
 
 
 def test_nothing_fits() -> None:

@@ -74,7 +74,7 @@ def test_titles_are_found_and_come_first(tmp_path: Path) -> None:
     assert hits[0].title.marks == ((6, 10),)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.lists(st.sampled_from(WORDS), max_size=6), max_size=4), max_size=4),
     st.lists(st.sampled_from([*WORDS, "spl", "lit", "本"]), max_size=4),

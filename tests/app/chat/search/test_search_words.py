@@ -79,3 +79,23 @@ def test_a_word_is_found_wherever_it_stands(text: str, word: str) -> None:
     assert {found.text[start:end].lower().replace(word, "") for start, end in found.marks} <= {
         ""
     } | {found.text[start:end].lower() for start, end in found.marks if end - start > len(word)}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("where the *discriminant* \\(b^2\\) tells[^1].", "where the discriminant b^2 tells."),
+        ("## Split\n\n- **all** cards\n- [x] `--split 3,1`", "Split all cards --split 3,1"),
+        ("| a | b |\n|---|:-:|\n| one | two |", "a b one two"),
+        ("a * b, snake_case and 2**8 stay", "a * b, snake_case and 2**8 stay"),
+    ],
+)
+def test_a_snippet_has_no_signs_of_markdown(text: str, shown: str) -> None:
+    words = (shown.split()[0].lower(),)
+    assert snippet(text, words).text == shown
+
+
+def test_signs_that_are_searched_are_shown() -> None:
+    found = snippet("use **kwargs** here", ("**kwargs",))
+    assert found.text == "use **kwargs** here"
+    assert found.marks == ((4, 12),)

@@ -214,7 +214,7 @@ def test_one_device_wins_where_splitting_costs_more() -> None:
     winner, _ = world.found(search)
     assert winner.devices == ("cuda:0",)
     text = reason_for_best(search.trials, GOAL)
-    assert text.startswith("GPU 0 alone gives 0.6 t/s")
+    assert text.startswith("GPU 0 alone gives 0.6 tok/s")
     assert "over GPU 0 and GPU 1, gives" in text
     assert text.endswith("Limited by tests.")
 

@@ -1,0 +1,24 @@
+"""The banner of notices."""
+
+from PySide6.QtWidgets import QPushButton
+from pytestqt.qtbot import QtBot
+
+from app.notice import Notice
+from app.widgets.banner import NARROW, Banner
+
+ERROR = Notice("The model needs 9.3 GiB.", "Close other programs.", "error", "Load again", print)
+
+
+def test_a_narrow_banner_has_its_button_under_the_text(qtbot: QtBot) -> None:
+    banner = Banner()
+    qtbot.addWidget(banner)
+    banner.show_notice(ERROR)
+    assert banner.property("kind") == "error"
+    button = next(one for one in banner.findChildren(QPushButton) if one.text() == "Load again")
+    for width, is_below in ((NARROW - 1, True), (2 * NARROW, False)):
+        banner.resize(width, banner.heightForWidth(width))
+        qtbot.waitUntil(lambda is_below=is_below: is_below == (button.y() > _end(banner)))
+
+
+def _end(banner: Banner) -> int:
+    return banner._hint.geometry().bottom()
