@@ -245,6 +245,18 @@ class Shell(QObject):
             lambda: self.settings.current.auto_titles,
             self,
         )
+        self._make_pages()
+        self.tray = Tray(window, self.settings, self)
+        self.open_on_send = OpenOnSend(
+            self.client, self.models, self.session, window.composer, self.settings, self
+        )
+        # last, as its notice of a lost model has a button where those of others have none
+        flush = self.chat_presenter.flush
+        self.recovery = Recovery(self.client, self.models, self.session, flush, self)
+
+    def _make_pages(self) -> None:
+        """Make what is shown in the middle of the window in place of the chat, and the monitor."""
+        window = self.window
         self.library = LibraryPage(
             self.split,
             self.settings,
@@ -269,13 +281,6 @@ class Shell(QObject):
             self.settings, self.keep, partial(window.show_page, "settings"), self._show_chat,
             lambda: Tray.problems() | self.updates.problems(), self,
         )  # fmt: skip
-        self.tray = Tray(window, self.settings, self)
-        self.open_on_send = OpenOnSend(
-            self.client, self.models, self.session, window.composer, self.settings, self
-        )
-        # last, as its notice of a lost model has a button where those of others have none
-        flush = self.chat_presenter.flush
-        self.recovery = Recovery(self.client, self.models, self.session, flush, self)
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
