@@ -37,6 +37,12 @@ LEFT_OUT = {
 }
 """Names of texts in `TEXTS` for packages that bring none."""
 
+QT_TEXTS = ("LGPL-3.0", "GPL-3.0", "Qt-libraries")
+PYTHON_TEXTS = ("Python-libraries", "Apache-2.0")
+"""Names of the texts for parts that are no packages."""
+
+FONT_VERSION = "3.19"
+
 
 @dataclass(frozen=True, slots=True)
 class Component:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from PySide6.QtCore import QLibraryInfo, qVersion
 
-from app.help.licences import PACKAGE, ROOT, TEXTS, Component, packages
+from app.help.licences import (
+    FONT_VERSION,
+    PACKAGE,
+    PYTHON_TEXTS,
+    QT_TEXTS,
+    ROOT,
+    TEXTS,
+    Component,
+    packages,
+)
 from app.translation import tr
 from engine import package_version
 
@@ -58,9 +67,7 @@ def _qt() -> Component:
             ).format(qt=QT_SOURCES, pyside=PYSIDE_SOURCES),
         )
     )
-    names = ("LGPL-3.0", "GPL-3.0", "Qt-libraries")
-    files = tuple(TEXTS / f"{name}.txt" for name in names)
-    return Component("Qt", version, "LGPL-3.0-only", _present(files), notice)
+    return Component("Qt", version, "LGPL-3.0-only", _kept(QT_TEXTS), notice)
 
 
 def _python() -> Component:
@@ -68,13 +75,17 @@ def _python() -> Component:
     prefix = Path(sys.base_prefix)
     debian = Path(f"/usr/share/doc/python{sys.version_info.major}.{sys.version_info.minor}")
     own = _present((library / "LICENSE.txt", prefix / "LICENSE.txt", debian / "copyright"))[:1]
-    files = (*own, *_present((TEXTS / "Python-libraries.txt", TEXTS / "Apache-2.0.txt")))
+    files = (*own, *_kept(PYTHON_TEXTS))
     return Component("Python", platform.python_version(), "PSF-2.0", files)
 
 
 def _font() -> Component:
     files = _present((ROOT / "resources" / "fonts" / "OFL.txt",))
-    return Component("Inter", "", "OFL-1.1", files)
+    return Component("Inter", FONT_VERSION, "OFL-1.1", files)
+
+
+def _kept(names: tuple[str, ...]) -> tuple[Path, ...]:
+    return _present(tuple(TEXTS / f"{name}.txt" for name in names))
 
 
 def _present(files: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -1,0 +1,177 @@
+"""A release: every package that this system can build, hashes, components, licences and news.
+
+tandem_VERSION_ARCH.deb, …                what people install
+tandem-VERSION-PLATFORM.cdx.json          all components (CycloneDX 1.6)
+tandem-VERSION-PLATFORM-licences.txt      their licences in full
+release.json                              what an installed Tandem asks for, if a page is given
+SHA256SUMS                                hashes of all of these; `sha256sum --check` reads it
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from making.cpython import fetch_python, this_platform
+from making.licences import check_parts, licences_text, shipped_parts
+from making.project import ROOT, Project
+from making.sbom import write_sbom
+
+PROGRAMS = {
+    "linux": {
+        "deb": ("dpkg-deb", "dpkg-shlibdeps", "patchelf"), "tarball": ("xz", "patchelf"),
+        "flatpak": ("flatpak-builder", "patchelf"),
+    },
+    "windows": {"setup": ("makensis",)},
+    "macos": {"dmg": ("hdiutil", "codesign")},
+}  # fmt: skip
+"""Targets of each system, and the programs without which they cannot be built."""
+
+SUMS = "SHA256SUMS"
+NEWS = "release.json"
+MOST_NEWS = 8000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build what this system can of a release.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "release")
+    parser.add_argument(
+        "--python", type=Path, help="prefix of the CPython; fetched if none is given"
+    )
+    parser.add_argument("--targets", nargs="+", help="instead of all that this system can build")
+    parser.add_argument("--page", default="", help="https address of the page with the downloads")
+    parser.add_argument("--twice", action="store_true", help="build again, and compare the bytes")
+    args = parser.parse_args()
+    out, project, platform = args.out.absolute(), Project.read(), this_platform()
+    work = out / "work"
+    prefix = args.python or fetch_python(platform, work / "python")
+    targets = args.targets or buildable(platform.partition("-")[0])
+    shutil.rmtree(work / "first", ignore_errors=True)
+    packages, tree = build_all(targets, work / "first", prefix)
+    if args.twice:
+        shutil.rmtree(work / "second", ignore_errors=True)
+        again, _ = build_all(targets, work / "second", prefix)
+        compare(packages, again)
+    results = [Path(shutil.copy2(package, out)) for package in packages]
+    results += describe(tree, out, project, platform)
+    if args.page:
+        results.append(write_news(out / NEWS, project.version, args.page))
+    write_sums(out / SUMS, results)
+    sys.stdout.write("".join(f"{path}\n" for path in (*results, out / SUMS)))
+
+
+def buildable(system: str) -> list[str]:
+    """Return the targets that a system can build with the programs that it has.
+
+    Raises:
+        SystemExit: it can build none; the programs that it lacks are named.
+    """
+    missing: set[str] = set()
+    found = []
+    for target, programs in PROGRAMS.get(system, {}).items():
+        lacked = {name for name in programs if shutil.which(name) is None}
+        missing |= lacked
+        if lacked:
+            sys.stderr.write(f"{target} is left out: {', '.join(sorted(lacked))} not found.\n")
+        else:
+            found.append(target)
+    if not found:
+        raise SystemExit(
+            f"Nothing can be built here without {', '.join(sorted(missing)) or system}."
+        )
+    return found
+
+
+def build_all(targets: Iterable[str], out: Path, prefix: Path) -> tuple[list[Path], Path]:
+    """Build targets by `packaging/build`; return the packages, and the tree that they hold.
+
+    Raises:
+        SystemExit: one of them fails.
+    """
+    packages = []
+    for target in targets:
+        done = subprocess.run(
+            [
+                sys.executable, str(ROOT / "packaging" / "making" / "main.py"), target,
+                "--out", str(out), "--python", str(prefix),
+            ],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"packaging/build {target} has failed.")
+        packages.append(Path(done.stdout.strip().splitlines()[-1]))
+    return packages, out / "tandem"
+
+
+def compare(first: Iterable[Path], second: Iterable[Path]) -> None:
+    """Refuse packages whose bytes differ between two builds.
+
+    Raises:
+        SystemExit: some do.
+    """
+    differing = [a.name for a, b in zip(first, second, strict=True) if sha256_of(a) != sha256_of(b)]
+    if differing:
+        raise SystemExit(f"Two builds differ: {', '.join(differing)}.")
+
+
+def describe(tree: Path, out: Path, project: Project, platform: str) -> list[Path]:
+    """Write the list of components and their licences; return both files."""
+    parts = shipped_parts(tree, project)
+    check_parts(parts)
+    name = f"tandem-{project.version}-{platform}"
+    components, licences = out / f"{name}.cdx.json", out / f"{name}-licences.txt"
+    write_sbom(components, parts, project, platform)
+    licences.write_text(licences_text(parts), encoding="utf-8")
+    return [components, licences]
+
+
+def write_news(path: Path, version: str, page: str) -> Path:
+    """Write what an installed Tandem asks for, with the news of the changelog.
+
+    Raises:
+        SystemExit: it would not be understood.
+    """
+    from app.updates.release import parse_release
+    from engine import EngineError
+
+    news = changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)
+    text = json.dumps({"version": version, "page": page, "news": news}, ensure_ascii=False)
+    try:
+        parse_release(text.encode())
+    except EngineError:
+        raise SystemExit(f"{page!r} is no page that an installed Tandem would open.") from None
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def changes(changelog: str, version: str) -> str:
+    """Return a version's section of a changelog as plain text, else that of what is unreleased."""
+    sections = dict(re.findall(r"^## \[?([\w.-]+).*?\n(.*?)(?=^## |\Z)", changelog, re.M | re.S))
+    text = sections.get(version, sections.get("Unreleased", "")).strip()
+    text = re.sub(r"\n  (?=\S)", " ", text)  # lines of one entry
+    lines = re.sub(r"^#+ |[*`]|\]\([^)]*\)|\[", "", text, flags=re.M)
+    return lines[:MOST_NEWS].rpartition("\n")[0] if len(lines) > MOST_NEWS else lines
+
+
+def write_sums(path: Path, files: Iterable[Path]) -> None:
+    """Write the hashes of files, by name."""
+    lines = [f"{sha256_of(file)}  {file.name}\n" for file in sorted(files, key=lambda f: f.name)]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    main()
