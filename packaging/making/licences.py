@@ -53,6 +53,15 @@ COMMON = (
 HOLDER = re.compile(r"^[\s#*/.]*((?:copyright|©|\(c\)).*\d{4}.*)$", re.IGNORECASE | re.MULTILINE)
 SIGN = re.compile(r"^(?:copyright|©|\(c\)|:|\s)+", re.IGNORECASE)
 MOST_HOLDERS = 12
+OWNERS = {
+    "Python": "2001 Python Software Foundation; of its libraries others, see the text",
+    "Qt": "The Qt Company Ltd. and other contributors; of its libraries others, see the text",
+    "PySide6_Essentials": "The Qt Company Ltd. and other contributors",
+    "shiboken6": "The Qt Company Ltd. and other contributors",
+    "tokenizers": "The Hugging Face team",
+}
+"""Who has the copyright of parts whose texts do not begin with it."""
+
 LEAST_TEXT = 100
 """Smallest number of characters that can be the text of a licence."""
 
@@ -132,7 +141,8 @@ def copyright_file(parts: Iterable[Part], home: str = "usr/lib/tandem") -> str:
         text = part.text
         for pattern, pointer in COMMON:
             text = pattern.sub(pointer, text)
-        holders = _folded(_holders(part.text) or ["see the text"])
+        known = OWNERS.get(part.name)
+        holders = _folded([known] if known else _holders(part.text) or ["see the text"])
         fields = (
             f"Files: {files}", f"Copyright: {holders}",
             f"License: {_short(part.licence)}\n{_folded(text.splitlines(), 1)}",

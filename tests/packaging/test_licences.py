@@ -72,6 +72,7 @@ def test_debians_file_has_every_part_in_its_form(tree: Path) -> None:
     assert "/usr/share/common-licenses/Apache-2.0" in fast
     assert "The terms" not in fast
     (qt,) = (section for section in sections if "Comment: Qt" in section)
+    assert "Copyright: The Qt Company" in qt
     assert "/usr/share/common-licenses/LGPL-3." in qt
     assert "/usr/share/common-licenses/GPL-3." in qt
     assert "How to Apply These Terms" in qt or "END OF TERMS" not in qt
