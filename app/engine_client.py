@@ -161,6 +161,7 @@ class EngineClient(QObject):
         self._woken.connect(self._wake)
         self._make_host = make_host
         self._host: EngineHost | None = None
+        self._host_number = 0  # events of hosts before it are dropped
 
     @property
     def state(self) -> EngineState:
@@ -184,7 +185,8 @@ class EngineClient(QObject):
 
     def _running(self) -> EngineHost:
         if self._host is None:
-            self._host = self._make_host(self._receive)
+            number = self._host_number
+            self._host = self._make_host(lambda event: self._receive(event, number))
         return self._host
 
     def _free_host(self) -> EngineHost:
@@ -313,6 +315,25 @@ class EngineClient(QObject):
         self._end_what_runs(host)
         self._unload_number = host.submit(Unload())
 
+    def release(self) -> EngineHost | None:
+        """Give up the engine, which holds no model and does nothing; the next command starts another.
+
+        Returns:
+            The engine, if one runs: closing it takes so long that another thread should do it.
+        """
+        host, self._host = self._host, None
+        with self._lock:
+            self._host_number += 1
+            self._queue.clear()
+        for _ in range(len(self._count_numbers)):
+            self.counted.emit(None)
+        self._count_numbers.clear()
+        if self._aside is not None:
+            answer, self._aside = self._aside, None
+            answer.reason = "failed"
+            answer.then(answer)
+        return host
+
     def shutdown(self) -> bool:
         """End the engine, and return whether it ended within five seconds."""
         if self._state is EngineState.CLOSED:
@@ -327,8 +348,10 @@ class EngineClient(QObject):
 
     # on the engine's thread
 
-    def _receive(self, event: HostEvent) -> None:
+    def _receive(self, event: HostEvent, host_number: int) -> None:
         with self._lock:
+            if host_number != self._host_number:
+                return
             self._queue.append(event)
             wake, self._is_awake = not self._is_awake, True
         if wake:

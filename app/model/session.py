@@ -42,6 +42,7 @@ class ModelSession(QObject):
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
     fallbacks_changed = Signal(object)  # tuple of Fallback: why the loaded model is slower now
+    blocked = Signal(object)  # ModelInfo that waits for `unblock`
 
     _read = Signal(int, object, object)  # ModelInfo or EngineError, Choice or None; from a thread
 
@@ -58,6 +59,8 @@ class ModelSession(QObject):
         self._number = 0
         self._reader: threading.Thread | None = None
         self._is_held, self._waiting = False, ""
+        self._is_blocked = False
+        self._waits: Callable[[], None] | None = None  # what `unblock` does
         self._read.connect(self._on_read)
         client.load_progress.connect(self.progressed)
         client.load_doing.connect(self.doing)
@@ -84,6 +87,16 @@ class ModelSession(QObject):
         if path:
             self.open(path)
 
+    def block(self) -> None:
+        """Load nothing until `unblock`: there is no engine. Files are opened and planned."""
+        self._is_blocked = True
+
+    def unblock(self) -> None:
+        """Load what was asked for last, if anything, and others at once from now on."""
+        self._is_blocked, waits, self._waits = False, self._waits, None
+        if waits is not None:
+            waits()
+
     def open(self, path: str) -> None:
         """Read a file's header on a thread, then load the model."""
         if self._is_held:
@@ -103,7 +116,7 @@ class ModelSession(QObject):
     @Slot()
     def load(self) -> None:
         """Load the selected model with the present plan."""
-        if self._info is None:
+        if self._info is None or self._must_wait(self._info, self.load):
             return
         try:
             params = self._plan()
@@ -119,8 +132,17 @@ class ModelSession(QObject):
         if self._info != loaded.info:
             self._info = loaded.info
             self.selected.emit(loaded.info)
+        if self._must_wait(loaded.info, lambda: self.load_again(loaded)):
+            return
         self._client.load(loaded.params)
         self.loading.emit(loaded.info)
+
+    def _must_wait(self, info: ModelInfo, load: Callable[[], None]) -> bool:
+        """Return whether there is no engine; `unblock` then calls `load`."""
+        if self._is_blocked:
+            self._waits = load
+            self.blocked.emit(info)
+        return self._is_blocked
 
     def apply(self, params: LoadParams) -> None:
         """Change the split of the loaded model; the chat goes on."""

@@ -361,3 +361,39 @@ def test_shutdown_delivers_the_last_words(
     assert not any(thread.name == "fake-engine" for thread in threading.enumerate())
     client._host.send(1, TokenText("late", (1,)))  # type: ignore[union-attr]
     assert client.state is EngineState.CLOSED
+
+
+def test_a_released_engine_is_replaced_and_its_events_are_dropped(
+    qtbot: QtBot, client: EngineClient
+) -> None:
+    loaded(qtbot, client)
+    with qtbot.waitSignal(client.unloaded):
+        client.unload()
+    client.count(ASK, "")
+    host = client.release()
+    assert isinstance(host, FakeHost)
+    assert host.close()
+    states: list[object] = []
+    client.state_changed.connect(states.append)
+    host.send(0, Failed(EngineError("Too late.", "")))
+    qtbot.wait(60)
+    assert states == []
+    with qtbot.waitSignal(client.ready):
+        client.start()
+    loaded(qtbot, client)
+    assert client._host is not host
+    assert client.state is EngineState.READY
+
+
+def test_what_waits_for_a_released_engine_is_told(qtbot: QtBot, client: EngineClient) -> None:
+    loaded(qtbot, client)
+    counted: list[object] = []
+    client.counted.connect(counted.append)
+    answers: list[str] = []
+    assert client.ask_aside(ASK, SamplingParams(), lambda answer: answers.append(answer.reason))
+    client.count(ASK, "")
+    host = client.release()
+    assert host is not None
+    assert host.close()
+    assert counted == [None]
+    assert answers == ["failed"]

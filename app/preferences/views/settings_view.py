@@ -35,6 +35,8 @@ class SettingsView(QWidget):
         super().__init__(parent)
         self.rows: dict[str, SettingRow] = {}
         self._headings: dict[str, PlainLabel] = {}
+        self._ends: dict[str, QVBoxLayout] = {}  # places for panels, by section
+        self._panels: list[tuple[str, QWidget, str]] = []  # section, panel, words
         self.search = QLineEdit()
         self.search.setPlaceholderText(tr("Search settings"))
         self.search.setAccessibleName(tr("Search settings"))
@@ -55,6 +57,17 @@ class SettingsView(QWidget):
         for name, row in self.rows.items():
             row.show_problem(problems.get(name, ""))
 
+    def add_panel(self, section: str, panel: QWidget, words: str) -> None:
+        """Add what is no setting to a section.
+
+        Args:
+            section: one of `SECTIONS`.
+            words: what a search may find it by.
+        """
+        self._ends[section].addWidget(panel)
+        self._panels.append((section, panel, f"{tr(section)} {words}".casefold()))
+        self.filter(self.search.text())
+
     def flush(self) -> None:
         """Report texts that are still being typed."""
         for row in self.rows.values():
@@ -71,6 +84,11 @@ class SettingsView(QWidget):
             row.setVisible(is_found)
             if is_found:
                 found.add(row.shown.section)
+        for section, panel, known in self._panels:
+            is_found = all(word in known for word in wanted)
+            panel.setVisible(is_found)
+            if is_found:
+                found.add(section)
         for section, heading in self._headings.items():
             heading.setVisible(section in found)
         self._nothing.setVisible(not found)
@@ -87,14 +105,17 @@ class SettingsView(QWidget):
         for name, shown in shown_settings().items():
             by_section[shown.section].append(name)
         for section, names in by_section.items():
-            if names:
-                heading = self._headings[section] = label(tr(section), "heading")
-                heading.setContentsMargins(0, 12, 0, 0)
-                layout.addWidget(heading)
+            heading = self._headings[section] = label(tr(section), "heading")
+            heading.setContentsMargins(0, 12, 0, 0)
+            layout.addWidget(heading)
+            if not names:
+                heading.hide()
             for name in names:
                 row = self.rows[name] = SettingRow(name, shown_settings()[name], defaults[name])
                 row.changed.connect(self.changed)
                 layout.addWidget(row)
+            end = self._ends[section] = QVBoxLayout()
+            layout.addLayout(end)
         layout.addStretch()
         scroll = QScrollArea()
         scroll.setFrameShape(QFrame.Shape.NoFrame)

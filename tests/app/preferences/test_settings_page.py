@@ -202,3 +202,18 @@ def test_the_page_closes_for_the_chat_and_comes_back(qtbot: QtBot, make_shell: M
     assert not view.isVisible()
     assert shell.window.composer.edit.hasFocus()
     assert page_of(qtbot, shell).isVisible()
+
+
+def test_a_section_may_have_a_panel_that_is_no_setting(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    view = page_of(qtbot, make_shell())
+    panel = QWidget()
+    view.add_panel("Engine", panel, "PyTorch torch")
+    assert panel.isVisible()
+    view.search.setText("pytorch")
+    assert panel.isVisible()
+    assert visible(view) == set()
+    assert not view._nothing.isVisible()
+    view.search.setText("colours")
+    assert not panel.isVisible()
