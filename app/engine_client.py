@@ -316,7 +316,7 @@ class EngineClient(QObject):
         self._unload_number = host.submit(Unload())
 
     def release(self) -> EngineHost | None:
-        """Give up the engine, which holds no model and does nothing; the next command starts another.
+        """Give up the engine, which does nothing; the next command starts another.
 
         Returns:
             The engine, if one runs: closing it takes so long that another thread should do it.

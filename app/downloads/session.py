@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
@@ -15,6 +14,7 @@ from app.downloads.hub.address import is_offline
 from app.downloads.hub.client import OFFLINE
 from app.downloads.jobs import DownloadJob, JobStore, discard_job, run_job
 from app.downloads.transfer.source import Denied, Source
+from app.transfer_progress import TransferProgress
 from app.translation import tr
 from engine import Cancelled, EngineError
 
@@ -22,36 +22,7 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 2
 TELL_MS = 300
-SPEED_S = 6.0
-"""Time in seconds over which the speed is averaged."""
-
 JOIN_S = 4.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a download is.
-
-    Attributes:
-        n_bytes: bytes that are on the disk.
-        bytes_per_s: speed of the last seconds.
-        is_checking: whether a file is being compared with its hash.
-    """
-
-    n_bytes: int = 0
-    bytes_per_s: float = 0.0
-    is_checking: bool = False
-    seen: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def note(self, n_bytes: int, *, is_checking: bool) -> None:
-        """Take a new number of bytes."""
-        now = time.monotonic()
-        self.n_bytes, self.is_checking = n_bytes, is_checking
-        self.seen.append((now, n_bytes))
-        while now - self.seen[0][0] > SPEED_S:
-            self.seen.popleft()
-        seconds, grown = now - self.seen[0][0], n_bytes - self.seen[0][1]
-        self.bytes_per_s = grown / seconds if seconds > 0.2 and not is_checking else 0.0
 
 
 @dataclass(slots=True)
@@ -85,11 +56,11 @@ class DownloadSession(QObject):
         super().__init__(parent)
         self._store, self._open_source = store, open_source
         self._runs: dict[str, _Run] = {}
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, TransferProgress] = {}
         self._is_closed = False
         self._jobs = {job.id: job for job in store.load()}
         for job in self._jobs.values():
-            self._progress[job.id] = Progress(_n_arrived(job))
+            self._progress[job.id] = TransferProgress(_n_arrived(job))
         self._timer = QTimer(self, interval=TELL_MS)
         self._timer.timeout.connect(self._tell)
         self._ended.connect(self._on_ended)
@@ -99,8 +70,8 @@ class DownloadSession(QObject):
         """All downloads, in the order in which they were added."""
         return list(self._jobs.values())
 
-    def progress(self, job_id: str) -> Progress:
-        return self._progress.setdefault(job_id, Progress())
+    def progress(self, job_id: str) -> TransferProgress:
+        return self._progress.setdefault(job_id, TransferProgress())
 
     def add(self, job: DownloadJob) -> bool:
         """Add a download to the queue; return whether it is a new one."""

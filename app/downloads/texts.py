@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from app.downloads.hub.client import FoundRepo, Repository
 from app.downloads.jobs import DownloadJob
-from app.downloads.session import Progress
 from app.library.texts import LibraryCell, count_text
-from app.translation import tr, tr_n
+from app.transfer_progress import TransferProgress, amount_text, moving_text
+from app.translation import tr
 from app.units import decimal_size
 
 
@@ -44,32 +44,17 @@ def repository_facts(found: Repository) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def state_text(job: DownloadJob, progress: Progress) -> str:
+def state_text(job: DownloadJob, progress: TransferProgress) -> str:
     """Return what a download does: "1.2 of 4.9 GB · 35 MB/s · 2 min left"."""
     if job.state == "failed":
         return f"{job.problem} {job.hint}".strip()
     if job.state == "done":
         return tr("{size} · done").format(size=decimal_size(job.n_bytes))
-    amount = tr("{done} of {total}").format(
-        done=decimal_size(progress.n_bytes), total=decimal_size(job.n_bytes)
-    )
+    amount = amount_text(progress.n_bytes, job.n_bytes)
     if job.state == "waiting":
         return tr("{amount} · waiting for others").format(amount=amount)
     if job.state == "paused":
         return tr("{amount} · paused").format(amount=amount)
     if progress.is_checking:
         return tr("{amount} · comparing with its hash").format(amount=amount)
-    rate = progress.bytes_per_s
-    if rate < 1:
-        return tr("{amount} · waiting for data").format(amount=amount)
-    speed = f"{decimal_size(int(rate))}/s"
-    return f"{amount} · {speed} · {left_text((job.n_bytes - progress.n_bytes) / rate)}"
-
-
-def left_text(seconds: float) -> str:
-    """Return how long something still takes, in the largest unit that tells enough."""
-    if seconds < 60:
-        return tr_n("{n} s left", "{n} s left", max(round(seconds), 1))
-    if seconds < 3600:
-        return tr_n("{n} min left", "{n} min left", round(seconds / 60))
-    return tr("{n} h left").format(n=f"{seconds / 3600:.1f}")
+    return moving_text(progress, job.n_bytes)

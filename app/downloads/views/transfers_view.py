@@ -8,9 +8,9 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QVBoxLayout, QWidget
 
 from app.downloads.jobs import DownloadJob
-from app.downloads.session import Progress
 from app.downloads.texts import state_text
 from app.scale import px
+from app.transfer_progress import TransferProgress
 from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import ElidedLabel, label
@@ -51,7 +51,7 @@ class TransferRow(QWidget):
         """What the row says of its state."""
         return self._problem.text() or self._state.text()
 
-    def show_job(self, job: DownloadJob, progress: Progress) -> None:
+    def show_job(self, job: DownloadJob, progress: TransferProgress) -> None:
         """Show a download as it is now."""
         self._title.set_full_text(job.title)
         is_failed = job.state == "failed"
@@ -96,7 +96,7 @@ class TransfersView(QScrollArea):
         self.setWidget(inner)
         self.hide()
 
-    def set_jobs(self, jobs: Sequence[tuple[DownloadJob, Progress]]) -> None:
+    def set_jobs(self, jobs: Sequence[tuple[DownloadJob, TransferProgress]]) -> None:
         """Show these downloads, the newest first."""
         for gone in self.rows.keys() - {job.id for job, _ in jobs}:
             row = self.rows.pop(gone)
@@ -109,7 +109,7 @@ class TransfersView(QScrollArea):
         self.setVisible(bool(jobs))
         self._fit()
 
-    def show_job(self, job: DownloadJob, progress: Progress) -> None:
+    def show_job(self, job: DownloadJob, progress: TransferProgress) -> None:
         """Show a download as it is now."""
         if job.id in self.rows:
             self.rows[job.id].show_job(job, progress)

@@ -204,9 +204,7 @@ def test_the_page_closes_for_the_chat_and_comes_back(qtbot: QtBot, make_shell: M
     assert page_of(qtbot, shell).isVisible()
 
 
-def test_a_section_may_have_a_panel_that_is_no_setting(
-    qtbot: QtBot, make_shell: MakeShell
-) -> None:
+def test_a_section_may_have_a_panel_that_is_no_setting(qtbot: QtBot, make_shell: MakeShell) -> None:
     view = page_of(qtbot, make_shell())
     panel = QWidget()
     view.add_panel("Engine", panel, "PyTorch torch")
