@@ -67,7 +67,9 @@ from engine import (
 )
 
 if TYPE_CHECKING:
+    from app.engine_pack.activation import Origin
     from app.help.dialogs import HelpDialogs
+    from app.shell.engine_setup import EngineSetup
     from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class Shell(QObject):
         super().__init__(app)
         self._app = app
         self._help: HelpDialogs | None = None
+        self.engine_setup: EngineSetup | None = None  # behind the first picture
         self._is_closed = False
         self._rig = rig
         imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
@@ -127,9 +130,10 @@ class Shell(QObject):
         self.tray.apply()
         self.updates.apply()
 
-    @Slot()
-    def _on_host_imported(self) -> None:
-        self.client.start()
+    @Slot(str)
+    def _on_host_imported(self, origin: Origin) -> None:
+        self.engine_setup = self._make_engine_setup()
+        self.engine_setup.begin("own" if self._rig is not None else origin)
         self.chat_listing.go_on()
         self.interpreter.settle()
 
@@ -156,6 +160,8 @@ class Shell(QObject):
         self.side_panels.close()
         self.library.close()
         self.updates.close()
+        if self.engine_setup is not None:
+            self.engine_setup.close()
         if self._help is not None:
             self._help.close()
         self.monitor_presenter.close()
@@ -281,6 +287,22 @@ class Shell(QObject):
             self.settings, self.keep, partial(window.show_page, "settings"), self._show_chat,
             lambda: Tray.problems() | self.updates.problems(), self,
         )  # fmt: skip
+
+    def _make_engine_setup(self) -> EngineSetup:
+        """Make what offers and replaces the engine; its notices take the place of others."""
+        from app.engine_page.page import EnginePage
+        from app.shell.engine_setup import EngineSetup
+
+        page = EnginePage(
+            lambda: self.start_up.devices, self.settings, self.keep,
+            partial(self.window.show_page, "engine"), self,
+        )  # fmt: skip
+        self.settings_page.add_panel("Engine", page.make_panel, page.words)
+        setup = EngineSetup(
+            self.client, self.models, self.session, self.start_up, page, self._show_chat, self
+        )
+        setup.noticed.connect(self._notify)
+        return setup
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library

@@ -173,6 +173,7 @@ class Settings:
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
     speeds: Mapping[str, Any] = _option({}, "Measured speed of each model")
+    pending_engine: str = _option("", "Engine whose installation is not finished")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
 
     auto_titles: bool = _shown(

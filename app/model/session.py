@@ -60,7 +60,7 @@ class ModelSession(QObject):
         self._reader: threading.Thread | None = None
         self._is_held, self._waiting = False, ""
         self._is_blocked = False
-        self._waits: Callable[[], None] | None = None  # what `unblock` does
+        self._wanted = ""  # path that `unblock` opens
         self._read.connect(self._on_read)
         client.load_progress.connect(self.progressed)
         client.load_doing.connect(self.doing)
@@ -91,11 +91,11 @@ class ModelSession(QObject):
         """Load nothing until `unblock`: there is no engine. Files are opened and planned."""
         self._is_blocked = True
 
-    def unblock(self) -> None:
-        """Load what was asked for last, if anything, and others at once from now on."""
-        self._is_blocked, waits, self._waits = False, self._waits, None
-        if waits is not None:
-            waits()
+    def unblock(self, path: str = "") -> None:
+        """Load models again, and open what was asked for last, else `path`, if that is not ""."""
+        self._is_blocked, wanted, self._wanted = False, self._wanted or path, ""
+        if wanted:
+            self.open(wanted)
 
     def open(self, path: str) -> None:
         """Read a file's header on a thread, then load the model."""
@@ -116,7 +116,7 @@ class ModelSession(QObject):
     @Slot()
     def load(self) -> None:
         """Load the selected model with the present plan."""
-        if self._info is None or self._must_wait(self._info, self.load):
+        if self._info is None or self._must_wait(self._info):
             return
         try:
             params = self._plan()
@@ -132,15 +132,15 @@ class ModelSession(QObject):
         if self._info != loaded.info:
             self._info = loaded.info
             self.selected.emit(loaded.info)
-        if self._must_wait(loaded.info, lambda: self.load_again(loaded)):
+        if self._must_wait(loaded.info):
             return
         self._client.load(loaded.params)
         self.loading.emit(loaded.info)
 
-    def _must_wait(self, info: ModelInfo, load: Callable[[], None]) -> bool:
-        """Return whether there is no engine; `unblock` then calls `load`."""
+    def _must_wait(self, info: ModelInfo) -> bool:
+        """Return whether there is no engine; `unblock` then opens the model."""
         if self._is_blocked:
-            self._waits = load
+            self._wanted = info.path
             self.blocked.emit(info)
         return self._is_blocked
 

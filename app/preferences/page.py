@@ -43,6 +43,19 @@ class SettingsPage(QObject):
         self._show, self._leave, self._problems = show, leave, problems
         self._in_use = settings.current
         self.view: SettingsView | None = None
+        self._panels: list[tuple[str, Callable[[], QWidget], str]] = []
+
+    def add_panel(self, section: str, make: Callable[[], QWidget], words: str) -> None:
+        """Have a section end in what is no setting.
+
+        Args:
+            section: one of `SECTIONS`.
+            make: makes the panel, once the page is wanted.
+            words: what a search may find it by.
+        """
+        self._panels.append((section, make, words))
+        if self.view is not None:
+            self.view.add_panel(section, make(), words)
 
     @Slot()
     def toggle(self) -> None:
@@ -77,6 +90,8 @@ class SettingsPage(QObject):
         from app.preferences.views.settings_view import SettingsView
 
         view = self.view = SettingsView()
+        for section, make, words in self._panels:
+            view.add_panel(section, make(), words)
         view.changed.connect(self._on_changed)
         view.left.connect(self._leave)
         view.shortcuts_requested.connect(self.shortcuts_requested)

@@ -14,6 +14,7 @@ from app.split.speed import MachineFacts, simulated_machine, this_machine
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
+    from app.engine_pack.activation import Origin
     from engine import Rig
 
 UNSEEN_MS = 300
@@ -34,13 +35,14 @@ class StartUp(QObject):
         devices: the devices of the machine; empty until they are known.
     """
 
-    host_imported = Signal()
+    host_imported = Signal(str)  # Origin of the engine
     devices_found = Signal(object, object)  # Sequence[DeviceInfo], MachineFacts
 
     def __init__(self, rig: Rig | None, parent: QObject) -> None:
         super().__init__(parent)
         self._rig = rig
-        self._has_begun = self.is_ready = False
+        self._has_begun = self.is_ready = self._is_told_again = False
+        self._origin: Origin = "own"
         self.devices: tuple[DeviceInfo, ...] = ()
         self._unseen_timer = QTimer(self, singleShot=True, interval=UNSEEN_MS)
         self._unseen_timer.timeout.connect(self.begin)
@@ -59,7 +61,7 @@ class StartUp(QObject):
         self._unseen_timer.stop()
         if not self._has_begun:
             self._has_begun = True
-            self._imports.run(import_host)
+            self._imports.run(_import_first)
 
     def close(self) -> None:
         """Start nothing more, and wait for what runs."""
@@ -67,6 +69,15 @@ class StartUp(QObject):
         self._unseen_timer.stop()
         self._imports.close()
         self._search.close()
+
+    def search_again(self, origin: Origin) -> None:
+        """Tell the devices anew, even if they are the same: another engine may use others.
+
+        Args:
+            origin: where the engine comes from now.
+        """
+        self._origin, self._is_told_again = origin, True
+        self._search.run(lambda: self._find(wait=True))
 
     @property
     def is_searching(self) -> bool:
@@ -84,23 +95,41 @@ class StartUp(QObject):
         """
         import_planner()
         rig = self._rig
-        devices = engine.list_devices(wait=wait) if rig is None else rig.list_devices()
+        if rig is not None:
+            devices = rig.list_devices()
+        else:
+            from app.engine_page.texts import without_commands
+
+            found = engine.list_devices(wait=wait)
+            devices = [without_commands(device, self._origin) for device in found]
         return devices, self.machine(devices)
 
-    @Slot()
-    def _on_imported(self) -> None:
-        self.host_imported.emit()
+    @Slot(object)
+    def _on_imported(self, origin: Origin) -> None:
+        self._origin = origin
+        self.host_imported.emit(origin)
         self._search.run(lambda: self._find(wait=False))
 
     @Slot(object)
     def _on_found(self, found: Found) -> None:
         """Tell the first devices, or others that were found since."""
         devices, machine = found
-        if self.is_ready and [d.id for d in devices] == [d.id for d in self.devices]:
+        is_same = self.is_ready and [d.id for d in devices] == [d.id for d in self.devices]
+        if is_same and not self._is_told_again:
             return
+        self._is_told_again = False
         is_first, self.is_ready = not self.is_ready, True
         self.devices = tuple(devices)
         self.devices_found.emit(devices, machine)
         # GPUs that only torch may know, where no driver told any at once
         if is_first and self._rig is None and not any(d.kind == "cuda" for d in devices):
             self._search.run(lambda: self._find(wait=True))
+
+
+def _import_first() -> Origin:
+    """Import what starts the engine, and find out where that is; work for a thread."""
+    from app.engine_pack.activation import activate
+
+    origin = activate()  # first, as later child processes import from there
+    import_host()
+    return origin

@@ -25,6 +25,7 @@ from app.notice import Notice
 from app.paths import demo_model
 from app.translation import tr
 from app.updates import session
+from tests.helpers.engine_states import ENGINE_STATES, patches
 from tests.helpers.hollow import hollow_llama, hollow_moe
 from tests.helpers.screenshots import new_shell, pause, wait
 
@@ -256,6 +257,7 @@ STATES: dict[str, Callable[[Shell], QWidget]] = {
     "map": tensor_map,
     "links": links,
     "failure": failure,
+    **ENGINE_STATES,
     "shortcuts": shortcuts,
     "about": about,
     "qt-licence": qt_licence,
@@ -282,7 +284,8 @@ def take(folder: Path, name: str, states: list[str]) -> None:
             wait(lambda shell=shell: shell.start_up.is_ready)  # type: ignore[misc]
             shell.settings.put(replace(shell.settings.current, newest_release=NEWER))
             session.package_version = lambda: "0.1.0"  # a source tree has none
-            STATES[state](shell).grab().save(str(folder / f"{name}-{state}.png"))
+            with patches:
+                STATES[state](shell).grab().save(str(folder / f"{name}-{state}.png"))
 
 
 def main() -> None:

@@ -1,0 +1,339 @@
+"""The engine of a window: what is installed and could be, and the installation that runs.
+
+All of it happens on threads; nothing is asked of the network before `install`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.background import LatestJob
+from app.transfer_progress import TransferProgress
+from app.translation import tr
+from engine import Cancelled, EngineError
+
+if TYPE_CHECKING:
+    from app.engine_pack.activation import Origin
+    from app.engine_pack.backends import PackOffer
+    from app.engine_pack.installation import Installation, Installed
+    from app.engine_pack.progress import InstallProgress, InstallStage
+    from app.engine_pack.store import Pack
+
+log = logging.getLogger(__name__)
+
+TELL_MS = 300
+CLOSE_S = 4.0
+"""Longest wait in seconds for an installation that stops as the window closes."""
+
+InstallState = Literal["idle", "running", "paused", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class InstallRequest:
+    """What a person wants as the engine.
+
+    Attributes:
+        backend: kind of PyTorch of an offer; "" for an environment.
+        wheels: folder whose wheels are taken in place of those in the network; "" for none.
+        environment: folder of an existing Python environment; "" for none.
+    """
+
+    backend: str = ""
+    wheels: str = ""
+    environment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of the engines of this machine.
+
+    Attributes:
+        origin: where the engine in use comes from.
+        offers: engines that can be installed, the best first.
+        problem: why there are none; "" if there are.
+        current, previous: the pack in use and the one before it; None for none.
+        folder: where packs are kept.
+        free_bytes: free bytes of its disk.
+    """
+
+    origin: Origin
+    offers: tuple[PackOffer, ...]
+    problem: str
+    current: Pack | None
+    previous: Pack | None
+    folder: str
+    free_bytes: int
+
+    def offer(self, backend: str) -> PackOffer | None:
+        """Return the offer of a kind of PyTorch."""
+        return next((offer for offer in self.offers if offer.backend == backend), None)
+
+    @property
+    def update(self) -> PackOffer | None:
+        """Newer engine of the kind in use, which this version of Tandem brings."""
+        if self.current is None:
+            return None
+        offer = self.offer(self.current.backend)
+        return offer if offer is not None and offer.lock.digest != self.current.digest else None
+
+
+class EngineSession(QObject):
+    """The installation of engines and what is known of them."""
+
+    known = Signal(object)  # EngineFacts, read anew
+    changed = Signal()  # the installation looks otherwise
+    installed = Signal(object)  # Installed
+    rolled_back = Signal(object)  # Pack
+    removed = Signal()
+    failed = Signal(object)  # EngineError of going back or removing
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.facts: EngineFacts | None = None
+        self.state: InstallState = "idle"
+        self.stage: InstallStage | None = None
+        self.progress = TransferProgress()
+        self.total_bytes = 0
+        self.error: EngineError | None = None
+        self.request = InstallRequest()
+        self._attempt: _Attempt | None = None
+        self._ending: Literal["", "pause", "cancel"] = ""
+        self._is_closed = False
+        self._looking = LatestJob("tandem-engine-look", self)
+        self._looking.done.connect(self._on_looked)
+        self._installing = LatestJob("tandem-engine-install", self)
+        self._installing.done.connect(self._on_installed)
+        self._installing.failed.connect(self._on_failed)
+        self._changing = LatestJob("tandem-engine-change", self)
+        self._changing.done.connect(self._on_changed)
+        self._changing.failed.connect(self.failed)
+        self._timer = QTimer(self, interval=TELL_MS)
+        self._timer.timeout.connect(self.changed)
+
+    def look(self) -> None:
+        """Read anew what is installed and could be; `known` follows."""
+        self._looking.run(_look)
+
+    def install(self, request: InstallRequest) -> None:
+        """Install an engine, or use an environment, unless an installation runs."""
+        if self.state == "running" or self._is_closed:
+            return
+        self.request, self.error, self.stage = request, None, None
+        self.progress, self.total_bytes = TransferProgress(), 0
+        self._attempt, self._ending = _Attempt(request, self._tell), ""
+        self._put("running")
+        self._timer.start()
+        self._installing.run(self._attempt.run)
+
+    def leave_paused(self, request: InstallRequest) -> None:
+        """Show an installation as paused that another window has left unfinished."""
+        if self.state == "idle":
+            self.request = request
+            self._put("paused")
+
+    def resume(self) -> None:
+        """Go on with an installation that is paused or has failed."""
+        if self.state in ("paused", "failed"):
+            self.install(self.request)
+
+    def pause(self) -> None:
+        """Stop the installation; what has arrived is kept."""
+        self._end("pause")
+
+    def cancel(self) -> None:
+        """End the installation and delete what has arrived."""
+        if self.state == "running":
+            self._end("cancel")
+        else:
+            self._changing.run(_discard)
+            self._put("idle")
+
+    def leave(self) -> None:
+        """Forget an installation that has failed; what has arrived is kept."""
+        if self.state == "failed":
+            self._put("idle")
+
+    def roll_back(self) -> None:
+        """Use the previous pack again."""
+        self._changing.run(_roll_back)
+
+    def remove(self) -> None:
+        """Delete all packs; no engine may run."""
+        self._changing.run(_remove)
+
+    def close(self) -> None:
+        """Stop what runs; a later window can go on with it."""
+        self._is_closed = True
+        self._timer.stop()
+        if self._attempt is not None:
+            self._attempt.stop()
+        for job in (self._installing, self._changing, self._looking):
+            job.close(CLOSE_S)
+
+    def _end(self, ending: Literal["pause", "cancel"]) -> None:
+        if self.state == "running" and self._attempt is not None:
+            self._ending = ending
+            self._attempt.stop()
+
+    def _put(self, state: InstallState) -> None:
+        self.state = state
+        if state != "running":
+            self._timer.stop()
+        self.changed.emit()
+
+    def _tell(self, progress: InstallProgress) -> None:
+        """Take how far the installation is; called on its thread."""
+        if progress.stage is not self.stage:
+            self.progress = TransferProgress()
+        self.stage, self.total_bytes = progress.stage, progress.n_bytes
+        self.progress.note(progress.n_done, is_checking=False)
+
+    @Slot(object)
+    def _on_looked(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        self.known.emit(facts)
+
+    @Slot(object)
+    def _on_installed(self, installed: Installed) -> None:
+        self._put("idle")
+        self.installed.emit(installed)
+        self.look()
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        if isinstance(error, Cancelled):
+            if self._ending == "cancel":
+                self._changing.run(_discard)
+            self._put("idle" if self._ending == "cancel" else "paused")
+            return
+        log.info("the engine was not installed: %s", error)
+        self.error = error
+        self._put("failed")
+
+    @Slot(object)
+    def _on_changed(self, what: object) -> None:
+        if what == "removed":
+            self.removed.emit()
+        elif what is not None:
+            self.rolled_back.emit(what)
+        self.look()
+
+
+# on threads
+
+
+def _look() -> EngineFacts:
+    from app.engine_pack.activation import activate
+    from app.engine_pack.backends import find_offers
+    from app.engine_pack.store import PackStore
+
+    store = PackStore()
+    offers: tuple[PackOffer, ...] = ()
+    problem = ""
+    try:
+        offers = find_offers()
+    except EngineError as error:
+        problem = f"{error.message} {error.hint}".strip()
+    return EngineFacts(
+        activate(), offers, problem, store.current, store.previous, str(store.folder),
+        free_bytes(store.folder),
+    )  # fmt: skip
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk that a folder is on, or will be; 0 if nobody knows."""
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return 0
+
+
+class _Attempt:
+    """One run of an installation, on a thread; it may be stopped from another."""
+
+    def __init__(self, request: InstallRequest, told: Callable[[InstallProgress], None]) -> None:
+        self._request, self._told = request, told
+        self._stopped = threading.Event()
+        self._installation: Installation | None = None
+
+    def stop(self) -> None:
+        """End `run` soon; it raises Cancelled."""
+        self._stopped.set()
+        if self._installation is not None:
+            self._installation.stop()
+
+    def run(self) -> Installed:
+        """Install what is wanted.
+
+        Raises:
+            EngineError: it cannot be done, or was stopped.
+        """
+        try:
+            if self._request.environment:
+                return self._use_environment(Path(self._request.environment))
+            return self._install()
+        except OSError as error:
+            why = error.strerror or error
+            text = tr("The engine could not be installed: {why}.").format(why=why)
+            raise EngineError(text) from None
+
+    def _use_environment(self, place: Path) -> Installed:
+        from app.engine_pack.existing import use_environment
+        from app.engine_pack.progress import InstallProgress, InstallStage
+
+        self._tell(InstallProgress(InstallStage.TRYING))
+        return use_environment(place, is_stopped=self._stopped.is_set)
+
+    def _install(self) -> Installed:
+        from app.engine_pack.activation import activate
+        from app.engine_pack.backends import find_offers
+        from app.engine_pack.installation import Installation, Installed
+        from app.engine_pack.store import PackStore
+
+        request = self._request
+        offer = next((one for one in find_offers() if one.backend == request.backend), None)
+        if offer is None:
+            raise EngineError(
+                tr("This version of Tandem has no such engine for this computer."),
+                tr("Choose another one."),
+            )
+        current = PackStore().current
+        if current is not None and current.digest == offer.lock.digest and current.is_usable:
+            activate()
+            return Installed(current, "")  # another window or command has installed it meanwhile
+        wheels = Path(request.wheels) if request.wheels else None
+        self._installation = Installation(offer.lock, wheels=wheels, told=self._tell)
+        return self._installation.run()
+
+    def _tell(self, progress: InstallProgress) -> None:
+        if self._stopped.is_set() and self._installation is not None:
+            self._installation.stop()  # it was stopped before it began
+        self._told(progress)
+
+
+def _discard() -> None:
+    from app.engine_pack.store import PackStore
+
+    PackStore().discard_fetched()
+
+
+def _roll_back() -> Pack:
+    from app.engine_pack.store import PackStore
+
+    return PackStore().roll_back()
+
+
+def _remove() -> str:
+    from app.engine_pack.store import PackStore
+
+    PackStore().remove()
+    return "removed"

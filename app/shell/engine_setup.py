@@ -1,0 +1,184 @@
+"""The engine of the window: started if there is one, offered if there is none, and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.chat.session import ChatSession
+from app.engine_client import EngineClient
+from app.engine_page.page import EnginePage
+from app.engine_page.session import EngineFacts
+from app.model.session import ModelSession
+from app.notice import Notice
+from app.shell.engine_replacement import EngineReplacement
+from app.shell.start_up import StartUp
+from app.translation import tr
+from engine import EngineError, ModelInfo
+
+if TYPE_CHECKING:
+    from app.engine_pack.activation import Origin
+    from app.engine_pack.installation import Installed
+
+
+class EngineSetup(QObject):
+    """What the window does with and without an engine.
+
+    Args:
+        leave: shows the chat in place of the page.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: ModelSession,
+        chats: ChatSession,
+        start_up: StartUp,
+        page: EnginePage,
+        leave: Callable[[], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._client, self._models, self.page, self._leave = client, models, page, leave
+        self._start_up = start_up
+        self._origin: Origin = "own"
+        self._is_ready = self._closes_page = False
+        self._replacement = EngineReplacement(client, models, chats, start_up, self)
+        self._replacement.noticed.connect(self.noticed)
+        client.ready.connect(self._on_ready)
+        client.load_failed.connect(self._on_failed)
+        models.blocked.connect(self._on_blocked)
+        chats.model_wanted.connect(self._on_wanted)
+        start_up.devices_found.connect(page.show_devices)
+        page.left.connect(self._on_left)
+        page.remove_requested.connect(self._remove)
+        session = page.session
+        session.known.connect(self._on_known)
+        session.installed.connect(self._on_installed)
+        session.rolled_back.connect(self._replace)
+        session.removed.connect(self._on_removed)
+        session.failed.connect(self._on_change_failed)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no engine, so that no model can be loaded."""
+        return self._origin == "none"
+
+    def begin(self, origin: Origin) -> None:
+        """Start the engine, or offer to install one.
+
+        Args:
+            origin: where it comes from.
+        """
+        self._origin = origin
+        if not self.is_missing:
+            self._client.start()
+            if self.page.go_on(is_shown=False):
+                text = tr("The installation of an engine was not finished.")
+                self._offer(Notice(text, "", "info"), tr("Look at it"))
+            return
+        self._models.block()
+        if not self.page.go_on(is_shown=True):
+            self.page.open()
+
+    def close(self) -> None:
+        """Stop what runs, which a later window can go on with."""
+        self.page.close()
+        self._replacement.close()
+
+    def _offer(self, notice: Notice, action: str) -> None:
+        """Show a notice whose button opens the page."""
+        self.noticed.emit(replace(notice, action=action, on_action=self.page.open))
+
+    # without an engine
+
+    @Slot()
+    def _on_left(self) -> None:
+        self._leave()
+        if self.page.session.state == "running":
+            self._offer(Notice(tr("The engine is being installed.")), tr("Look at it"))
+        elif self.is_missing:
+            text = tr("There is no engine yet.")
+            hint = tr("Models can be planned, but not loaded.")
+            self._offer(Notice(text, hint, "warning"), tr("Install an engine…"))
+
+    @Slot(object)
+    def _on_blocked(self, info: ModelInfo) -> None:
+        """Show the page where a model cannot be loaded for want of an engine."""
+        if self.is_missing and not self._replacement.is_under_way:
+            self.page.open()
+            text = tr("{name} is loaded as soon as there is an engine.").format(name=info.name)
+            self.noticed.emit(Notice(text))
+
+    @Slot()
+    def _on_wanted(self) -> None:
+        """Say why a message cannot be sent, in place of the notice that a model is missing."""
+        if self.is_missing:
+            text = tr("There is no engine yet, so the message stays here as a draft.")
+            self._offer(Notice(text, "", "warning"), tr("Install an engine…"))
+
+    # another engine
+
+    @Slot(object)
+    def _on_known(self, facts: EngineFacts) -> None:
+        """Use an engine that another window or command has installed meanwhile."""
+        is_new = self.is_missing and facts.origin == "pack"
+        if is_new and self.page.session.state != "running":
+            self._replace()
+
+    @Slot(object)
+    def _on_installed(self, installed: Installed) -> None:
+        problem = "" if installed.pack.backend == "cpu" else installed.gpu_problem
+        text = tr("The engine is installed: PyTorch {version}.")
+        text = text.format(version=installed.pack.version)
+        kind: Literal["info", "warning"] = "warning" if problem else "info"
+        self.noticed.emit(Notice(text, problem, kind, is_news=True))
+        self._replace()
+
+    @Slot()
+    def _replace(self) -> None:
+        """End the engine that runs and start the one that was chosen."""
+        self._origin, self._is_ready, self._closes_page = "pack", False, True
+        self._replacement.end(self._replacement.start)
+
+    @Slot()
+    def _remove(self) -> None:
+        self._replacement.end(self.page.session.remove)
+
+    @Slot()
+    def _on_removed(self) -> None:
+        self._origin = "none"
+        self._start_up.search_again("none")
+        self.page.open()
+
+    @Slot(object)
+    def _on_change_failed(self, error: EngineError) -> None:
+        """Say why an engine was not replaced, and go on with the one that there is."""
+        self.noticed.emit(Notice.of(error))
+        if not self.is_missing and self._client.model is None:
+            self._replacement.start()
+
+    @Slot()
+    def _on_ready(self) -> None:
+        self._is_ready = True
+        if self._closes_page and self.page.is_open and self.page.session.state == "idle":
+            self._leave()
+        self._closes_page = False
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        """Offer a way out where an installed engine does not start."""
+        if self._is_ready or self._origin != "pack":
+            return
+        facts = self.page.session.facts
+        previous = facts.previous if facts is not None else None
+        if self._closes_page and previous is not None and previous.is_usable:
+            back = self.page.session.roll_back
+            self.noticed.emit(Notice.of(error, "", tr("Use the engine before"), back))
+        else:
+            self._offer(Notice.of(error), tr("Install an engine…"))
