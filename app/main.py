@@ -57,6 +57,7 @@ from app.split.session import SplitSession
 from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
+from app.translation import tr_later
 from app.units import GIB
 from app.updates.presenter import UpdatePresenter
 from engine import (
@@ -297,7 +298,7 @@ class Shell(QObject):
             lambda: self.start_up.devices, self.settings, self.keep,
             partial(self.window.show_page, "engine"), self,
         )  # fmt: skip
-        self.settings_page.add_panel("Engine", page.make_panel, page.words)
+        self.settings_page.add_panel(tr_later("Engine"), page.make_panel, page.words)
         setup = EngineSetup(
             self.client, self.models, self.session, self.start_up, page, self._show_chat, self
         )

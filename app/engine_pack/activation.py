@@ -6,6 +6,7 @@ Imports little: it runs before the window's first picture.
 from __future__ import annotations
 
 import os
+import threading
 from importlib.util import find_spec
 from typing import Literal
 
@@ -14,6 +15,9 @@ from app.engine_pack.store import PackStore
 
 Origin = Literal["own", "pack", "none"]
 """Where torch comes from: installed with Tandem, from a pack, or from nowhere."""
+
+_lock = threading.Lock()
+"""Lock of `activate`, which several threads of a window may call."""
 
 
 def has_own_engine() -> bool:
@@ -31,14 +35,16 @@ def activate() -> Origin:
     To be called at the start, and again after a pack was installed, rolled back or removed: later
     child processes use the new one. This process keeps what it has imported.
     """
-    if has_own_engine():
-        return "own"
-    pack = PackStore().current
-    if pack is None or not pack.is_usable:
-        engine.leave_pack()
-        return "none"
-    engine.use_pack(pack.folders)
-    return "pack"
+    with _lock:
+        if has_own_engine():
+            return "own"
+        pack = PackStore().current
+        if pack is None or not pack.is_usable:
+            engine.leave_pack()
+            return "none"
+        if engine.pack_folders() != list(pack.folders):
+            engine.use_pack(pack.folders)
+        return "pack"
 
 
 def _is_of_pack(path: str) -> bool:

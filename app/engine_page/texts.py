@@ -58,7 +58,7 @@ def _device_text(device: DeviceInfo) -> str:
 
 def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
     """Return a device as a window shows it whose engine is a pack: nobody needs pip there."""
-    if origin == "own" or device.usable or not device.remedy.startswith("pip "):
+    if origin == "own" or device.usable or device.remedy.partition(" ")[0] != "pip":
         return device
     if origin == "none":
         return replace(device, reason=tr("It needs an engine, which is not there yet."), remedy="")

@@ -365,10 +365,10 @@ def test_the_engine_is_removed_after_a_question(
     assert PackStore().current is not None
     panel.remove.click()
     qtbot.waitUntil(lambda: PackStore().current is None)
+    qtbot.waitUntil(lambda: pack_folders() == [])
     view = view_of(qtbot, shell)
     qtbot.waitUntil(view.isVisible)
     assert shell.client._host is None
-    assert pack_folders() == []
     shell.models.load()
     assert shell.client._host is None
     assert banner(shell) == "Tiny Chat is loaded as soon as there is an engine."
