@@ -79,6 +79,7 @@ class EngineChoices(QWidget):
         super().__init__(parent)
         self.setAccessibleName(tr("Engines"))
         self.rows: list[EngineChoiceRow] = []
+        self._shown: list[ShownEngine] = []
         self._group: QObject | None = None
         self._layout = QVBoxLayout(self)
         self._layout.setContentsMargins(0, 0, 0, 0)
@@ -90,7 +91,10 @@ class EngineChoices(QWidget):
         return next((row.key for row in self.rows if row.radio.isChecked()), "")
 
     def show_engines(self, engines: Sequence[ShownEngine], key: str) -> None:
-        """Show engines, of which the one with `key` is chosen."""
+        """Show engines, of which the one with `key` is chosen, unless the same are shown."""
+        if list(engines) == self._shown:
+            return
+        self._shown = list(engines)
         had_focus = any(row.radio.hasFocus() for row in self.rows)
         for old in self.rows:
             old.hide()

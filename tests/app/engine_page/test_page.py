@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QFileDialog, QMessageBox
+from PySide6.QtWidgets import QFileDialog, QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.engine_client import EngineState
@@ -110,9 +110,9 @@ def test_the_keyboard_is_enough(qtbot: QtBot, make_shell: MakeShell, pack: PackS
     shell.window.activateWindow()
     qtbot.waitUntil(view.install.hasFocus)
     view.choices.focus_choice()
-    focused = QApplication.focusWidget()
-    qtbot.keyClick(focused, Qt.Key.Key_Down)
-    assert view.choices.key == "cpu"
+    qtbot.waitUntil(view.choices.rows[0].radio.hasFocus)
+    qtbot.keyClick(view.choices.rows[0].radio, Qt.Key.Key_Down)
+    qtbot.waitUntil(lambda: view.choices.key == "cpu")
     view.install.setFocus()
     with qtbot.waitSignal(shell.client.ready):
         qtbot.keyClick(view.install, Qt.Key.Key_Space)
