@@ -31,6 +31,14 @@ ON_BOTH = pytest.mark.parametrize(
     "shell", [ProcessHost, ThreadHost], indirect=True, ids=["process", "thread"]
 )
 
+ON_A_PROCESS = pytest.mark.parametrize(
+    "shell",
+    [ProcessHost, pytest.param(ThreadHost, marks=pytest.mark.slow)],
+    indirect=True,
+    ids=["process", "thread"],
+)
+"""Mark of tests in which only the process can leave something behind."""
+
 
 @pytest.fixture
 def shell(request: pytest.FixtureRequest, qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
@@ -99,8 +107,8 @@ def test_the_demo_answers_over_one_and_over_three_ranks_alike(loaded: Shell, qtb
     ("make", "said"),
     [
         (truncated, "truncated"),
-        (text_file, "does not begin with 'GGUF'"),
-        (unknown_architecture, "architecture 'strange'"),
+        pytest.param(text_file, "does not begin with 'GGUF'", marks=pytest.mark.slow),
+        pytest.param(unknown_architecture, "architecture 'strange'", marks=pytest.mark.slow),
         (missing_shard, "cannot be found"),
         (lambda folder: folder / "gone.gguf", "There is no file"),
     ],
@@ -155,7 +163,7 @@ def test_closing_while_it_answers_leaves_nothing_behind(loaded: Shell, qtbot: Qt
     assert loaded.client.state is EngineState.CLOSED
 
 
-@ON_BOTH
+@ON_A_PROCESS
 def test_closing_in_the_middle_of_a_load_leaves_nothing_behind(
     shell: Shell, qtbot: QtBot, tmp_path: Path
 ) -> None:

@@ -79,7 +79,10 @@ def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
 
 
 @with_signals
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow), signal.SIGSTOP],
+)
 def test_one_click_goes_on_with_the_answer_as_if_nothing_had_been(
     shell: Shell, qtbot: QtBot, number: signal.Signals
 ) -> None:

@@ -127,7 +127,11 @@ def test_ranks_whose_kernels_meet_no_more_say_so(
         assert model.runtime.token_source is None
 
 
-@pytest.mark.parametrize("error", [EngineError("There is no pinned memory."), NotRepeatable("no")])
+@pytest.mark.parametrize(
+    "error",
+    [EngineError("There is no pinned memory."),
+     pytest.param(NotRepeatable("no"), marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_tokens_drawn_by_the_host_are_told_until_the_device_draws_them(
     path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -239,7 +243,7 @@ def test_a_host_tells_each_change_before_the_answer_ends(
     assert host.close()
 
 
-@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("writes", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_steps_without_a_kernel_are_told(
     path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
 ) -> None:

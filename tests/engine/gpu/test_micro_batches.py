@@ -53,7 +53,9 @@ def batches(model: Model) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(("split_mode", "n_layer"), [("tensor", 1), ("layer", 2)])
+@pytest.mark.parametrize(
+    ("split_mode", "n_layer"), [("tensor", 1), pytest.param("layer", 2, marks=pytest.mark.slow)]
+)
 def test_halves_give_what_a_whole_batch_gives(
     tmp_path: Path, turns: list[Turns], split_mode: str, n_layer: int
 ) -> None:

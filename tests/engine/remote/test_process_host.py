@@ -120,7 +120,9 @@ def pid_of(host: ProcessHost) -> int:
     [
         (signal.SIGKILL, "was killed (SIGKILL)"),
         (signal.SIGSEGV, "crashed at an invalid memory address (SIGSEGV)"),
-        (signal.SIGABRT, "gave up after an internal error (SIGABRT)"),
+        pytest.param(
+            signal.SIGABRT, "gave up after an internal error (SIGABRT)", marks=pytest.mark.slow
+        ),
         (signal.SIGSTOP, "was stopped by another program"),
     ],
     ids=["kill", "segv", "abort", "stop"],
@@ -168,7 +170,7 @@ def test_a_death_while_idle_is_told_too_and_only_a_command_starts_another(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no such signals")
-@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_what_a_terminal_sends_to_all_processes_leaves_the_engine_to_the_window(
     office: Office, path: str, name: str
 ) -> None:
@@ -236,9 +238,13 @@ def test_a_program_that_is_not_there_is_a_sentence() -> None:
     ("error", "said"),
     [
         (OSError(errno.ENOMEM, "no memory"), "cannot allocate memory"),
-        (OSError(errno.EAGAIN, "too many processes"), "resource temporarily unavailable"),
+        pytest.param(
+            OSError(errno.EAGAIN, "too many processes"),
+            "resource temporarily unavailable",
+            marks=pytest.mark.slow,
+        ),  # fmt: skip
         (MemoryError(), "cannot allocate memory"),
-        (OSError("strange"), "strange"),
+        pytest.param(OSError("strange"), "strange", marks=pytest.mark.slow),
     ],
     ids=["memory", "processes", "python's memory", "other"],
 )
