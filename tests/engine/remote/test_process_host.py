@@ -242,7 +242,7 @@ def test_a_program_that_is_not_there_is_a_sentence() -> None:
             OSError(errno.EAGAIN, "too many processes"),
             "resource temporarily unavailable",
             marks=pytest.mark.slow,
-        ),  # fmt: skip
+        ),
         (MemoryError(), "cannot allocate memory"),
         pytest.param(OSError("strange"), "strange", marks=pytest.mark.slow),
     ],
