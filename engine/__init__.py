@@ -19,9 +19,11 @@ if TYPE_CHECKING:
         SAMPLERS,
         SPLIT_MODES,
         ControlVector,
+        KVTypes,
         LoadParams,
         PeerMode,
         SamplingParams,
+        kv_types,
     )
     from engine.devices.builds import TorchKind, suitable_torch
     from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
@@ -240,6 +242,7 @@ __all__ = [
     "HostEvent",
     "Inspection",
     "InvalidGGUF",
+    "KVTypes",
     "KernelTuning",
     "LimitedChild",
     "Link",
@@ -343,6 +346,7 @@ __all__ = [
     "json_escaped",
     "known_facts",
     "known_links",
+    "kv_types",
     "last_result",
     "leave_pack",
     "link_problems",
@@ -392,7 +396,7 @@ _HOME = {
     "measuring.benchmark": ("BenchResult", "BenchTest"),
     "config": (
         "KV_TYPES", "PEER_MODES", "ROPE_SCALINGS", "SAMPLERS", "SPLIT_MODES", "ControlVector",
-        "LoadParams", "PeerMode", "SamplingParams",
+        "KVTypes", "LoadParams", "PeerMode", "SamplingParams", "kv_types",
     ),
     "devices.builds": ("TorchKind", "suitable_torch"),
     "devices.catalog": ("cuda_status", "hidden_gpus", "list_devices"),

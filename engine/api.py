@@ -87,7 +87,8 @@ def load_model(
             whole blocks to groups of ranks and cuts them inside.
         overrides: pairs of a regular expression on tensor names and a device, or a rank such as
             "#0"; matching parts go there whole.
-        kv_type: type of stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        kv_type: type of stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0"; or two with
+            a slash between, such as "q8_0/q4_0": that of keys and that of values.
         cpu_threads: number of threads of all CPU ranks; None is one per physical core.
         n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 on GPUs with the
             memory, else 512.

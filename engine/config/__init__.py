@@ -5,9 +5,9 @@ validation reads them, and a settings panel is built from them. Imports neither 
 """
 
 from engine.config.fields import validate_fields
+from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
 from engine.config.load import (
     DEFAULT_CONTEXT,
-    KV_TYPES,
     PEER_MODES,
     ROPE_SCALINGS,
     SPLIT_MODES,
@@ -27,10 +27,12 @@ __all__ = [
     "SAMPLERS",
     "SPLIT_MODES",
     "ControlVector",
+    "KVTypes",
     "LoadParams",
     "Overflow",
     "PeerMode",
     "SamplingParams",
     "default_groups",
+    "kv_types",
     "validate_fields",
 ]

@@ -9,10 +9,8 @@ from math import isfinite
 from typing import Literal
 
 from engine.config.fields import rejected
+from engine.config.kv_types import KV_TYPES, kv_types
 from engine.errors import EngineError
-
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-"""Types in which keys and values can be stored."""
 
 SPLIT_MODES = ("tensor", "layer", "groups")
 """Ways to split a model over ranks, see `LoadParams.split_mode`."""
@@ -78,7 +76,8 @@ class LoadParams:
         overrides: pairs of a regular expression on tensor names and a device, or a rank such as
             "#0": matching parts go there whole, whatever else is set; later ones win.
         reserve: pairs of a device and the bytes to keep free there.
-        kv_type: type of the stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        kv_type: type of the stored keys and values, one of `KV_TYPES`; or two with a slash between,
+            such as "q8_0/q4_0": that of keys and that of values.
         cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
         n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 if GPUs compute
             all and have the memory, else 512.
@@ -122,7 +121,7 @@ class LoadParams:
     def __post_init__(self) -> None:
         if not self.devices:
             raise EngineError("No device was chosen.", "Switch at least one device on.")
-        _one_of("kv_type", self.kv_type, KV_TYPES)
+        object.__setattr__(self, "kv_type", _kv_type(self.kv_type))
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
         _one_of("p2p", self.p2p, PEER_MODES)
         _one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
@@ -181,6 +180,16 @@ def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
     if len(runs) > 1:
         return tuple(runs)
     return (2,) * (len(devices) // 2) + (1,) * (len(devices) % 2)
+
+
+def _kv_type(value: object) -> str:
+    """Return a KV type as it is always written: one type where both are the same."""
+    try:
+        return str(kv_types(value if isinstance(value, str) else ""))
+    except ValueError:
+        choices = " or ".join(f"'{choice}'" for choice in KV_TYPES)
+        wanted = f"{choices}, or two of these with a slash between"
+        raise rejected("kv_type", wanted, value) from None
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,28 +12,31 @@ from engine.forward.state import KV_INFO, KVState, RecurrentState
 from engine.gguf.types import row_bytes
 from engine.hardware.host_memory import HostTensor
 from engine.quants.dequantise import dequantise
-from engine.quants.encode import WRITERS, quantise
+from engine.quants.encode import quantise
 from engine.sharding.split import head_groups
 
 if TYPE_CHECKING:
     from engine.forward.state import State
     from engine.sharding.ranges import Ranges
 
-UNIT = 256
-"""Elements at whose multiples values begin behind keys, for aligned accesses."""
+UNIT = 512
+"""Bytes at whose multiples values begin behind keys, for aligned accesses."""
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16
+}  # fmt: skip
+"""Torch type of keys or values, by their type; blocks are bytes."""
 
 
 class LayerCache:
     """Keys and values of one layer on one rank.
 
     Attributes:
-        kv_type: one of `KV_TYPES`; block-quantised types need heads of whole GGML blocks.
+        types: types of keys and of values; block-quantised ones need heads of whole GGML blocks.
         is_shared: whether values are part of the keys, and are held once (MLA).
         k: keys, (n_head_kv of the rank, n_ctx, head_dim_k); for block-quantised types their bytes,
             uint8 (n_head_kv of the rank, n_ctx, bytes of a key).
-        v: values, laid out like `k`; a view of `k` where values are part of keys.
+        v: values, laid out likewise; a view of `k` where values are part of keys.
         head_dim_v: number of elements of a value.
         head_map: row of k and v that each query head uses; None where each row serves the same
             number of neighbouring heads.
@@ -46,24 +49,22 @@ class LayerCache:
     def __init__(
         self, state: KVState, rank: int, n_ctx: int, kv_type: str, device: torch.device
     ) -> None:
-        info = KV_INFO[kv_type]
-        self.kv_type = kv_type
+        self.types = types = state.held_types(kv_type)
         self.is_shared = state.v_in_k
         self.head_dim_v = state.head_dim_v
-        self._blocks = info.number if info.number in WRITERS else None
-        dtype = DTYPES.get(kv_type, torch.uint8)
         width_k, width_v = (
-            size if self._blocks is None else row_bytes(info, size)
-            for size in (state.head_dim_k, state.head_dim_v)
+            row_bytes(KV_INFO[types.k], state.head_dim_k),
+            row_bytes(KV_INFO[types.v], state.head_dim_v),
         )
         n_kv = state.kv_heads.size(rank)
         n_k, n_v = n_kv * n_ctx * width_k, 0 if self.is_shared else n_kv * n_ctx * width_v
         begin = -(-n_k // UNIT) * UNIT if n_v else n_k
-        whole = self._zeros(begin + n_v, dtype, device)
-        self.k = whole[:n_k].view(n_kv, n_ctx, width_k)
-        self.v = (
-            self.k[..., :width_v] if self.is_shared else whole[begin:].view(n_kv, n_ctx, width_v)
-        )
+        whole = self._zeros(begin + n_v, device)
+        self.k = _typed(whole[:n_k], types.k).view(n_kv, n_ctx, -1)
+        if self.is_shared:
+            self.v = self.k[..., : width_v // self.k.element_size()]
+        else:
+            self.v = _typed(whole[begin:], types.v).view(n_kv, n_ctx, -1)
         width = state.head_dim_k + (0 if self.is_shared else state.head_dim_v)
         rows = head_rows(state.heads, state.kv_heads, rank)
         self.head_map = None if rows is None else torch.tensor(rows, device=device)
@@ -89,9 +90,9 @@ class LayerCache:
         v is None where values are part of keys.
         """
         stop = start + k.shape[0]
-        self.k[:, start:stop].copy_(self._stored(k).transpose(0, 1))
+        self.k[:, start:stop].copy_(_stored(k, self.types.k).transpose(0, 1))
         if v is not None:
-            self.v[:, start:stop].copy_(self._stored(v).transpose(0, 1))
+            self.v[:, start:stop].copy_(_stored(v, self.types.v).transpose(0, 1))
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return keys and values at positions `start` to `stop`, in F32.
@@ -99,30 +100,22 @@ class LayerCache:
         Returns:
             Two tensors (`n_row`, stop - start, head_dim).
         """
-        k = self._dequantised(self._fetched(self.k[:, start:stop]))
+        k = _dequantised(self._fetched(self.k[:, start:stop]), self.types.k)
         if self.is_shared:
             v = k[..., : self.head_dim_v]
         else:
-            v = self._dequantised(self._fetched(self.v[:, start:stop]))
+            v = _dequantised(self._fetched(self.v[:, start:stop]), self.types.v)
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
 
-    def _zeros(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory for keys and values, n elements: one piece wastes less of a GPU."""
-        return torch.zeros(n, dtype=dtype, device=device)
+    def _zeros(self, n: int, device: torch.device) -> Tensor:
+        """Allocate memory for keys and values, n bytes: one piece wastes less of a GPU."""
+        return torch.zeros(n, dtype=torch.uint8, device=device)
 
     def _fetched(self, held: Tensor) -> Tensor:
         """Return some positions of k or v on the device that computes attention."""
         return held
-
-    def _stored(self, x: Tensor) -> Tensor:
-        """Return keys or values as the cache holds them: quantised if the KV type is."""
-        return x if self._blocks is None else quantise(x, self._blocks)
-
-    def _dequantised(self, held: Tensor) -> Tensor:
-        """Return what the cache holds as F32 numbers."""
-        return held.float() if self._blocks is None else dequantise(held, self._blocks)
 
 
 class HostLayerCache(LayerCache):
@@ -130,9 +123,9 @@ class HostLayerCache(LayerCache):
 
     is_on_host = True
 
-    def _zeros(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _zeros(self, n: int, device: torch.device) -> Tensor:
         self._device = device
-        self._memory = HostTensor((n,), dtype, device)
+        self._memory = HostTensor((n,), torch.uint8, device)
         return self._memory.value
 
     def _fetched(self, held: Tensor) -> Tensor:
@@ -140,6 +133,21 @@ class HostLayerCache(LayerCache):
         for target, source in zip(copy, held, strict=True):  # a head's positions are contiguous
             target.copy_(source, non_blocking=True)
         return copy
+
+
+def _typed(memory: Tensor, held: str) -> Tensor:
+    """Return bytes as numbers of a type; those of blocks stay bytes."""
+    return memory.view(DTYPES.get(held, torch.uint8))
+
+
+def _stored(x: Tensor, held: str) -> Tensor:
+    """Return keys or values as a cache of a type holds them: quantised if it has blocks."""
+    return x if held in DTYPES else quantise(x, KV_INFO[held].number)
+
+
+def _dequantised(x: Tensor, held: str) -> Tensor:
+    """Return what a cache of a type holds as F32 numbers."""
+    return x.float() if held in DTYPES else dequantise(x, KV_INFO[held].number)
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from gguf.constants import GGMLQuantizationType
 
-from engine.config import KV_TYPES
+from engine.config import KV_TYPES, KVTypes, kv_types
 from engine.errors import EngineError
 from engine.gguf.types import TYPES, TypeInfo, row_bytes
 from engine.sharding.ranges import Ranges
@@ -25,7 +25,7 @@ F32_BYTES = 4
 KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
     {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
 )
-"""GGML type of the rows of keys and values, by KV type."""
+"""GGML type of the rows of keys, or of values, by their type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,16 @@ class KVState:
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
         """Return the bytes of `rank` for a context of `n_ctx` tokens."""
-        info = KV_INFO[kv_type]
-        width = row_bytes(info, self.head_dim_k)
+        types = self.held_types(kv_type)
+        width = row_bytes(KV_INFO[types.k], self.head_dim_k)
         if not self.v_in_k:
-            width += row_bytes(info, self.head_dim_v)
+            width += row_bytes(KV_INFO[types.v], self.head_dim_v)
         return self.kv_heads.size(rank) * n_ctx * width
+
+    def held_types(self, kv_type: str) -> KVTypes:
+        """Return in which types keys and values are held: values in keys have the keys' type."""
+        types = kv_types(kv_type)
+        return KVTypes(types.k, types.k) if self.v_in_k else types
 
     def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
         """Return the working memory of attention of `n_tokens` tokens on `rank`, in F32 elements.
@@ -106,8 +111,11 @@ class KVState:
         Raises:
             EngineError: they are not; it says which type to choose.
         """
-        info = KV_INFO[kv_type]
-        for noun, size in (("keys", self.head_dim_k), ("values", self.head_dim_v)):
+        types = self.held_types(kv_type)
+        for noun, held, size in (
+            ("keys", types.k, self.head_dim_k), ("values", types.v, self.head_dim_v)
+        ):  # fmt: skip
+            info = KV_INFO[held]
             if size % info.block_size:
                 raise EngineError(
                     f"This model's {noun} have {size} elements, but a KV cache in {info.name} "

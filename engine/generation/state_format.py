@@ -2,7 +2,7 @@
 
 The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes
 one after another, all little-endian. Tensors are as a single rank would have them: `tokens` (I32);
-for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the type
+for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the types
 of the cache, blocks as bytes; for each recurrent layer its tensors in F32 with all units in order,
 and as `N.saved.…` the saved ones, to which it can go back. N counts the layers that have a state.
 
@@ -90,12 +90,14 @@ def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[E
     """Return the tensors that a file of `contents` has for a model with `states`, in order."""
     found = [Entry("tokens", "I32", (len(contents.ids),), 4)]
     n_positions = len(contents.ids) - contents.start
-    dtype, size = DTYPES.get(kv_type, BLOCKS)
     for index, state in enumerate(states):
         if isinstance(state, KVState):
-            dims = {"k": state.head_dim_k, "v": state.head_dim_v}
+            types = state.held_types(kv_type)
+            rows_of = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
             for tensor, (cut,) in state.cuts().items():
-                width = row_bytes(KV_INFO[kv_type], dims[tensor]) // size
+                held, dim = rows_of[tensor]
+                dtype, size = DTYPES.get(held, BLOCKS)
+                width = row_bytes(KV_INFO[held], dim) // size
                 name, rows = f"{index}.{tensor}", (cut.total, n_positions, width)
                 found.append(Entry(name, dtype, rows, size, index, tensor, has_positions=True))
             continue
@@ -185,7 +187,7 @@ class StateHeader:
         """
         if self._about.get("version") != VERSION:
             raise self.broken("another version of Tandem made it")
-        kv_type = str(self._about.get("kv_type"))[:10]
+        kv_type = str(self._about.get("kv_type"))[:20]
         for key, problem, hint in (
             ("model", f"is of another model than {name}", "Load the model that it was saved with."),
             (

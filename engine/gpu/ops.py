@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu import attention, elementwise, recurrent, rope, routing
+from engine.gpu import attention, elementwise, kv_write, recurrent, rope, routing
 from engine.gpu.launch.graph import refuse_capture
 from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
@@ -246,7 +246,7 @@ class GpuOps(CompositeOps):
         return super().ropes(xs, cos, sin, style) if turned is None else turned
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
-        if not attention.write(cache, k, v, self._position):
+        if not kv_write.write(cache, k, v, self._position):
             self._miss("writes such a cache")
             refuse_capture("no kernel writes such a cache")
             REFERENCE.write_cache(cache, k, v, start)

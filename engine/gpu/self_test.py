@@ -19,7 +19,7 @@ from engine.errors import EngineError
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import KVState
-from engine.gpu import attention, elementwise
+from engine.gpu import attention, elementwise, kv_write
 from engine.gpu.launch.graph import capture
 from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.loading.pack import pack
@@ -98,7 +98,7 @@ def _attention(device: torch.device) -> None:
     for start, n in ((0, N_PAST), (N_PAST, 1)):
         q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
         position = torch.tensor([start], device=device)
-        if not attention.write(cache, k, v, position):
+        if not kv_write.write(cache, k, v, position):
             raise EngineError("no kernel writes the KV cache")
         y = attention.attention(q, cache, position, scores)
         _compare("attention", y, attend(q, cache, start, scores, None, None))

@@ -77,7 +77,7 @@ class Plan:
         devices: one entry per rank, in rank order.
         split_mode: one of `SPLIT_MODES`.
         n_ctx: context that the KV cache is made for, in tokens.
-        kv_type: element type of the KV cache.
+        kv_type: KV type, see `LoadParams.kv_type`; one type where values are part of keys.
         file_bytes: bytes of the file that all ranks together read.
         warnings: sentences for the user.
         reserve: (device, bytes) that have to stay free.
@@ -200,9 +200,9 @@ def make_plan(
     Raises:
         EngineError: the KV type does not fit the heads.
     """
-    for state in declaration.states:
-        if isinstance(state, KVState):
-            state.check_type(params.kv_type)
+    caches = [state for state in declaration.states if isinstance(state, KVState)]
+    for state in caches:
+        state.check_type(params.kv_type)
 
     def sizes(storages: Sequence[str]) -> list[RankSize]:
         return [
@@ -210,9 +210,23 @@ def make_plan(
             for rank, storage in enumerate(storages)
         ]
 
-    return choose_plan(
+    plan = choose_plan(
         params, declaration.hp, declaration.devices, declaration.shares, sizes, free_bytes
     )
+    return with_held_types(plan, caches)
+
+
+def with_held_types(plan: Plan, caches: Iterable[KVState]) -> Plan:
+    """Return a plan with the KV type in which all `caches` are held, if that is another one."""
+    held = {str(state.held_types(plan.kv_type)) for state in caches}
+    if len(held) != 1 or plan.kv_type in held:
+        return plan
+    (kv_type,) = held
+    warning = (
+        f"This model's values are part of its keys, so all of its KV cache is {kv_type}, the type "
+        "of keys; that of values has no effect."
+    )
+    return replace(plan, kv_type=kv_type, warnings=(*plan.warnings, warning))
 
 
 def choose_plan(

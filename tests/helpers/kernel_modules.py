@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
+from engine.config import kv_types
 from engine.cpu.kernels import (  # fmt: skip
     activation,
     attention,
@@ -68,7 +69,13 @@ MODULES: Mapping[str, Writer] = {
     **_for_types("rows", lambda m, isa, kind: dequantise.build(m, isa, LAYOUTS[kind])),
     **_for_types("pack", lambda m, _, kind: pack.build(m, kind)),
     **_for_kinds("plain", float_gemv.build, "f32", "f16", "bf16"),
-    **_for_kinds("attention", attention.build, "f16", "q8_0", "q4_0"),
+    **_for_kinds(
+        "attention",
+        lambda m, isa, kind: attention.build(m, isa, kv_types(kind)),
+        "f16",
+        "q8_0",
+        "q4_0",
+    ),
     **_for_kinds("store", cache_write.build, "f16", "q8_0", "q4_0"),
     "panels": lambda isa: lambda module: panels.build(module, isa),
     "wide-panels": lambda isa: lambda module: panels.build(module, isa, 2),

@@ -37,7 +37,7 @@ def questions(draw: st.DrawFn, path: str) -> Question:
         split_mode=draw(st.sampled_from(SPLIT_MODES)),
         n_ctx=draw(st.none() | st.integers(1, 9000)),
         overrides=tuple(draw(st.lists(st.sampled_from(OVERRIDES), max_size=2))),
-        kv_type=draw(st.sampled_from(KV_TYPES)),
+        kv_type=draw(st.sampled_from([*KV_TYPES, "q8_0/q4_0", "f16/f32"])),
         n_batch=draw(st.sampled_from([None, None, 512, 7])),
         n_cpu_blocks=draw(st.sampled_from([0, 0, 1])),
         n_cpu_moe=draw(st.sampled_from([0, 0, 0, 1])),

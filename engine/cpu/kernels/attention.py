@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from engine.config import KVTypes
 from engine.cpu.kernels import maths
 from engine.cpu.kernels.attention_tile import (  # fmt: skip
     BLOCK,
@@ -69,10 +70,10 @@ def work_bytes(n_heads: int, head_dim_v: int, n_positions: int) -> int:
     return -(-n_positions // PIECE) * n_heads * row
 
 
-def build(module: ir.Module, isa: Isa, kv_type: str) -> None:
-    """Write `attend(team, *ARGUMENTS)` for a type of the cache."""
+def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
+    """Write `attend(team, *ARGUMENTS)` for the types of the cache."""
     add_run(module)
-    add_parts(module, isa, kv_type)
+    add_parts(module, isa, types)
     with piece(module, "attend", INNER) as (code, given, index):
         _emit_piece(code, given, index)
     _add_head(module)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
+from engine.config import KVTypes
 from engine.cpu.kernels import maths
 from engine.cpu.kernels.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.cpu.kernels.isa import Isa
@@ -39,11 +40,11 @@ STATE_BYTES = 64
 MINUS_INFINITY = float("-inf")
 
 
-def add_parts(module: ir.Module, isa: Isa, kv_type: str) -> None:
+def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     """Write `scores`, `online_softmax` and `weighted_sum`: see the functions below."""
     for size in sizes(isa):
-        _add_dots(module, isa, kv_type, size)
-        _add_weighted_sum(module, isa, kv_type, size)
+        _add_dots(module, isa, types.k, size)
+        _add_weighted_sum(module, isa, types.v, size)
     _add_scores(module, isa)
     _add_online_softmax(module)
     code, (n, weights, *others, row, row_bytes, is_first) = function(module, "weighted_sum", 12)
@@ -101,14 +102,14 @@ def _n_sums(isa: Isa) -> int:
     return sizes(isa)[0] ** 2
 
 
-def _add_dots(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
+def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     """Write `dots_m(q, head_dim, k, stride, last, out)`: q·k for m heads and adjacent positions.
 
     Positions after the `last` are not read; their results in `out` mean nothing.
     """
     code, (q, dim, k, stride, last, out) = function(module, f"dots_{size}", 6)
     code.builder.function.linkage = "internal"
-    codec = CODECS[kv_type](code, isa)
+    codec = CODECS[type_k](code, isa)
     n_positions = _n_sums(isa) // size
     rows = [k + code.min_signed(code.number(n), last) * stride for n in range(n_positions)]
     zero = code.constant(FLOATS, 0.0)
@@ -203,7 +204,7 @@ def _add_online_softmax(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_weighted_sum(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
+def _add_weighted_sum(module: ir.Module, isa: Isa, type_v: str, size: int) -> None:
     """Write `weighted_sum_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, …)`.
 
     The last arguments are `row, row_bytes, is_first`. Rescales the sums of m heads by the factors
@@ -217,7 +218,7 @@ def _add_weighted_sum(module: ir.Module, isa: Isa, kv_type: str, size: int) -> N
     )
     state = row + offset
     code.builder.function.linkage = "internal"
-    codec = CODECS[kv_type](code, isa)
+    codec = CODECS[type_v](code, isa)
     fresh = is_first.differs(0)
 
     def columns(start: Value, n_units: int, left: Value | None = None) -> None:

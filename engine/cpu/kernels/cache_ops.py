@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.config import KVTypes
 from engine.cpu.kernels import attention, cache_write, jit
 from engine.cpu.kernels.cache_codec import CODECS
 from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
@@ -39,19 +40,29 @@ DTYPES = {
     "f32": F32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
-"""Torch type that holds each type of the cache."""
+"""Torch type that holds each type of keys and values."""
 
 
 @cache
-def _kernels(isa_name: str, kv_type: str) -> tuple[BoundKernel, BoundKernel]:
-    """Compile the write and attention for an instruction set and a type of the cache."""
-    isa = next(isa for isa in supported() if isa.name == isa_name)
-    found = []
-    for name, module in (("store", cache_write), ("attend", attention)):
-        build = partial(module.build, isa=isa, kv_type=kv_type)
-        address = jit.addresses_by_source(f"{name}-{kv_type}", isa, [name], build)[name]
-        found.append(bind_both(address, len(module.ARGUMENTS)))
-    return found[0], found[1]
+def _store(isa_name: str, kind: str) -> BoundKernel:
+    """Compile the write of keys or values of a type for an instruction set."""
+    isa = _isa(isa_name)
+    build = partial(cache_write.build, isa=isa, kind=kind)
+    address = jit.addresses_by_source(f"store-{kind}", isa, ["store"], build)["store"]
+    return bind_both(address, len(cache_write.ARGUMENTS))
+
+
+@cache
+def _attend(isa_name: str, types: KVTypes) -> BoundKernel:
+    """Compile attention over a cache of some types for an instruction set."""
+    isa, name = _isa(isa_name), "-".join(("attend", *types))
+    build = partial(attention.build, isa=isa, types=types)
+    address = jit.addresses_by_source(name, isa, ["attend"], build)["attend"]
+    return bind_both(address, len(attention.ARGUMENTS))
+
+
+def _isa(name: str) -> Isa:
+    return next(isa for isa in supported() if isa.name == name)
 
 
 class CacheTensor:
@@ -64,19 +75,19 @@ class CacheTensor:
         fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
     """
 
-    def __init__(self, held: Tensor, kv_type: str) -> None:
-        kind, size = CODECS[kv_type], held.element_size()
+    def __init__(self, held: Tensor, kind: str) -> None:
+        codec, size = CODECS[kind], held.element_size()
         head_stride, stride, step = held.stride()
         self.n_kv, self.n_ctx, width = held.shape
         has_blocks = held.dtype == torch.uint8
-        self.head_dim = width // kind.n_bytes * kind.width if has_blocks else width
+        self.head_dim = width // codec.n_bytes * codec.width if has_blocks else width
         self.address = held.data_ptr()
         self.stride, self.head_stride = stride * size, head_stride * size
         self.fits = (
             held.is_cpu
-            and held.dtype == DTYPES[kv_type]
+            and held.dtype == DTYPES[kind]
             and step == 1
-            and not (has_blocks and width % kind.n_bytes)
+            and not (has_blocks and width % codec.n_bytes)
         )
 
 
@@ -86,16 +97,17 @@ class CacheLayer:
     Attributes:
         k, v: keys and values.
         is_served: whether the kernels can read both.
-        store, attend: the kernels for the cache's type.
+        store_k, store_v, attend: the kernels for the cache's types.
         heads: groups of query heads, by the number of query heads; None where they do not fit.
     """
 
     def __init__(self, held: LayerCache, isa_name: str) -> None:
         self._tensors = held.k, held.v
         self._head_map = None if held.head_map is None else held.head_map.tolist()
-        self.k, self.v = CacheTensor(held.k, held.kv_type), CacheTensor(held.v, held.kv_type)
+        self.k, self.v = CacheTensor(held.k, held.types.k), CacheTensor(held.v, held.types.v)
         self.is_served = self.k.fits and self.v.fits
-        self.store, self.attend = _kernels(isa_name, held.kv_type)
+        self.store_k, self.store_v = (_store(isa_name, kind) for kind in held.types)
+        self.attend = _attend(isa_name, held.types)
         self.heads: dict[int, QueryGroups | None] = {}
 
     def is_of(self, held: LayerCache) -> bool:
@@ -185,13 +197,13 @@ class CacheOps:
         if not layer.is_served or first is None or second is None:
             return False
         self._position_word[0] = start
-        run = layer.store.with_gil
-        if k.numel() > SHORT_CALL:
+        is_short = k.numel() <= SHORT_CALL
+        if not is_short:
             self._team.wake()
-            run = layer.store.without_gil
-        run(self._address, *first, self._position_address)
-        if second:
-            run(self._address, *second, self._position_address)
+        for kernel, given in ((layer.store_k, first), (layer.store_v, second)):
+            if given:
+                run = kernel.with_gil if is_short else kernel.without_gil
+                run(self._address, *given, self._position_address)
         return True
 
     def attention(

@@ -19,10 +19,10 @@ address of position 0 and head 0 in the cache, `position` the address of the fir
 For block types, n is a multiple of 32."""
 
 
-def build(module: ir.Module, isa: Isa, kv_type: str) -> None:
-    """Write `store(team, *ARGUMENTS)` for a type of the cache."""
+def build(module: ir.Module, isa: Isa, kind: str) -> None:
+    """Write `store(team, *ARGUMENTS)` for a type of keys or of values."""
     add_run(module)
-    _add_row(module, isa, kv_type)
+    _add_row(module, isa, kind)
     with piece(module, "store", ARGUMENTS) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
         stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
@@ -40,11 +40,11 @@ def _n_pieces(code: Code, given: Named) -> Value:
     return ceil_div(given["n_tokens"], per_piece)
 
 
-def _add_row(module: ir.Module, isa: Isa, kv_type: str) -> None:
+def _add_row(module: ir.Module, isa: Isa, kind: str) -> None:
     """Write `row(x, n, cells)`: stores one head of one token."""
     code, (x, n, place) = function(module, "row", 3)
     code.builder.function.linkage = "internal"
-    codec = CODECS[kv_type](code, isa)
+    codec = CODECS[kind](code, isa)
     n_units = n // codec.width
     with code.loop(code.number(0), n_units) as unit:
         at = x + unit * (4 * codec.width)

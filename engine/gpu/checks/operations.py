@@ -68,11 +68,11 @@ def new_attention(
     finally:
         _clear(cache, stop)
     pairs = [Pair(y, z, OF_SEVERAL)]
-    for new, held in zip((k, v), cells, strict=True):
+    for new, held, kind in zip((k, v), cells, cache.types, strict=True):
         if new is not None:
             heads = new.transpose(0, 1)
             heads = heads if cache.head_map is None else heads[cache.head_map]
-            pairs.append(Pair(held, heads, KV_BARS[cache.kv_type]))
+            pairs.append(Pair(held, heads, KV_BARS[kind]))
     return pairs
 
 

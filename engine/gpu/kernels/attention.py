@@ -2,7 +2,8 @@
 
 Rows of a program are query heads of tokens that share a head of keys and values, so that these are
 read once for all of them. F32 operands are split into sums of two shorter numbers, for which there
-are tensor cores: OPERAND is "f16" or "bf16", whichever holds the cache's numbers exactly, or "f32".
+are tensor cores: OPERAND is "f16" or "bf16", whichever holds the cache's numbers exactly, or "f32";
+keys and values may have different ones, as they may have different types.
 Blocks are multiplied without their scales, as F16. Weights are 2 to the power of scores.
 """
 
@@ -191,10 +192,10 @@ def means(
 @triton.jit
 def attended(
     q, there, position, first, slope, scale, softcap, k, v, row, n_ctx, start, stop,
-    TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, IN_F32: tl.constexpr,
-    DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr,
-    SIZE_V: tl.constexpr, KEYS: tl.constexpr, HOLDS_Q: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
+    TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, OPERAND_K: tl.constexpr, OPERAND_V: tl.constexpr,
+    PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
+    WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, KEYS: tl.constexpr,
+    HOLDS_Q: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of rows of queries over those keys from start to stop that they see.
 
@@ -211,11 +212,11 @@ def attended(
         The greatest score less headroom (ROWS,), the sum of all weights relative to it (ROWS,), and
         for each part of a value the sum of values so weighted, (ROWS, SIZE_V).
     """
-    headroom: tl.constexpr = HEADROOM_OF_BLOCKS if has_blocks(TYPE) else HEADROOM
-    k, v = units(k, TYPE), units(v, TYPE)
-    power, inverse = powers(q, there, OPERAND, DIM_K, SIZE_K)
+    headroom: tl.constexpr = HEADROOM_OF_BLOCKS if has_blocks(TYPE_V) else HEADROOM
+    k, v = units(k, TYPE_K), units(v, TYPE_V)
+    power, inverse = powers(q, there, OPERAND_K, DIM_K, SIZE_K)
     factor = inverse * (scale / softcap if HAS_SOFTCAP else scale * LOG2E)
-    highs, lows = held_queries(q, there, power, TYPE, OPERAND, DIM_K, SIZE_K, HOLDS_Q)
+    highs, lows = held_queries(q, there, power, TYPE_K, OPERAND_K, DIM_K, SIZE_K, HOLDS_Q)
     top = tl.full((q.shape[0],), LOWEST, tl.float32)
     weight = tl.zeros((q.shape[0],), tl.float32)
     sums = ()
@@ -226,9 +227,9 @@ def attended(
         key = tile + at
         inside = key < stop
         cell = row * n_ctx + tile
-        k_rows = k + cell * n_units(TYPE, DIM_K) + at * n_units(TYPE, DIM_K)
-        s = products(q, there, power, highs, lows, k_rows, inside, TYPE, OPERAND, PRECISION, IN_F32,
-                     DIM_K, SIZE_K, HOLDS_Q)  # fmt: skip
+        k_rows = k + cell * n_units(TYPE_K, DIM_K) + at * n_units(TYPE_K, DIM_K)
+        s = products(q, there, power, highs, lows, k_rows, inside, TYPE_K, OPERAND_K, PRECISION,
+                     IN_F32, DIM_K, SIZE_K, HOLDS_Q)  # fmt: skip
         s *= factor[:, None]
         if HAS_SOFTCAP:
             s = (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E)) + 1.0)) * (softcap * LOG2E)
@@ -241,8 +242,9 @@ def attended(
         s = tl.exp2(s - new[:, None])
         top = new
         weight = weight * kept + tl.sum(s, 1)
-        v_rows = v + cell * n_units(TYPE, WIDTH_V) + at * n_units(TYPE, WIDTH_V)
-        sums = means(s, kept, sums, v_rows, inside, TYPE, OPERAND, PRECISION, IN_F32, DIM_V, SIZE_V)
+        v_rows = v + cell * n_units(TYPE_V, WIDTH_V) + at * n_units(TYPE_V, WIDTH_V)
+        sums = means(s, kept, sums, v_rows, inside, TYPE_V, OPERAND_V, PRECISION, IN_F32, DIM_V,
+                     SIZE_V)  # fmt: skip
     return top, weight, sums
 
 
@@ -256,11 +258,12 @@ def attend(
     q, q_token, q_head, new_k, k_token, k_head, new_v, v_token, v_head, k, v, past, head_map,
     slopes, sinks, out, tops, sums, n_tokens, n_head, group, n_ctx, scale, softcap, window, chunk,
     small, n_small, large, n_slot, n_split,
-    TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, IN_F32: tl.constexpr,
-    DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr,
-    SIZE_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, HOLDS_Q: tl.constexpr,
-    IS_MAPPED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, TOKENS: tl.constexpr, HAS_NEW_V: tl.constexpr, NEW: tl.constexpr,
+    TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, OPERAND_K: tl.constexpr, OPERAND_V: tl.constexpr,
+    PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
+    WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, HOLDS_Q: tl.constexpr, IS_MAPPED: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_NEW_V: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
     """Compute causal attention of some rows over the whole cache, or over every n_split-th piece.
 
@@ -273,8 +276,8 @@ def attend(
         new_k, new_v: F32 (n_tokens, heads, DIM_K or DIM_V), likewise: keys, and values if
             HAS_NEW_V, of these tokens, if they are not in the cache yet. A program first writes
             those of the pieces that it reads; other programs may write the same.
-        k: cached keys, (heads, n_ctx, DIM_K elements of TYPE); blocks as bytes.
-        v: cached values, (heads, n_ctx, DIM_V elements of TYPE), rows WIDTH_V elements apart.
+        k: cached keys, (heads, n_ctx, DIM_K elements of TYPE_K); blocks as bytes.
+        v: cached values, (heads, n_ctx, DIM_V elements of TYPE_V), rows WIDTH_V elements apart.
         past: number of tokens in the cache before, an integer in device memory.
         head_map: the head of k and v that each query head uses, (n_head,), if IS_MAPPED; then
             group is 1. Else `group` neighbours use the same.
@@ -307,10 +310,10 @@ def attend(
         row = tl.load(head_map + row).to(tl.int64)
     if TOKENS:
         _write(new_k, k_token, k_head, k, n_past, stop, row, n_ctx, begin, n_split, small, n_small,
-               large, TYPE, DIM_K, DIM_K, TOKENS, NEW)  # fmt: skip
+               large, TYPE_K, DIM_K, DIM_K, TOKENS, NEW)  # fmt: skip
         if HAS_NEW_V:
             _write(new_v, v_token, v_head, v, n_past, stop, row, n_ctx, begin, n_split, small,
-                   n_small, large, TYPE, DIM_V, WIDTH_V, TOKENS, NEW)  # fmt: skip
+                   n_small, large, TYPE_V, DIM_V, WIDTH_V, TOKENS, NEW)  # fmt: skip
         tl.debug_barrier()  # makes the new keys and values visible to all threads of the program
     slope = tl.zeros((ROWS,), tl.float32)
     if HAS_SLOPES:
@@ -322,8 +325,8 @@ def attend(
         top, weight, found = attended(
             q_rows, there, position, first, slope, scale, softcap, k, v, row, n_ctx, start,
             tl.minimum(start_of(piece + 1, small, n_small, large), stop),
-            TYPE, OPERAND, PRECISION, IN_F32, DIM_K, DIM_V, WIDTH_V, SIZE_K, SIZE_V, KEYS, HOLDS_Q,
-            HAS_SOFTCAP, HAS_SLOPES,
+            TYPE_K, TYPE_V, OPERAND_K, OPERAND_V, PRECISION, IN_F32, DIM_K, DIM_V, WIDTH_V, SIZE_K,
+            SIZE_V, KEYS, HOLDS_Q, HAS_SOFTCAP, HAS_SLOPES,
         )  # fmt: skip
         if n_slot == 0:
             factor = tl.full((ROWS,), 1.0, tl.float32)
@@ -332,13 +335,13 @@ def attend(
                 new = tl.maximum(top, sink - HEADROOM)
                 factor = tl.exp2(top - new)
                 weight = weight * factor + tl.exp2(sink - new)
-            _put(out + line * DIM_V, there, found, factor / weight, TYPE, DIM_V, SIZE_V)
+            _put(out + line * DIM_V, there, found, factor / weight, TYPE_V, DIM_V, SIZE_V)
         else:
             slot = line * n_slot + piece % n_slot
             tl.store(tops + slot, top, mask=there)
             tl.store(tops + n_tokens.to(tl.int64) * n_head * n_slot + slot, weight, mask=there)
             one = tl.full((ROWS,), 1.0, tl.float32)
-            _put(sums + slot * DIM_V, there, found, one, TYPE, DIM_V, SIZE_V)
+            _put(sums + slot * DIM_V, there, found, one, TYPE_V, DIM_V, SIZE_V)
 
 
 @triton.jit

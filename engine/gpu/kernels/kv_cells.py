@@ -1,8 +1,8 @@
 """Device functions that read the KV cache in pieces for `tl.dot`, and the kernel that writes it.
 
-TYPE is a KV type. Rows of "f32", "f16" and "bf16" are contiguous numbers. Those of "q8_0" and
-"q4_0" are GGML blocks of 32 elements: an F16 scale d, then integers q; in Q8_0 signed bytes,
-x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j holds element j (low) and j + 16 (high).
+TYPE is the type of keys or of values. Rows of "f32", "f16" and "bf16" are contiguous numbers. Those
+of "q8_0" and "q4_0" are GGML blocks of 32 elements: an F16 scale d, then integers q; in Q8_0 signed
+bytes, x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j has element j (low) and j + 16 (high).
 Blocks have an even number of bytes, so they are read as 16-bit units.
 """
 
@@ -204,8 +204,9 @@ def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.cons
     do_not_specialize=["k_token", "k_head", "v_token", "v_head", "n_rows", "n_head", "n_ctx"]
 )
 def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, past, n_rows, n_head, n_ctx,
-          TYPE: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr,
-          ROWS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+          TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
+          WIDTH_V: tl.constexpr, ROWS_K: tl.constexpr, ROWS_V: tl.constexpr,
+          SIZE: tl.constexpr):  # fmt: skip
     """Write keys and values of tokens into the cache, from a position in device memory on.
 
     Programs with the second index 0 write keys, those with 1 values. Positions outside of the cache
@@ -213,17 +214,17 @@ def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, past, n_rows
 
     Args:
         k, v: F32 (tokens, n_head, DIM_K or DIM_V), heads contiguous; strides in elements.
-        k_cells, v_cells: the cache, (n_head, n_ctx, DIM_K or WIDTH_V elements of TYPE); blocks as
-            bytes.
+        k_cells, v_cells: the cache, (n_head, n_ctx, DIM_K elements of TYPE_K or WIDTH_V of TYPE_V);
+            blocks as bytes.
         past: position of the first token, an integer in device memory.
         n_rows: tokens * n_head.
-        ROWS: number of heads, or of blocks, for each program.
+        ROWS_K, ROWS_V: number of heads, or of blocks, for each program.
         SIZE: a power of two, at least both dimensions.
     """
     position = tl.load(past).to(tl.int64)
     if tl.program_id(1) == 0:
-        _store(k, k_token, k_head, k_cells, position, n_rows, n_head, n_ctx, TYPE, DIM_K, DIM_K,
-               ROWS, SIZE)  # fmt: skip
+        _store(k, k_token, k_head, k_cells, position, n_rows, n_head, n_ctx, TYPE_K, DIM_K,
+               DIM_K, ROWS_K, SIZE)  # fmt: skip
     else:
-        _store(v, v_token, v_head, v_cells, position, n_rows, n_head, n_ctx, TYPE, DIM_V, WIDTH_V,
-               ROWS, SIZE)  # fmt: skip
+        _store(v, v_token, v_head, v_cells, position, n_rows, n_head, n_ctx, TYPE_V, DIM_V,
+               WIDTH_V, ROWS_V, SIZE)  # fmt: skip

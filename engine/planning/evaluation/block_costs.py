@@ -54,7 +54,7 @@ class Formats(NamedTuple):
 
     Attributes:
         storage: format of the weights, see `DevicePlan.storage`.
-        kv_type: element type of the KV cache.
+        kv_type: KV type, see `LoadParams.kv_type`.
     """
 
     storage: str

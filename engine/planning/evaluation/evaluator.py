@@ -18,7 +18,7 @@ from engine.planning.evaluation.end_costs import EndCost, Ends
 from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, probe_split
 from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
 from engine.planning.footprint import WorkingSizes
-from engine.planning.plan import Plan, RankSize, choose_plan
+from engine.planning.plan import Plan, RankSize, choose_plan, with_held_types
 from engine.planning.rounding import padding_bytes
 from engine.sharding.patterns import wanted_shares
 from engine.sharding.split import cut_model
@@ -95,7 +95,7 @@ class Evaluator:
 
         plan = choose_plan(params, hp, wanted.devices, wanted.shares, sizes, free_bytes)
         chosen = costs[tuple(device.storage for device in plan.devices)]
-        return Evaluation(plan, tally.load(chosen, hp), split)
+        return Evaluation(with_held_types(plan, model.caches), tally.load(chosen, hp), split)
 
     def dims(self, params: LoadParams) -> Sequence[BlockDims]:
         """Return the sizes by which each block is cut.
@@ -131,6 +131,7 @@ class _Model:
         dims: sizes by which each block is cut.
         kinds: kind of each block.
         ends: tensors that belong to no block.
+        caches: one declaration of keys and values of each shape.
     """
 
     def __init__(self, file: GGUFFile, cls: type[CausalLM], hp: HParams) -> None:
@@ -151,7 +152,8 @@ class _Model:
             self.kinds.append(known[same])
         self.ends = Ends(model, [slot for slot in slots if id(slot.owner) not in in_blocks])
         caches = [state for state in model.states() if isinstance(state, KVState)]
-        self._caches = {(s.head_dim_k, s.head_dim_v): s for s in reversed(caches)}
+        unlike = {(s.head_dim_k, s.head_dim_v, s.v_in_k): s for s in reversed(caches)}
+        self.caches = tuple(reversed(unlike.values()))
 
     def check_kv_type(self, kv_type: str) -> None:
         """Check that keys and values are whole quantisation blocks of a KV type.
@@ -159,7 +161,7 @@ class _Model:
         Raises:
             EngineError: they are not.
         """
-        for state in reversed(self._caches.values()):
+        for state in self.caches:
             state.check_type(kv_type)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from engine.config import KVTypes, kv_types
 from engine.devices.types import CPU
 from engine.errors import EngineError
 from engine.forward.state import KV_INFO
@@ -23,6 +24,10 @@ CONTEXT_STEP = 256
 
 LONGEST = 1 << 17
 """Longest context proposed for a model that does not say what it was trained for, in tokens."""
+
+SMALLER_KV_TYPES = ("q8_0", "q8_0/q4_0", "q4_0")
+"""KV types to propose, the largest first; keys have outliers that Q4_0 rounds more (arXiv
+2402.02750)."""
 
 N_TRIES = 12
 """Number of times that shares are corrected before a split counts as impossible."""
@@ -154,11 +159,13 @@ class Fit:
 
     def _smaller_kv_type(self, params: LoadParams) -> Remedy | None:
         """Return the remedy of a KV cache of fewer bits; None if that does not suffice."""
-        bits = _kv_bits(params.kv_type)
-        for kv_type in ("q8_0", "q4_0"):
-            found = replace(params, kv_type=kv_type)
-            if _kv_bits(kv_type) < bits and self.fits(found):
-                return Remedy("kv_type", f"Use a {kv_type} KV cache.", found)
+        before = kv_types(params.kv_type)
+        for kv_type in SMALLER_KV_TYPES:
+            wanted = zip(before, kv_types(kv_type), strict=True)
+            smaller = KVTypes(*(min(pair, key=_kv_bits) for pair in wanted))
+            found = replace(params, kv_type=str(smaller))
+            if smaller != before and self.fits(found):
+                return Remedy("kv_type", f"Use a {smaller} KV cache.", found)
         return None
 
     def _shorter_context(self, params: LoadParams) -> Remedy | None:
@@ -328,8 +335,8 @@ def _last(n: int, is_so: Callable[[int], bool]) -> int:
     return low
 
 
-def _kv_bits(kv_type: str) -> float:
-    info = KV_INFO[kv_type]
+def _kv_bits(kind: str) -> float:
+    info = KV_INFO[kind]
     return 8 * info.type_size / info.block_size
 
 

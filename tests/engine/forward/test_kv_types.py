@@ -11,12 +11,13 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from engine import EngineError, LoadParams, Planner, load_model
-from engine.config import KV_TYPES
+from engine.config import KV_TYPES, kv_types
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
 from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
-from tests.helpers.golden import golden_logits, golden_path, nmse
+from tests.helpers.golden import Case, golden_logits, golden_path, logits_in_steps, nmse
+from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiny_gguf import tiny_gguf
 
 SPLITS = [[1], [1, 1], [3, 1]]
@@ -81,8 +82,21 @@ def test_what_is_read_is_what_was_written(kv_type: str) -> None:
         assert (error <= 1.001 * step * largest).all()
 
 
+@pytest.mark.parametrize("kv_type", MIXED)
+def test_keys_and_values_are_those_of_caches_of_one_type(kv_type: str) -> None:
+    types, numbers = kv_types(kv_type), (rows(9, 64), rows(9, 32))
+    caches = [layer_cache(text, n_ctx=25) for text in (kv_type, types.k, types.v)]
+    for cache in caches:
+        cache.write(*numbers, 3)
+    mixed, of_keys, of_values = caches
+    assert torch.equal(mixed.k, of_keys.k)
+    assert torch.equal(mixed.v, of_values.v)
+    assert torch.equal(mixed.read(0, 25)[0], of_keys.read(0, 25)[0])
+    assert torch.equal(mixed.read(0, 25)[1], of_values.read(0, 25)[1])
+
+
 @pytest.mark.parametrize("split", [*SPLITS, [2, 0, 1]], ids=str)
-@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("kv_type", [*KV_TYPES, "q8_0/q4_0", "q4_0/f32"])
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
 def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, mode: str) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_head_kv=2, n_head=4, head_dim=64)
@@ -92,7 +106,21 @@ def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, 
         held = [rank.context.cache.n_bytes for rank in model.runtime.ranks]
         assert held == [memory.predicted.kv for memory in model.memory()]
         assert held == [memory.measured.kv for memory in model.memory()]
-    assert sum(held) == 3 * 100 * 2 * 2 * 2 * BYTES[kv_type]
+    assert sum(held) == 3 * 100 * 2 * 2 * sum(BYTES[kind] for kind in kv_types(kv_type))
+
+
+def test_where_values_are_part_of_keys_the_type_of_keys_counts() -> None:
+    path, ids = model_path(LATENT), golden_logits(LATENT)[0]
+    with load_model(path, ["cpu"] * 2, kv_type="q8_0", n_ctx=64) as model:
+        expected, predicted = model.logits(ids), [m.predicted.kv for m in model.memory()]
+    with load_model(path, ["cpu"] * 2, kv_type="q8_0/q4_0", n_ctx=64) as model:
+        assert np.array_equal(model.logits(ids), expected)
+        assert [memory.measured.kv for memory in model.memory()] == predicted
+        assert model.plan.kv_type == "q8_0"
+        (warning,) = model.plan.warnings
+    assert "all of its KV cache is q8_0, the type of keys" in warning
+    params = LoadParams(str(path), ("cpu",) * 2, kv_type="q8_0/q4_0", n_ctx=64)
+    assert Planner(path).plan(params).warnings == (warning,)
 
 
 @pytest.mark.parametrize("kv_type", BLOCKS)
@@ -113,6 +141,8 @@ def test_latents_are_held_once(kv_type: str) -> None:
     [  # NMSE of logits and relative change of perplexity: about twice what was measured
         (TRAINED, "q8_0", 2.5e-6, 0.0002),
         (TRAINED, "q4_0", 6e-4, 0.001),
+        (TRAINED, "q8_0/q4_0", 4e-4, 0.004),
+        (TRAINED, "q4_0/f16", 2.5e-4, 0.002),
         (LATENT, "q8_0", 3e-4, 0.015),
         (LATENT, "q4_0", 8e-2, 0.2),
     ],
@@ -120,7 +150,7 @@ def test_latents_are_held_once(kv_type: str) -> None:
 def test_answers_stay_close_to_those_of_an_exact_cache(
     name: str, kv_type: str, error: float, loss: float, split: list[int]
 ) -> None:
-    """Check that a trained model's perplexity on a story changes by less than 0.02 % and 0.1 %.
+    """Check that a trained model's perplexity on a story changes little: by 0.02 % to 0.4 %.
 
     The weights of the other model are random, and its logits more sensitive.
     """
@@ -150,8 +180,24 @@ def nll(logits: Any, ids: list[int]) -> float:
     return -float(p[range(len(ids) - 1), ids[1:]].mean())
 
 
+@pytest.mark.parametrize("kv_type", MIXED)
+def test_kernels_and_ranks_give_the_logits_of_the_reference(
+    kv_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check prompts and single tokens; rounded activations may round a key or value otherwise."""
+    path, ids = model_path(TRAINED), story()[:40]
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, kv_type=kv_type, n_ctx=40) as model:
+        expected = model.logits(ids)
+    monkeypatch.delenv("TANDEM_BACKEND")
+    for split in ([1], [3, 1]):
+        with load_model(path, ["cpu"] * len(split), split, kv_type=kv_type, n_ctx=40) as model:
+            found = logits_in_steps(model, ids, Case(tuple(split), n_decode=8))
+        assert nmse(found, expected) < 1e-3
+
+
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("kv_type", BLOCKS)
+@pytest.mark.parametrize("kv_type", [*BLOCKS, "q8_0/q4_0"])
 def test_tokens_sampled_one_by_one_are_those_of_one_pass(
     tmp_path: Path, kv_type: str, split: list[int]
 ) -> None:
@@ -183,6 +229,24 @@ def test_heads_of_broken_blocks_are_refused(
     with pytest.raises(EngineError, match=sentence) as refused:
         state.check_type(kv_type)
     assert refused.value.hint == "Choose the KV type f16."
+
+
+def test_only_the_type_in_blocks_needs_whole_ones() -> None:
+    one = Ranges(((0, 1),), 1)
+    state = KVState(one, one, 80, 64)
+    state.check_type("f16/q8_0")
+    with pytest.raises(EngineError, match="keys have 80 elements"):
+        state.check_type("q8_0/f16")
+
+
+@pytest.mark.parametrize("text", ["", "q8_0/", "/q8_0", "q8_0/q5_0", "f16/f16/f16", "F16", 8])
+def test_what_is_no_type_is_refused(text: Any) -> None:
+    with pytest.raises(EngineError, match=r"'kv_type' must be 'f32' or .*, or two of these"):
+        LoadParams("m.gguf", kv_type=text)
+
+
+def test_two_types_that_are_the_same_are_one() -> None:
+    assert LoadParams("m.gguf", kv_type="q8_0/q8_0") == LoadParams("m.gguf", kv_type="q8_0")
 
 
 @pytest.mark.parametrize("kv_type", BLOCKS)

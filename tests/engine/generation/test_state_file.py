@@ -80,7 +80,7 @@ def rewrite(
     path.write_bytes(len(text).to_bytes(8, "little") + text + (behind if data is None else data))
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0", "q8_0/q4_0"])
 def test_what_three_ranks_saved_continues_on_one_and_on_two(
     path: Path, tmp_path: Path, kv_type: str
 ) -> None:
@@ -229,6 +229,8 @@ def test_states_of_others_are_refused_with_a_sentence(
     with load_model(path, kv_type="q8_0") as model:
         refused = check_refused(model, saved, "holds keys and values in f16 and not in q8_0")
         assert refused.hint == "Load the model with the KV type f16."
+    with load_model(path, kv_type="f16/q8_0") as model:
+        check_refused(model, saved, "holds keys and values in f16 and not in f16/q8_0")
     steering = write_control_vector(tmp_path / "c.gguf", {1: np.ones(64, np.float32)})
     with load_model(path, control_vectors=[(steering, 1.0)]) as model:
         check_refused(model, saved, "other control vectors")

@@ -20,7 +20,7 @@ from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs
 from engine.forward.ops import Addend
 from engine.forward.state import KVState
 from engine.gguf import GGUFFile
-from engine.gpu import attention, elementwise, recurrent, routing
+from engine.gpu import attention, elementwise, kv_write, recurrent, routing
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.slots import PacketSlot
 from engine.gpu.decode.sampling import DeviceSampler
@@ -141,7 +141,7 @@ def of_attention(is_brief: bool) -> None:
             cache = LayerCache(state, 0, N_CTX, kv_type, META)
             for n in (1, 512) if is_brief else (1, 4, 64, 512):
                 k = _f32(n, n_kv, dim)
-                attention.write(cache, k, k, n_past)
+                kv_write.write(cache, k, k, n_past)
                 q = _f32(n, n_head, dim)
                 for scores in (Scores(0.1), Scores(0.1, window=1024, softcap=50.0)):
                     attention.attention(q, cache, n_past, scores)

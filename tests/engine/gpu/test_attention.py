@@ -10,10 +10,12 @@ from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.gpu import attention as gpu
+from engine.gpu.kv_write import write
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget, use_target
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
+from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import paired
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -61,7 +63,7 @@ def check(
     found = gpu.attention(q, held, past(n_past, str(q.device)), scores, sinks, slopes)
     assert found is not None
     expected = attend(q, held, n_past, scores, sinks, slopes)
-    atol = 2e-4 if held.kv_type == "bf16" else 2e-5  # Triton's interpreter cuts to BF16
+    atol = 2e-4 if "bf16" in held.types else 2e-5  # Triton's interpreter cuts to BF16
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
     return found
 
@@ -81,7 +83,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "tiles_of", tiles_of)
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("kv_type", [*TYPES, *MIXED])
 @pytest.mark.parametrize(("n_tokens", "n_past"), [(1, 0), (2, 61), (20, 40)])
 @pytest.mark.usefixtures("small_tiles")
 def test_each_type_of_the_cache(kv_type: str, n_tokens: int, n_past: int, device: str) -> None:
@@ -183,7 +185,13 @@ def test_bits_do_not_depend_on_other_tokens(kv_type: str, device: str) -> None:
             assert torch.equal(together[token], alone[0])
 
 
-@pytest.mark.parametrize(("kv_type", "lengths"), paired(list(TYPES), [(1, 33), (8, 27), (9, 0)]))
+@pytest.mark.parametrize(
+    ("kv_type", "lengths"),
+    [
+        *paired(list(TYPES), [(1, 33), (8, 27), (9, 0)]),
+        ("q4_0/f16", (1, 33)), ("f32/q8_0", (8, 27)), ("q8_0/q4_0", (9, 0)),
+    ],
+)  # fmt: skip
 @pytest.mark.usefixtures("small_tiles")
 def test_new_keys_and_values_are_written_first(
     kv_type: str, lengths: tuple[int, int], device: str
@@ -196,7 +204,7 @@ def test_new_keys_and_values_are_written_first(
         both = [layer(kv_type, 4, 2, 96, 32, 40, device=device) for _ in range(2)]
         place = past(n_past, device)
         found = gpu.attention(q, both[0], place, scores, new=(k, v))
-        assert gpu.write(both[1], k, v, place)
+        assert write(both[1], k, v, place)
         expected = gpu.attention(q, both[1], place, scores)
         assert found is not None
         assert expected is not None
@@ -209,7 +217,7 @@ def test_new_keys_that_are_values_too(device: str) -> None:
     both = [layer("q8_0", 4, 1, 96, 64, 40, v_in_k=True, device=device) for _ in range(2)]
     q, k, place = numbers(1, 2, 4, 96).to(device), numbers(2, 2, 1, 96).to(device), past(9, device)
     found = gpu.attention(q, both[0], place, PLAIN, new=(k, None))
-    assert gpu.write(both[1], k, None, place)
+    assert write(both[1], k, None, place)
     expected = gpu.attention(q, both[1], place, PLAIN)
     assert found is not None
     assert expected is not None

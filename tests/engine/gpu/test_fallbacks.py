@@ -250,7 +250,7 @@ def test_steps_without_a_kernel_are_told(
     """They cannot be captured either."""
     monkeypatch.setattr("engine.gpu.attention.attention", lambda *_: None)
     if not writes:
-        monkeypatch.setattr("engine.gpu.attention.write", lambda *_: False)
+        monkeypatch.setattr("engine.gpu.kv_write.write", lambda *_: False)
     with load_model(path, n_ctx=32) as model:
         run(model, GREEDY)
         told = {(found.kind, found.why) for found in model.fallbacks}

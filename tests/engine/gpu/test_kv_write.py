@@ -10,9 +10,10 @@ from torch import Tensor
 
 from engine.forward.cache import HostLayerCache, LayerCache
 from engine.forward.state import KVState
-from engine.gpu import attention as gpu
+from engine.gpu import kv_write as gpu
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.sharding.ranges import Ranges
+from tests.helpers.kv_pairs import MIXED
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
@@ -34,7 +35,7 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().cpu().view(torch.uint8)
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("kv_type", [*TYPES, *MIXED])
 @pytest.mark.parametrize("n_tokens", [1, 3, 40])
 def test_bytes_are_those_of_the_reference(kv_type: str, n_tokens: int, device: str) -> None:
     fast = layer(kv_type, 3, 96, 64, 50, device)

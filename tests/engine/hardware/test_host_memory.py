@@ -32,7 +32,7 @@ def rows(n: int, heads: int, width: int) -> torch.Tensor:
     return torch.randn(n, heads, width, generator=torch.Generator().manual_seed(width))
 
 
-@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("kv_type", [*KV_TYPES, "q8_0/f32", "f16/q4_0"])
 @pytest.mark.parametrize("v_in_k", [False, True])
 @pytest.mark.parametrize("whole_groups", [True, False])
 def test_attention_gives_the_same_bits(kv_type: str, v_in_k: bool, whole_groups: bool) -> None:

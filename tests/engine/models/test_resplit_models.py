@@ -88,7 +88,10 @@ def test_the_same_without_kernels(name: str, tmp_path: Path) -> None:
     check_walk(tmp_path / "m.gguf", ids, tmp_path, n_ctx=64)
 
 
-@pytest.mark.parametrize("kv_type", swept(["f32", "bf16", "q8_0", "q4_0"], ["bf16", "q4_0"]))
+@pytest.mark.parametrize(
+    "kv_type",
+    swept(["f32", "bf16", "q8_0", "q4_0", "q8_0/q4_0", "f16/q8_0"], ["bf16", "q4_0", "q8_0/q4_0"]),
+)
 def test_any_type_of_keys_and_values(kv_type: str, tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", n_head=6, n_head_kv=3, head_dim=32, quant="Q4_0")
     check_walk(path, list(range(5, 25)), tmp_path, n_ctx=64, kv_type=kv_type)

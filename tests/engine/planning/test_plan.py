@@ -33,11 +33,11 @@ def test_a_tied_head_is_held_once(tmp_path: Path) -> None:
     assert sizes[False] - sizes[True] == n_vocab * 64 * 4
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "f16/f32"])
 def test_the_cache_grows_with_the_context_and_its_type(tmp_path: Path, kv_type: str) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_head_kv=2, head_dim=16)
     plan = Planner(path).plan(LoadParams(str(path), n_ctx=100, kv_type=kv_type))
-    width = {"f32": 4, "f16": 2, "bf16": 2}[kv_type]
+    width = {"f32": 4, "f16": 2, "bf16": 2, "f16/f32": 3}[kv_type]
     assert plan.devices[0].memory.kv == 3 * 100 * 2 * (16 + 16) * width
 
 

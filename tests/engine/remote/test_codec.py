@@ -116,7 +116,7 @@ LOAD_PARAMS = st.builds(
         **{name: values(hint) for name, hint in field_hints(LoadParams).items()},
         "devices": st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
         "split_mode": st.sampled_from(["tensor", "layer", "groups"]),
-        "kv_type": st.sampled_from(["f16", "q8_0"]),
+        "kv_type": st.sampled_from(["f16", "q8_0", "q8_0/q4_0"]),
         "n_ctx": st.none() | COUNTS,
         "cpu_threads": st.none() | COUNTS,
         "n_batch": st.none() | COUNTS,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.config import kv_types
 from engine.cpu.kernels import attention, cache_write, jit
 from engine.cpu.kernels.attention import PIECE
 from engine.cpu.kernels.cache_ops import CacheOps
@@ -23,6 +24,7 @@ from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
+from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import paired
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -63,7 +65,9 @@ def attended(
 
 
 @pytest.mark.parametrize(
-    ("isa", "kv_type"), paired(supported(), list(TYPES)), ids=lambda x: getattr(x, "name", x)
+    ("isa", "kv_type"),
+    paired(supported(), [*TYPES, "q8_0/q4_0"]),
+    ids=lambda x: getattr(x, "name", x),
 )
 @pytest.mark.parametrize("n_tokens", [1, 3, 300])
 def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
@@ -141,7 +145,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     n_kv = draw(st.integers(1, 3))
     return {
         "isa": draw(st.sampled_from(supported())),
-        "kv_type": draw(st.sampled_from(TYPES)),
+        "kv_type": draw(st.sampled_from([*TYPES, "q8_0/q4_0"])),
         "n_kv": n_kv,
         "n_head": n_kv * draw(st.integers(1, 9)),
         "n_past": draw(st.integers(0, 1500)),
@@ -173,6 +177,14 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
     for t in range(n_tokens):
         expected = attend(q[t : t + 1], held, n_past + t, scores, sinks, slopes)
         torch.testing.assert_close(found[t : t + 1], expected, rtol=2e-5, atol=8e-6)
+
+
+@pytest.mark.parametrize("kv_type", MIXED)
+def test_any_type_of_keys_goes_with_any_of_values(kv_type: str) -> None:
+    held, q = layer(kv_type, 6, 2, 64, 96, PIECE + 20), numbers(7, 1, 6, 64) * 2
+    found = attended(CacheOps(Team(2)), q, held, PIECE + 9, Scores(0.2))
+    expected = attend(q, held, PIECE + 9, Scores(0.2), None, None)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
 
 
 @KINDS
@@ -253,9 +265,10 @@ def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
 def test_code_for_arm_calls_no_library(kv_type: str) -> None:
     """Kernels are linked in memory, without any library."""
     isa = next(kind() for kind in ISAS if kind.name == "neon")
-    for build in (attention.build, cache_write.build):
-        text = jit.assembly(
-            isa, partial(build, isa=isa, kv_type=kv_type), "aarch64-unknown-linux-gnu"
-        )
+    for build in (
+        partial(attention.build, isa=isa, types=kv_types(kv_type)),
+        partial(cache_write.build, isa=isa, kind=kv_type),
+    ):
+        text = jit.assembly(isa, build, "aarch64-unknown-linux-gnu")
         called = {line.split()[1] for line in text.splitlines() if line.strip().startswith("bl\t")}
         assert called <= {line[:-1] for line in text.splitlines() if line.endswith(":")}

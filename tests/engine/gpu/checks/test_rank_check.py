@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError, load_model
-from engine.gpu import attention, elementwise, ops, routing
+from engine.gpu import attention, elementwise, kv_write, ops, routing
 from engine.gpu.backend import GpuBackend
 from engine.gpu.checks import calls
 from engine.gpu.checks.weight_check import Verdicts
@@ -159,12 +159,12 @@ def test_what_is_wrong_is_found_and_replaced(
 @pytest.mark.usefixtures("no_drawing")
 def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tokens are written by a kernel of its own."""
-    original = attention.write
+    original = kv_write.write
 
     def write(cache: Any, k: Tensor, v: Tensor | None, n_past: Tensor) -> bool:
         return original(cache, k, None if v is None else v * 1.1, n_past)
 
-    monkeypatch.setattr(attention, "write", write)
+    monkeypatch.setattr(kv_write, "write", write)
     rank = CheckedRank(path, (16,)).only("new_attention")
     rank.check()
     assert refused(CPU) == {("kv_write", "f16")}

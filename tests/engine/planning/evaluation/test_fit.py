@@ -117,6 +117,14 @@ def test_a_long_context_is_met_by_shorter_keys_or_a_shorter_context(dense: Plann
     assert 0 < (found["context"].n_ctx or 0) < 65536
 
 
+def test_a_smaller_cache_leaves_what_is_small_already(dense: Planner) -> None:
+    """Values that are smaller than those proposed stay so."""
+    machine = rooms(1, 0.95)
+    params = asked(dense, "cuda:0", n_ctx=114688, kv_type="f32/q4_0")
+    found = kinds(dense, params, machine)
+    assert found["kv_type"].kv_type == "q8_0/q4_0"
+
+
 def test_what_gpus_cannot_hold_goes_to_the_cpu(moe: Planner) -> None:
     params = asked(moe, "cuda:0")
     machine = rooms(100, 10, 10)
