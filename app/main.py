@@ -450,7 +450,7 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     app = QApplication(sys.argv[:1])
     app.setApplicationName("Tandem")
     app.setApplicationDisplayName("Tandem")
-    app.setDesktopFileName("tandem")
+    app.setDesktopFileName("org.tandem_llm.Tandem")  # names the menu entry in packaging/linux
     app.setWindowIcon(icon("split", theme().accent))
     log_file = LogFile(paths.log_file())
     log_file.start()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from making.desktop import write_desktop_files, write_documents
-from making.project import Project, output
+from making.desktop import install, write_gzip
+from making.libraries import elf_files
+from making.project import LINUX, ROOT, Project, output
 from making.tree import settle
 
 CONTROL = """Package: tandem
 Version: {version}
 Architecture: {architecture}
-Maintainer: The Tandem authors <tandem@localhost.invalid>
+Maintainer: {maintainer}
 Installed-Size: {kib}
-Depends: {depends}, libxcb-cursor0, ca-certificates, xdg-utils
-Recommends: gcc, desktop-file-utils, shared-mime-info, hicolor-icon-theme
+Depends: {depends}, ca-certificates, xdg-utils
+Recommends: gcc, libc6-dev, desktop-file-utils, shared-mime-info, hicolor-icon-theme
 Section: science
 Priority: optional
 Description: run one GGUF language model on all GPUs of a computer
@@ -26,60 +31,125 @@ Description: run one GGUF language model on all GPUs of a computer
  .
  The engine is fetched on the first start, for the hardware that is found.
 """
+"""The C compiler is for Triton's own launcher of GPU kernels: without it Tandem's takes its place.
+Menu, file types and icons are registered by triggers of the three packages behind it."""
+
+MAINTAINER = "The Tandem authors <tandem@localhost.invalid>"
+
+CHANGELOG = """tandem ({version}) unstable; urgency=medium
+
+  * Tandem {version}; NEWS.gz says what is new in it.
+
+ -- {maintainer}  {time}
+"""
+
+MISSING = re.compile(r"cannot find library (\S+) needed by")
 
 
 def build_deb(tree: Path, out: Path, project: Project) -> Path:
     """Pack a tree; return the path of the package."""
     root = out / "deb-root"
     shutil.rmtree(root, ignore_errors=True)
-    home = root / "usr" / "lib" / "tandem"
-    home.parent.mkdir(parents=True)
-    shutil.copytree(tree, home, symlinks=True)
-    (root / "usr" / "bin").mkdir()
-    (root / "usr" / "bin" / "tandem").symlink_to("../lib/tandem/bin/tandem")
-    write_desktop_files(root / "usr" / "share", project)
-    write_documents(root / "usr" / "share" / "doc" / "tandem", project)
+    home = install(root / "usr", tree, project)
+    write_documents(root / "usr" / "share", home, project)
     control = root / "DEBIAN"
     control.mkdir()
-    kib = sum(p.lstat().st_size for p in root.rglob("*") if p.is_file()) // 1024
+    sums = [f"{_md5(path)}  {path.relative_to(root)}\n" for path in _files(root / "usr")]
+    (control / "md5sums").write_text("".join(sums))
     architecture = output("dpkg", "--print-architecture")
-    (control / "control").write_text(
-        CONTROL.format(
-            version=project.version, architecture=architecture, kib=kib, depends=depends(home)
-        )
-    )
+    text = CONTROL.format(
+        version=project.version, architecture=architecture, depends=depends(home),
+        maintainer=MAINTAINER, kib=sum(path.stat().st_size for path in _files(root)) // 1024,
+    )  # fmt: skip
+    (control / "control").write_text(text)
     settle(root, project.epoch)
     package = out / f"tandem_{project.version}_{architecture}.deb"
     environment = {"SOURCE_DATE_EPOCH": str(project.epoch), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     subprocess.run(
-        ["dpkg-deb", "--root-owner-group", "-Zxz", "-z6", "--build", str(root), str(package)],
+        [
+            "dpkg-deb", "--root-owner-group", "-Zxz", f"-z{project.effort}", "--build",
+            str(root), str(package),
+        ],
         env=environment, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
+    shutil.rmtree(root)
     return package
 
 
+def write_documents(share: Path, home: Path, project: Project) -> None:
+    """Write changelog, copyright and the reasons for what Debian's checks are told to accept."""
+    folder = share / "doc" / "tandem"
+    folder.mkdir(parents=True)
+    time = f"{datetime.fromtimestamp(project.epoch, UTC):%a, %d %b %Y %H:%M:%S +0000}"
+    changes = CHANGELOG.format(version=project.version, maintainer=MAINTAINER, time=time)
+    write_gzip(folder / "changelog.gz", changes.encode())
+    write_gzip(folder / "NEWS.gz", (ROOT / "CHANGELOG.md").read_bytes())
+    (folder / "copyright").write_text(copyright_of(home))
+    overrides = share / "lintian" / "overrides"
+    overrides.mkdir(parents=True)
+    shutil.copyfile(LINUX / "lintian-overrides", overrides / "tandem")
+
+
+def copyright_of(home: Path) -> str:
+    """Return Tandem's licence and the names of those of the libraries that come with it."""
+    packed = sorted(distributions(path=[str(home / "site")]), key=lambda one: one.name.lower())
+    lines = [f"  {one.name} {one.version}: {_licence_name(one)}" for one in packed]
+    text = (LINUX / "copyright").read_text()
+    libraries = "\n".join(lines)
+    return text.replace("@LICENSE@", _indented(ROOT / "LICENSE")).replace("@LIBRARIES@", libraries)
+
+
+def _licence_name(package: Distribution) -> str:
+    """Return the name of a library's licence as its metadata give it."""
+    data = package.metadata
+    if name := data.get("License-Expression"):
+        return str(name)
+    kinds = [line for line in data.get_all("Classifier") or () if line.startswith("License :: ")]
+    if kinds:
+        return ", ".join(line.rpartition(" :: ")[2] for line in kinds)
+    return str(data.get("License", "see its folder")).splitlines()[0]
+
+
+def _indented(path: Path) -> str:
+    """Return a text as a field of Debian's format holds it: a blank line is a dot."""
+    return "\n".join(f" {line.strip() or '.'}" for line in path.read_text().splitlines())
+
+
+def _files(folder: Path) -> list[Path]:
+    return [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()]
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
+
+
 def depends(home: Path) -> str:
-    """Return the packages whose libraries the files of a tree load, with their least versions."""
-    programs = [
-        str(path)
-        for path in sorted(home.rglob("*"))
-        if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"\x7fELF"
-    ]
+    """Return the packages whose libraries the files of a tree load, with their least versions.
+
+    Raises:
+        SystemExit: this machine lacks some of them, so that their packages cannot be known.
+    """
+    programs = elf_files(home)
     work = home.parents[2] / "shlibdeps"
     (work / "debian").mkdir(parents=True)
     (work / "debian" / "control").write_text(
         "Source: tandem\n\nPackage: tandem\nArchitecture: any\n"
     )
-    folders = sorted({str(Path(path).parent) for path in programs})
-    options = [f"-l{folder}" for folder in folders]
     done = subprocess.run(
         [
-            "dpkg-shlibdeps", "-O", "-xlibpython3.11", "--ignore-missing-info", *options,
-            *[f"-e{p}" for p in programs],
+            "dpkg-shlibdeps", "-O", "-xlibpython3.11", "--ignore-missing-info",
+            *[f"-l{folder}" for folder in sorted({path.parent for path in programs})],
+            *[f"-e{path}" for path in programs],
         ],
         cwd=work, capture_output=True, text=True, check=False,
     )  # fmt: skip
     shutil.rmtree(work)
+    if missing := sorted(set(MISSING.findall(done.stderr))):
+        raise SystemExit(
+            f"This machine lacks {', '.join(missing)}. Run: "
+            "apt-get install $(cat packaging/linux/build-packages)"
+        )
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     return done.stdout.strip().removeprefix("shlibs:Depends=")

@@ -11,19 +11,33 @@ from pathlib import Path
 from making.icons import write_icons
 from making.project import LINUX, ROOT, Project, output
 
+APP_ID = "org.tandem_llm.Tandem"
+"""Name of the menu entry, the icon and all that belongs to them; the window says that it has this
+entry (`app/main.py`)."""
+
+
+def install(usr: Path, tree: Path, project: Project) -> Path:
+    """Lay out a tree as a system has programs: `lib`, `bin` and `share`; return where it is."""
+    home = usr / "lib" / "tandem"
+    home.parent.mkdir(parents=True)
+    shutil.copytree(tree, home, symlinks=True)
+    (usr / "bin").mkdir()
+    (usr / "bin" / "tandem").symlink_to("../lib/tandem/bin/tandem")
+    write_desktop_files(usr / "share", project)
+    return home
+
 
 def write_desktop_files(share: Path, project: Project) -> None:
     """Write all of it below a `share` folder."""
     day = f"{datetime.fromtimestamp(project.epoch, UTC):%Y-%m-%d}"
     texts = {"@VERSION@": project.version, "@DATE@": day}
-    _copy("tandem.desktop", share / "applications", "tandem.desktop", texts)
-    _copy("tandem-mime.xml", share / "mime" / "packages", "tandem.xml", texts)
-    name = "org.tandem_llm.Tandem.metainfo.xml"
-    _copy("tandem.metainfo.xml", share / "metainfo", name, texts)
-    write_icons(ROOT / "resources" / "tandem.svg", share / "icons" / "hicolor")
+    _copy(share / "applications" / f"{APP_ID}.desktop", texts)
+    _copy(share / "mime" / "packages" / f"{APP_ID}.xml", texts)
+    _copy(share / "metainfo" / f"{APP_ID}.metainfo.xml", texts)
+    write_icons(ROOT / "resources" / "tandem.svg", share / "icons" / "hicolor", APP_ID)
     man = share / "man" / "man1"
     man.mkdir(parents=True)
-    _write_gzip(man / "tandem.1.gz", manual(project, day).encode())
+    write_gzip(man / "tandem.1.gz", manual(project, day).encode())
 
 
 def manual(project: Project, day: str) -> str:
@@ -40,22 +54,16 @@ def manual(project: Project, day: str) -> str:
     )
 
 
-def _copy(source: str, folder: Path, name: str, texts: dict[str, str]) -> None:
-    text = (LINUX / source).read_text()
+def _copy(target: Path, texts: dict[str, str]) -> None:
+    """Copy a file of packaging/linux and fill in its marks."""
+    text = (LINUX / target.name).read_text()
     for mark, value in texts.items():
         text = text.replace(mark, value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
 
 
-def _write_gzip(path: Path, data: bytes) -> None:
+def write_gzip(path: Path, data: bytes) -> None:
     """Write a compressed file without the time, so that its bytes are always the same."""
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         file.write(data)
-
-
-def write_documents(folder: Path, project: Project) -> None:
-    """Write changelog and copyright as Debian wants them."""
-    folder.mkdir(parents=True)
-    _write_gzip(folder / "changelog.gz", (ROOT / "CHANGELOG.md").read_bytes())
-    shutil.copyfile(ROOT / "LICENSE", folder / "copyright")

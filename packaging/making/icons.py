@@ -8,8 +8,12 @@ from pathlib import Path
 SIZES = (16, 22, 24, 32, 48, 64, 128, 256, 512)
 
 
-def write_icons(source: Path, theme: Path) -> None:
-    """Write the icon into a folder of an icon theme, such as share/icons/hicolor."""
+def write_icons(source: Path, theme: Path, name: str) -> None:
+    """Write the icon into a folder of an icon theme, such as share/icons/hicolor.
+
+    Args:
+        name: name by which menu entries and file types call it.
+    """
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtGui import QGuiApplication, QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
@@ -25,8 +29,8 @@ def write_icons(source: Path, theme: Path) -> None:
         painter.end()
         folder = theme / f"{size}x{size}" / "apps"
         folder.mkdir(parents=True, exist_ok=True)
-        image.save(str(folder / "tandem.png"))
+        image.save(str(folder / f"{name}.png"))
     folder = theme / "scalable" / "apps"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tandem.svg").write_bytes(source.read_bytes())
+    (folder / f"{name}.svg").write_bytes(source.read_bytes())
     del app

@@ -20,18 +20,20 @@ class Project:
         version: version in pyproject.toml, the only place that has one.
         epoch: seconds since 1970 that every packed file bears, so that the same commit gives the
             same bytes: the time of the commit.
+        effort: how hard archives are compressed, 0 to 9.
     """
 
     version: str
     epoch: int
+    effort: int = 6
 
     @classmethod
-    def read(cls) -> Project:
+    def read(cls, effort: int = 6) -> Project:
         """Read pyproject.toml and the commit's time."""
         with (ROOT / "pyproject.toml").open("rb") as file:
             version = tomllib.load(file)["project"]["version"]
         epoch = os.environ.get("SOURCE_DATE_EPOCH") or output("git", "log", "-1", "--format=%ct")
-        return cls(version, int(epoch))
+        return cls(version, int(epoch), effort)
 
 
 def output(*command: str) -> str:

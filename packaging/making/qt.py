@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from making.project import output
+from making.libraries import needed_libraries
 
 MODULES = ("QtCore", "QtGui", "QtWidgets", "QtNetwork", "QtSvg", "QtDBus")
 """Modules of PySide6 that Tandem or a plugin it needs imports."""
@@ -15,16 +14,14 @@ MODULES = ("QtCore", "QtGui", "QtWidgets", "QtNetwork", "QtSvg", "QtDBus")
 PLUGINS = (
     "platforms/*xcb*", "platforms/*wayland*", "platforms/*offscreen*", "platforms/*minimal.*",
     "platformthemes/*portal*", "platforminputcontexts/*compose*", "platforminputcontexts/*ibus*",
-    "xcbglintegrations", "wayland-decoration-client", "wayland-graphics-integration-client",
-    "wayland-shell-integration", "imageformats/*qsvg*", "imageformats/*qjpeg*",
-    "imageformats/*qico*", "iconengines", "tls",
+    "xcbglintegrations", "wayland-decoration-client",
+    "wayland-graphics-integration-client/*wayland-egl*", "wayland-shell-integration/*xdg-shell*",
+    "imageformats/*qsvg*", "imageformats/*qjpeg*", "imageformats/*qico*", "iconengines",
 )  # fmt: skip
 """Plugins by folder, or by pattern where only some of a folder are needed."""
 
 LANGUAGES = ("de",)
 """Languages whose texts of Qt's own dialogs are kept, as far as the window speaks them."""
-
-NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
 
 
 def prune_qt(pyside: Path) -> None:
@@ -39,6 +36,9 @@ def prune_qt(pyside: Path) -> None:
     for path in sorted((qt / "plugins").rglob("*.so")):
         if path not in plugins:
             path.unlink()
+    for folder in (qt / "plugins").iterdir():
+        if not any(folder.iterdir()):
+            folder.rmdir()
     texts = qt / "translations"
     _keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
     _keep_libraries(qt / "lib", [*pyside.glob("*.so*"), *sorted(plugins)])
@@ -53,7 +53,7 @@ def _keep_libraries(folder: Path, users: list[Path]) -> None:
     """Keep the libraries that the users load, directly or through others."""
     waiting, kept = list(users), set[str]()
     while waiting:
-        for name in NEEDED.findall(output("readelf", "-d", str(waiting.pop()))):
+        for name in needed_libraries(waiting.pop()):
             if name not in kept and (folder / name).exists():
                 kept.add(name)
                 waiting.append(folder / name)

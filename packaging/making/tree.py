@@ -10,11 +10,13 @@ Everything finds the rest by its own place, so the folder may lie anywhere.
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import sys
 from pathlib import Path
 
+from making.libraries import elf_files, needed_libraries
 from making.project import ROOT, Project, output
 from making.qt import prune_qt
 
@@ -22,12 +24,22 @@ ENGINE_ONLY = ("torch", "llvmlite", "tokenizers")
 """Requirements that only the engine imports: they come with its own pack."""
 
 UNUSED_PYTHON = (
-    "test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages",
+    "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages",
     "pydoc_data", "__phello__",
 )  # fmt: skip
 """Parts of Python's library that Tandem never imports."""
 
-UNUSED_MODULES = ("_tkinter", "_test", "_ctypes_test", "xxlimited", "nis", "audioop", "ossaudiodev")
+UNUSED_ANYWHERE = ("__pycache__", "test", "tests")
+UNUSED_MODULES = (
+    "_tkinter", "_test", "_ctypes_test", "xxlimited", "_xxtestfuzz", "nis", "audioop",
+    "ossaudiodev", "readline", "_curses", "_crypt", "_dbm", "_gdbm",
+)  # fmt: skip
+UNUSED_IN_WHEELS = ("**/tests", "**/*.a", "pyqtgraph/examples", "shiboken6/include", "bin")
+"""What is left out of the window's libraries: tests, examples, and what only compilers read."""
+
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "app", "engine", "resources")
+"""Files and folders of the checkout that Tandem is built from."""
+
 UV = "uv>=0.13,<0.14"
 
 LAUNCHER = """#!/bin/sh
@@ -49,6 +61,8 @@ def make_tree(folder: Path, project: Project, python: Path) -> None:
     install_libraries(folder / "site")
     prune_qt(folder / "site" / "PySide6")
     install_tandem(folder / "src")
+    for part in ("site", "src"):
+        tidy_install_records(folder / part)
     install_uv(folder / "bin")
     launcher = folder / "bin" / "tandem"
     launcher.write_text(LAUNCHER)
@@ -67,7 +81,7 @@ def copy_python(prefix: Path, target: Path) -> None:
     name = library.name
 
     def is_unused(folder: str, names: list[str]) -> set[str]:
-        unused = {n for n in names if n == "__pycache__" or n.startswith("config-3")}
+        unused = {n for n in names if n in UNUSED_ANYWHERE or n.startswith("config-3")}
         if Path(folder) == library:
             unused |= set(UNUSED_PYTHON) & set(names)
         if Path(folder).name == "lib-dynload":
@@ -83,8 +97,13 @@ def copy_python(prefix: Path, target: Path) -> None:
         (target / "bin" / link).symlink_to(name)
     headers = prefix / "include" / name  # Triton compiles its launchers with them
     shutil.copytree(headers, target / "include" / name)
-    if output("file", "-b", str(target / "bin" / name)).find("dynamically linked") >= 0:
-        output("patchelf", "--set-rpath", "$ORIGIN/../lib", str(target / "bin" / name))
+    for path in elf_files(target):
+        output("strip", "--strip-unneeded", str(path))
+        library = os.path.relpath(target / "lib", path.parent)
+        if any(needed.startswith("libpython") for needed in needed_libraries(path)):
+            output("patchelf", "--set-rpath", f"$ORIGIN/{library}", str(path))
+        elif path.suffix == ".so" or ".so." in path.name:
+            output("patchelf", "--remove-rpath", str(path))
 
 
 def window_requirements() -> list[str]:
@@ -97,17 +116,33 @@ def window_requirements() -> list[str]:
 
 
 def install_libraries(target: Path) -> None:
-    """Install the window's libraries as wheels, without programs and tests."""
+    """Install the window's libraries as wheels, without what Tandem does not use."""
     pip("install", "--target", str(target), *window_requirements())
-    shutil.rmtree(target / "bin", ignore_errors=True)
-    for name in ("numpy", "pyqtgraph"):
-        for tests in [*sorted((target / name).rglob("tests")), target / name / "examples"]:
-            shutil.rmtree(tests, ignore_errors=True)
+    for pattern in UNUSED_IN_WHEELS:
+        for path in sorted(target.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for folder in sorted(path for path in target.rglob("*") if path.is_dir())[::-1]:
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def install_tandem(target: Path) -> None:
-    """Install Tandem itself, with its metadata."""
-    pip("install", "--target", str(target), "--no-deps", str(ROOT))
+    """Install Tandem itself, with its metadata.
+
+    From a copy, since setuptools leaves in the checkout what it has built, and would pack modules
+    that are long gone.
+    """
+    work = target.with_name("sources")
+    work.mkdir()
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(source, work / name, ignore=ignored)
+        else:
+            shutil.copy(source, work / name)
+    pip("install", "--target", str(target), "--no-deps", str(work))
+    shutil.rmtree(work)
     shutil.rmtree(target / "bin", ignore_errors=True)
 
 
@@ -121,27 +156,47 @@ def install_uv(target: Path) -> None:
 
 
 def pip(*arguments: str) -> None:
-    """Run pip of the Python that builds; only wheels are taken, so nothing is compiled here."""
+    """Run pip of the Python that builds; of what it fetches only wheels are taken."""
     output(
-        sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *arguments,
-        "--no-compile", *(() if str(ROOT) in arguments else ("--only-binary", ":all:")),
+        sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments,
+        "--no-compile", "--only-binary", ":all:",
     )  # fmt: skip
 
 
 def compile_all(folder: Path) -> None:
-    """Write byte code that is valid as long as the package is: nobody can write it later."""
+    """Write byte code that is valid as long as the package is: nobody can write it later.
+
+    A fresh process compiles each folder (`-B`, else it writes its own modules with times), so that
+    the same sources give the same bytes.
+    """
     python = folder / "python" / "bin" / "python3"
-    output(
-        str(python), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode",
-        "unchecked-hash", "-s", str(folder), str(folder / "python" / "lib"),
-        str(folder / "site"), str(folder / "src"),
-    )  # fmt: skip
+    for part in ("python/lib", "site", "src"):
+        output(
+            str(python), "-I", "-B", "-m", "compileall", "-q",
+            "--invalidation-mode", "unchecked-hash", "-s", str(folder), str(folder / part),
+        )  # fmt: skip
+
+
+def tidy_install_records(site: Path) -> None:
+    """Remove what pip notes about this machine, and from lists of files those that are gone."""
+    for name in ("INSTALLER", "REQUESTED", "direct_url.json"):
+        for path in site.glob(f"*.dist-info/{name}"):
+            path.unlink()
+    for record in site.glob("*.dist-info/RECORD"):
+        with record.open(newline="") as file:
+            rows = [row for row in csv.reader(file) if (site / row[0]).is_file()]
+        with record.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(sorted(rows))
 
 
 def settle(folder: Path, epoch: int) -> None:
     """Give all files plain rights and the commit's time."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
-            is_program = path.is_dir() or bool(path.stat().st_mode & 0o100)
-            path.chmod(0o755 if is_program else 0o644)
+            path.chmod(0o755 if path.is_dir() or _is_program(path) else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+def _is_program(path: Path) -> bool:
+    """Return whether a file is meant to be started, which libraries and modules are not."""
+    return bool(path.stat().st_mode & 0o100) and path.suffix != ".py" and ".so" not in path.name
