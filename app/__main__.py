@@ -21,6 +21,7 @@ with ending_at_once():  # these imports take a while, and Ctrl+C in one of them 
         write,
     )
     from app.cli.version import version
+    from app.engine_pack.activation import activate as use_engine_pack
     from app.process.display import check_display
     from app.process.qt_libraries import missing_qt_library
     from engine import EngineError
@@ -35,6 +36,7 @@ COMMANDS = {
     "bench": ("measure the speed of a model", "bench.bench"),
     "tune": ("find the fastest split by measuring", "tune.tune"),
     "perplexity": ("measure the perplexity of a text", "score"),
+    "engine": ("show, install or remove what models are computed with", "engine"),
 }
 """What each subcommand does, and the module of `app.cli` with its functions `add_` and `run_`; only
 the one that is asked for is imported, and none of them for the window."""
@@ -74,6 +76,7 @@ def run() -> NoReturn:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    use_engine_pack()
     if arguments and arguments[0] in COMMANDS:
         prepare_streams()
         return _run_command(arguments)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         DeviceError,
         EngineCrashed,
         EngineError,
+        EngineMissing,
         InvalidGGUF,
         MissingShard,
         ModelBusy,
@@ -225,6 +226,7 @@ __all__ = [
     "EngineCrashed",
     "EngineError",
     "EngineHost",
+    "EngineMissing",
     "EngineReady",
     "Evaluation",
     "Event",
@@ -406,6 +408,7 @@ _HOME = {
     "devices.types": ("ClockLimit", "DeviceInfo", "DeviceSnapshot"),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
+        "EngineMissing",
         "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
         "OutOfDeviceMemory", "PromptError", "SplitError", "StateFileError", "TemplateError",
         "UnsupportedArchitecture", "UnsupportedQuant",
@@ -501,10 +504,19 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that defines `name`, on first use."""
+    """Import the module that defines `name`, on first use.
+
+    Raises:
+        EngineMissing: it needs a library that is not installed.
+    """
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'engine' has no attribute '{name}'")
-    value = getattr(import_module(f"engine.{_MODULE_OF[name]}"), name)
+    try:
+        value = getattr(import_module(f"engine.{_MODULE_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in import_module("engine.pack").LIBRARIES:
+            raise
+        raise import_module("engine.errors").EngineMissing(error.name) from error
     globals()[name] = value
     return value
 

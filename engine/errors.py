@@ -23,6 +23,7 @@ there; `error.hint` says what to do. Any other exception is a bug.
     │  └─ TemplateError
     ├─ StateFileError(path)
     ├─ Cancelled
+    ├─ EngineMissing(module)
     └─ EngineCrashed
 
 Errors cross threads and processes: each can be pickled, and what it remembers has the name and
@@ -301,6 +302,20 @@ class Cancelled(EngineError):
 
     def __init__(self, what: str = "The work") -> None:
         super().__init__(f"{what} was cancelled.")
+
+
+class EngineMissing(EngineError):
+    """Error of a library without which nothing can be computed; it comes with an engine pack.
+
+    Args:
+        module: name of the library, such as "torch".
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"The engine is not installed: {module} is missing.", "Run: tandem engine install"
+        )
+        self.module = module
 
 
 class EngineCrashed(EngineError):

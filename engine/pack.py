@@ -16,6 +16,10 @@ VARIABLE = "TANDEM_ENGINE_PACK"
 """Environment variable with the folders, separated as in PATH."""
 
 
+LIBRARIES = ("torch", "llvmlite", "tokenizers")
+"""Requirements that only the engine imports, and that a pack brings with all that they need."""
+
+
 def use_pack(folders: Iterable[Path | str]) -> None:
     """Import the engine's libraries from some folders, in this process and in later children.
 

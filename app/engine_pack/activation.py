@@ -1,6 +1,6 @@
 """The choice where the engine's libraries come from, made at each start before anything needs them.
 
-Imports little: it runs before the window's first picture.
+It runs before the window's first picture, so it imports little.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import engine
-from app.engine_pack.store import PackStore
+from app.paths import engines_dir
 
 Origin = Literal["own", "pack", "none"]
 """Where torch comes from: installed with Tandem, from a pack, or from nowhere."""
@@ -38,7 +38,11 @@ def activate() -> Origin:
     with _lock:
         if has_own_engine():
             return "own"
-        pack = PackStore().current
+        pack = None
+        if engines_dir().is_dir():
+            from app.engine_pack.store import PackStore  # late: most starts do without
+
+            pack = PackStore().current
         if pack is None or not pack.is_usable:
             engine.leave_pack()
             return "none"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import engine
 from app.engine_pack.lock import Lock, find_locks
+from app.engine_pack.store import Pack
 from app.translation import tr, tr_later
 
 TITLES = {
@@ -14,6 +16,7 @@ TITLES = {
     "cuda13": tr_later("NVIDIA GPUs (CUDA 13)"),
     "cuda12": tr_later("NVIDIA GPUs (CUDA 12)"),
     "rocm": tr_later("AMD GPUs (ROCm)"),
+    "environment": tr_later("an existing environment"),
 }
 """Names of the kinds of PyTorch, translated where they are shown."""
 
@@ -71,3 +74,13 @@ def find_offers(folder: Path | None = None) -> tuple[PackOffer, ...]:
         PackOffer(lock, number == 0, lock.backend != "cpu" and lock.backend in suitable)
         for number, lock in enumerate(sorted(locks, key=rank))
     )
+
+
+def find_update(pack: Pack | None, offers: Sequence[PackOffer]) -> PackOffer | None:
+    """Return the newer offer of the kind in use; None if there is none, or none is in use."""
+    if pack is None or pack.is_environment:
+        return None
+    same = (offer for offer in offers if offer.backend == pack.backend)
+    found = next(same, None)
+    is_newer = found is not None and (found.lock.digest != pack.digest or not pack.is_usable)
+    return found if is_newer else None

@@ -167,7 +167,7 @@ def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
             "{folder} lacks {n} wheel: {names}.", "{folder} lacks {n} wheels, such as {names}.",
             len(missing), folder=folder, names=names,
         ),
-        tr("`tandem engine status --wheels` lists all of them."),
+        tr("`tandem engine wheels` lists all of them."),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -10,13 +11,12 @@ from pathlib import Path
 
 from app.downloads.transfer.part_file import SPARE, NoRoom
 from app.downloads.transfer.transfer import Patience
-from app.engine_pack import activation
+from app.engine_pack import activation, unpacking
 from app.engine_pack.fetching import check_folder, fetch_wheels, n_fetched
 from app.engine_pack.lock import Lock
 from app.engine_pack.progress import InstallProgress, InstallStage, Told
 from app.engine_pack.smoke_test import Tried, try_pack
 from app.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
-from app.engine_pack.unpacking import find_uv, unpack
 from app.translation import tr
 from engine import Cancelled, EngineError, temporary_folder
 
@@ -93,7 +93,7 @@ class Installation:
         """
         self._stopped.clear()
         self._check_fit()
-        find_uv()  # before gigabytes are fetched
+        unpacking.find_uv()  # before gigabytes are fetched
         with self._store.locked():
             self._store.sweep_left_over()
             self._check_room()
@@ -138,7 +138,7 @@ class Installation:
                 made = work / "pack"
                 site = made / SITE
                 site.mkdir(parents=True)
-                unpack(self._lock, wheels, site, work, self._stopped.is_set, self._told)
+                unpacking.unpack(self._lock, wheels, site, work, self._stopped.is_set, self._told)
                 self._told(InstallProgress(InstallStage.TRYING))
                 tried = self._attempt([str(site)], self._stopped.is_set)
                 if self._stopped.is_set():
@@ -148,6 +148,13 @@ class Installation:
                     python=self._lock.python, folders=(SITE,), digest=self._lock.digest,
                     n_bytes=folder_bytes(site),
                 )  # fmt: skip
+                flush_disks()
                 return Installed(self._store.adopt(made, pack), tried.gpu_problem)
         except OSError as error:
             raise disk_error(self._store.folder, error) from None
+
+
+def flush_disks() -> None:
+    """Have the system write what it still holds back, so that a power cut leaves whole files."""
+    if hasattr(os, "sync"):
+        os.sync()

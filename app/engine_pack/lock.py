@@ -28,7 +28,11 @@ HOSTS = ("files.pythonhosted.org", "download.pytorch.org")
 """Servers that the locks of a release name."""
 
 SYSTEMS = {"linux": "linux", "win32": "windows", "darwin": "macos"}
-MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
+MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+WRONG = (EngineError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading something else than a lock raises."""
 
 
 class BadLock(EngineError):
@@ -141,7 +145,7 @@ def read_lock(path: Path) -> Lock:
         if not lock.version:
             raise ValueError("it has no torch")
         return lock
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+    except WRONG as error:
         raise BadLock(
             tr("{path} is no lock file of an engine: {why}.").format(path=path, why=error),
             tr("Make it with packaging/lock."),

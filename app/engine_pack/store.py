@@ -36,6 +36,9 @@ FETCHED = "fetched"
 LOCK = "lock"
 MOST_BYTES = 1 << 20
 IS_WINDOWS = os.name == "nt"
+TEXTS = ("backend", "version", "python", "digest", "source")
+"""What a pack's file says in words."""
+
 MOVE_TRIES = 10
 MOVE_PAUSE_S = 0.3
 """Times and pauses of moving a folder: virus scanners hold new files open for a moment."""
@@ -226,13 +229,18 @@ class PackStore:
         replace_json(self.folder / POINTER, {"current": current, "previous": previous})
 
     def _read(self, name: str) -> Pack | None:
-        if not name:
+        """Return a pack as its folder describes it; None if that is gone or damaged."""
+        found = _read_json(self.folder / name / MANIFEST) if name else {}
+        is_whole = (
+            isinstance(found.get("folders"), list)
+            and isinstance(found.get("n_bytes"), int)
+            and all(isinstance(found.get(key), str) for key in TEXTS)
+        )
+        if not is_whole:
             return None
-        found = _read_json(self.folder / name / MANIFEST)
-        with suppress(TypeError, ValueError):
-            folders = tuple(str(folder) for folder in found.pop("folders"))
-            return Pack(folders=folders, **found | {"name": name})
-        return None
+        folders = tuple(map(str, found["folders"]))
+        texts: dict[str, Any] = {key: found[key] for key in TEXTS}
+        return Pack(name=name, folders=folders, n_bytes=found["n_bytes"], **texts)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -27,17 +27,18 @@ FULL = re.compile(r"os error (28|112|122)\b")
 """How uv names a full disk or quota; the numbers are the system's."""
 
 
+PLACES = (Path(__file__).resolve().parents[3] / "bin", Path(sys.executable).parent)
+"""Folders that may have uv: that of Tandem's programs, and that of this Python."""
+
+
 def find_uv() -> Path:
     """Return the program uv: the one that Tandem brings, else that of the PATH.
 
     Raises:
         EngineError: there is none.
     """
-    name = "uv.exe" if sys.platform == "win32" else "uv"
-    own = Path(__file__).resolve().parents[3] / "bin" / name
-    if own.is_file():
-        return own
-    if found := shutil.which("uv"):
+    path = os.pathsep.join([*map(str, PLACES), os.environ.get("PATH", "")])
+    if found := shutil.which("uv", path=path):
         return Path(found)
     raise EngineError(
         tr("uv, which unpacks the engine, is missing."),

@@ -12,7 +12,8 @@ __all__ = ["TorchKind", "suitable_torch"]
 TorchKind = Literal["cuda13", "cuda12", "rocm", "cpu"]
 """What a build of PyTorch is for: a major version of CUDA, ROCm, or the processor alone."""
 
-OF_CUDA: dict[int, TorchKind] = {13: "cuda13", 12: "cuda12"}
+OF_CUDA: dict[str, TorchKind] = {"13.0": "cuda13", "13.2": "cuda13", "12.6": "cuda12"}
+"""Kinds by version of CUDA. 12.8, of which there is no recent build, is none of them."""
 
 
 def suitable_torch() -> tuple[TorchKind, ...]:
@@ -27,7 +28,7 @@ def suitable_torch() -> tuple[TorchKind, ...]:
     if capabilities:
         wheel = choose_wheel(capabilities, major)
         each = [wheel] if wheel else [choose_wheel([one], major) for one in capabilities]
-        found += [OF_CUDA[one.major] for one in each if one and one.major in OF_CUDA]
+        found += [OF_CUDA[one.cuda] for one in each if one and one.cuda in OF_CUDA]
     if large_amd_gpus():
         found.append("rocm")
     return (*dict.fromkeys(found), "cpu")

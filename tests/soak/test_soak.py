@@ -11,6 +11,7 @@ import pytest
 
 from tests.soak.campaign import Campaign
 from tests.soak.engine_kills import EngineKills
+from tests.soak.installer_kills import InstallerKills
 from tests.soak.poisoned_engine import PHASES, POISONS, PoisonedEngine
 from tests.soak.signal_matrix import SignalMatrix
 from tests.soak.window_kills import WindowKills
@@ -52,6 +53,7 @@ def test_a_poisoned_engine_is_told_and_brought_back(tmp_path: Path) -> None:
         (EngineKills, 10),
         (PoisonedEngine, len(PHASES) * (len(POISONS) + 2)),
         (SignalMatrix, 30),
+        (InstallerKills, 20),
     ],
 )
 def test_every_kind_of_round(tmp_path: Path, make: type[Campaign], n_rounds: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import engine
 from app.paths import demo_model
@@ -18,20 +19,27 @@ def main() -> int:
     """Answer with the bundled model; the program's main function."""
     model_file = demo_model()
     if model_file is None:
-        sys.stderr.write("The bundled model is missing; install Tandem again.\n")
-        return 1
+        return _fail("The bundled model is missing; install Tandem again.")
+    spec = find_spec("torch")
+    origin = (spec.origin if spec else "") or "nowhere"
+    if not any(origin.startswith(folder) for folder in engine.pack_folders()):
+        return _fail(f"torch is imported from {origin}")
     try:
         with engine.load_model(model_file, devices=["cpu"], n_ctx=256) as model:
             params = SamplingParams(temperature=0, max_tokens=N_TOKENS)
             events = list(model.generate(PROMPT, params))
         problem = engine.cuda_status()
     except EngineError as error:
-        sys.stderr.write(f"{error_line(str(error), error.hint)}\n")
-        return 1
+        return _fail(error_line(str(error), error.hint))
     n_tokens = sum(isinstance(event, TokenText) for event in events)
     answer = {"n_tokens": n_tokens, "version": version("torch"), "gpu_problem": problem}
     sys.stdout.write(f"{json.dumps(answer)}\n")
     return 0
+
+
+def _fail(why: str) -> int:
+    sys.stderr.write(f"{why}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ ERRORS = [
     errors.StateFileError("chat.state", "It is damaged."),
     errors.ModelBusy("it answers"),
     errors.Cancelled("Loading"),
+    errors.EngineMissing("torch"),
     errors.EngineCrashed("The engine was killed.", "Load again."),
 ]
 

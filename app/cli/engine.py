@@ -1,0 +1,242 @@
+"""The subcommand `engine`: shows, installs and removes what the engine computes with."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from app.cli.arguments import add_json
+from app.cli.output import note, note_progress, table, write, write_json
+from app.engine_pack.activation import activate, has_own_engine
+from app.engine_pack.backends import PackOffer, find_offers, find_update, title_of
+from app.engine_pack.existing import use_environment
+from app.engine_pack.installation import Installation, Installed
+from app.engine_pack.lock import Lock, read_lock
+from app.engine_pack.progress import InstallProgress, InstallStage
+from app.engine_pack.store import Pack, PackStore
+from app.units import decimal_size
+from engine import EngineError
+
+DOING = {
+    InstallStage.FETCHING: "Fetching",
+    InstallStage.CHECKING: "Checking",
+    InstallStage.UNPACKING: "Unpacking",
+    InstallStage.TRYING: "Trying the new engine",
+}
+HEADERS = ("BACKEND", "FOR", "PYTORCH", "DOWNLOAD", "DISK", "")
+RIGHT = frozenset({3, 4})
+EVERY_S = 0.1
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    status = actions.add_parser("status", help="show what is in use and what can be installed")
+    add_json(status)
+    install = actions.add_parser("install", help="install or update it; goes on after a stop")
+    add_choice(install)
+    install.add_argument(
+        "--wheels", type=Path, metavar="FOLDER",
+        help="take the wheels from a folder instead of the network",
+    )  # fmt: skip
+    wheels = actions.add_parser("wheels", help="list the wheels that such a folder has to have")
+    add_choice(wheels)
+    use = actions.add_parser("use", help="use an existing Python environment that has torch")
+    use.add_argument("python", type=Path, metavar="PYTHON", help="its Python, or its folder")
+    actions.add_parser("rollback", help="go back to what was in use before")
+    actions.add_parser("remove", help="delete everything that was installed by this command")
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--backend", metavar="NAME", help="as `tandem engine status` names it (default: the best)"
+    )
+    what.add_argument(
+        "--lock", type=Path, metavar="FILE", help="a lock file in place of those of Tandem"
+    )
+
+
+def run_engine(args: argparse.Namespace) -> None:
+    action = args.action or "status"
+    if action == "status":
+        _show(is_json=getattr(args, "json", False))
+    elif action == "wheels":
+        for wheel in _chosen_lock(args).wheels:
+            write(wheel.file.url or wheel.file.name)
+    elif action == "install":
+        _check_needed()
+        _install(_chosen_lock(args), args.wheels)
+    elif action == "use":
+        _check_needed()
+        note_progress("Trying the environment")
+        _report(use_environment(args.python))
+    elif action == "rollback":
+        pack = PackStore().roll_back()
+        write(f"{_pack_text(pack)} is in use again.")
+    else:
+        PackStore().remove()
+        write("The engine is removed.")
+
+
+def _check_needed() -> None:
+    if has_own_engine():
+        raise EngineError(
+            "PyTorch is installed beside Tandem, so no other engine is used.",
+            "Change it with pip.",
+        )
+
+
+def _chosen_lock(args: argparse.Namespace) -> Lock:
+    """Return the lock that the options name, or that of the best pack for this machine.
+
+    Raises:
+        EngineError: there is none.
+    """
+    if args.lock is not None:
+        return read_lock(args.lock)
+    offers = find_offers()
+    wanted = args.backend or _kept_backend(offers)
+    found = next((offer for offer in offers if wanted in (None, offer.backend)), None)
+    if found is None:
+        names = ", ".join(offer.backend for offer in offers)
+        raise EngineError(
+            f"There is no engine “{wanted}” for this system and Python."
+            if wanted
+            else "There is no engine for this system and Python.",
+            f"Choose one of {names}."
+            if names
+            else "Use an existing environment: tandem engine use",
+        )
+    return found.lock
+
+
+def _kept_backend(offers: tuple[PackOffer, ...]) -> str | None:
+    """Return the backend in use, if it is offered, so that an update does not change it."""
+    pack = PackStore().current
+    names = [offer.backend for offer in offers]
+    return pack.backend if pack is not None and pack.backend in names else None
+
+
+def _install(lock: Lock, wheels: Path | None) -> None:
+    store = PackStore()
+    pack = store.current
+    if pack is not None and pack.digest == lock.digest and pack.is_usable:
+        write(f"{_pack_text(pack)} is installed already.")
+        return
+    installation = Installation(lock, store, wheels, ProgressLine())
+    try:
+        installed = installation.run()
+    except KeyboardInterrupt:
+        note_progress()
+        note("Stopped. What has arrived is kept: `tandem engine install` goes on from there.")
+        raise
+    finally:
+        note_progress()
+    _report(installed)
+
+
+def _report(installed: Installed) -> None:
+    note_progress()
+    activate()
+    write(f"{_pack_text(installed.pack)} has answered and is in use.")
+    if installed.gpu_problem:
+        note(installed.gpu_problem)
+
+
+def _show(*, is_json: bool) -> None:
+    store = PackStore()
+    offers = find_offers()
+    update = find_update(store.current, offers)
+    is_own = has_own_engine()
+    if is_json:
+        write_json(
+            {
+                "own": is_own,
+                "folder": str(store.folder),
+                "current": _document(store.current),
+                "previous": _document(store.previous),
+                "update": update is not None,
+                "offers": [
+                    {
+                        "backend": offer.backend, "version": offer.lock.version,
+                        "download_bytes": offer.lock.n_bytes,
+                        "unpacked_bytes": offer.lock.unpacked_bytes,
+                        "recommended": offer.is_recommended,
+                    }
+                    for offer in offers
+                ],
+            }
+        )  # fmt: skip
+        return
+    write(_state(store, is_own=is_own))
+    if store.previous is not None:
+        write(f"Before it: {_pack_text(store.previous)}.")
+    if update is not None:
+        write(f"PyTorch {update.lock.version} is available: tandem engine install")
+    if offers and not is_own:
+        write()
+        write(table(HEADERS, map(_row, offers), RIGHT))
+
+
+def _state(store: PackStore, *, is_own: bool) -> str:
+    pack = store.current
+    if is_own:
+        return "PyTorch is installed beside Tandem; no other engine is needed."
+    if pack is None:
+        return "No engine is installed: tandem engine install"
+    if not pack.is_usable:
+        return (
+            f"{_pack_text(pack)} cannot be used: it is for Python {pack.python}, or its folder is "
+            "gone. Run: tandem engine install"
+        )
+    place = pack.source or str(store.folder / pack.name)
+    size = f", {decimal_size(pack.n_bytes)}" if pack.n_bytes else ""
+    return f"{_pack_text(pack)} is in use: {place}{size}"
+
+
+def _document(pack: Pack | None) -> dict[str, object] | None:
+    return None if pack is None else {**asdict(pack), "usable": pack.is_usable}
+
+
+def _pack_text(pack: Pack) -> str:
+    return f"PyTorch {pack.version} ({title_of(pack.backend)})"
+
+
+def _row(offer: PackOffer) -> tuple[str, ...]:
+    lock = offer.lock
+    note = "recommended" if offer.is_recommended else ""
+    sizes = decimal_size(lock.n_bytes), decimal_size(lock.unpacked_bytes)
+    return (offer.backend, offer.title, lock.version, *sizes, note)
+
+
+class ProgressLine:
+    """The last line of the terminal while an engine is installed."""
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+        self._stage: InstallStage | None = None
+        self._first: tuple[float, int] = (0.0, 0)
+
+    def __call__(self, progress: InstallProgress) -> None:
+        now = time.monotonic()
+        if progress.stage is not self._stage:
+            self._stage, self._first = progress.stage, (now, progress.n_done)
+        elif now - self._shown < EVERY_S:
+            return
+        self._shown = now
+        note_progress(self._text(progress, now))
+
+    def _text(self, progress: InstallProgress, now: float) -> str:
+        text = DOING[progress.stage]
+        if not progress.n_bytes:
+            return text
+        share = min(progress.n_done / progress.n_bytes, 1.0)
+        text += f" {share:4.0%}"
+        if progress.stage is InstallStage.FETCHING:
+            seconds, n_bytes = now - self._first[0], progress.n_done - self._first[1]
+            speed = f"  {n_bytes / seconds / 1e6:.1f} MB/s" if seconds > 1 else ""
+            of = f"{decimal_size(progress.n_done)} of {decimal_size(progress.n_bytes)}"
+            text += f"  {of}{speed}"
+        return f"{text}  {progress.name}"

@@ -1,0 +1,107 @@
+"""The store names one pack that works, whatever lies in its folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.engine_pack.store import PackBusy, PackStore
+from engine import EngineError, process_mark
+from tests.helpers.fake_pack import adopt_pack
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PackStore:
+    return PackStore(tmp_path / "engines")
+
+
+def test_an_empty_store_has_nothing(store: PackStore) -> None:
+    assert (store.current, store.previous, store.n_bytes()) == (None, None, 0)
+    store.sweep()
+    assert not store.folder.exists(), "looking makes no folder"
+    with pytest.raises(EngineError, match="no earlier engine"):
+        store.roll_back()
+
+
+def test_removing_leaves_nothing(store: PackStore) -> None:
+    adopt_pack(store)
+    adopt_pack(store, "9.1.0")
+    (store.fetched / "x").mkdir(parents=True)
+    assert store.n_bytes() > 0
+    store.remove()
+    assert (store.current, store.previous) == (None, None)
+    assert [path.name for path in store.folder.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"current": 7}', '{"current": "../../x-1"}', '{"current": "gone-1"}']
+)
+def test_a_damaged_pointer_names_no_pack(store: PackStore, text: str) -> None:
+    pack = adopt_pack(store)
+    (store.folder / "current.json").write_text(text)
+    assert store.current is None
+    again = adopt_pack(store, "9.1.0")
+    assert store.current == again
+    assert again.name != pack.name
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"folders": 3}', '{"folders": [], "n_bytes": 1}'])
+def test_a_damaged_pack_is_none(store: PackStore, text: str) -> None:
+    pack = adopt_pack(store)
+    (store.folder / pack.name / "pack.json").write_text(text)
+    assert store.current is None
+
+
+def test_a_pack_of_another_python_or_without_its_folder_is_not_usable(store: PackStore) -> None:
+    pack = adopt_pack(store)
+    manifest = store.folder / pack.name / "pack.json"
+    known = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(known | {"python": "3.2"}))
+    assert store.current is not None
+    assert not store.current.is_usable
+    manifest.write_text(json.dumps(known | {"folders": [str(store.folder / "gone")]}))
+    assert not store.current.is_usable
+
+
+def test_sweeping_keeps_what_is_named_and_what_lives(store: PackStore) -> None:
+    pack = adopt_pack(store)
+    ended = process_mark().replace(process_mark().split("-")[0], "4194304", 1)
+    names = ("cpu-9.5.0-7", f".tandem-a.{ended}.tmp", f".tandem-b.{process_mark()}.tmp", "mine")
+    for name in names:
+        (store.folder / name).mkdir()
+    store.sweep()
+    left = {path.name for path in store.folder.iterdir() if path.is_dir()}
+    assert left == {pack.name, f".tandem-b.{process_mark()}.tmp", "mine"}
+
+
+def test_the_lock_ends_with_its_process(store: PackStore) -> None:
+    code = (
+        "import sys; from pathlib import Path; from app.engine_pack.store import PackStore\n"
+        "with PackStore(Path(sys.argv[1])).locked():\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(store.folder)], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(PackBusy, match="Another window or command"), store.locked():
+            pass
+        store.sweep()  # does nothing
+        process.kill()
+    with store.locked():
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(EngineError, match="cannot be written"),
+        PackStore(tmp_path / "file").locked(),
+    ):
+        pass
