@@ -184,6 +184,7 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
         "bench",
         "tune",
         "perplexity",
+        "engine",
     }
     assert set(COMMANDS) == names
     for name in COMMANDS:
