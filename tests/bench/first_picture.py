@@ -1,12 +1,13 @@
 """Time from the start of `tandem` to the window's first frame, before and after a change.
 
-    python -m tests.bench.first_picture [--rounds 10] [--before FOLDER] [--chats 0]
+    python -m tests.bench.first_picture [--rounds 10] [--before FOLDER] [--chats 0] [--engine]
 
 Starts the window in a process of its own, on whatever platform Qt is told to use, and prints the
 time by the clock and the process's own processor time, which other programs disturb less: median
 and least of all rounds. `--before` names a checkout of another commit, which takes turns with this
 one; its window is told to say when it is painted in the same way. `--chats N` gives the folder of
-the chats N long ones, the last of which is open.
+the chats N long ones, the last of which is open. `--engine` measures until the page of the engine
+shows what can be installed; it needs a Python without torch, and locks in `resources/engine`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -40,6 +42,11 @@ def drive():
             return False
 
         def end(self):
+            setup = self.shell.engine_setup
+            view = setup.page.view if setup is not None else None
+            if "--engine" in sys.argv and (view is None or not view.choices.rows):
+                QTimer.singleShot(1, self.end)
+                return
             print(json.dumps([time.monotonic(), time.process_time(), len(sys.modules)]))
             sys.stdout.flush()
             os._exit(0)
@@ -47,6 +54,7 @@ def drive():
     begin = main.Shell.start
     def start(shell):
         shell.watch = Watch()
+        shell.watch.shell = shell
         shell.window.centralWidget().installEventFilter(shell.watch)
         begin(shell)
     main.Shell.start = start
@@ -64,13 +72,19 @@ class Start(NamedTuple):
     n_modules: int
 
 
-def start(folder: Path, home: str) -> Start:
-    """Start the window of a checkout, and end it once it is painted."""
-    env = {**os.environ, "TANDEM_HOME": home, "PYTHONPATH": str(folder)}
+def start(folder: Path, home: str, until: Sequence[str] = ()) -> Start:
+    """Start the window of a checkout, and end it once it is painted.
+
+    Args:
+        until: "--engine" to wait until it shows which engines can be installed.
+    """
+    libraries = os.environ.get("PYTHONPATH", "")  # such as those of a Python without torch
+    paths = os.pathsep.join(filter(None, (str(folder), libraries)))
+    env = {**os.environ, "TANDEM_HOME": home, "PYTHONPATH": paths}
     before = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=env, cwd=folder, check=True, capture_output=True,
-        text=True,
+        [sys.executable, "-c", PROGRAM, *until], env=env, cwd=folder, check=True,
+        capture_output=True, text=True,
     )  # fmt: skip
     painted, cpu_s, n_modules = json.loads(done.stdout.splitlines()[-1])
     return Start(painted - before, cpu_s, n_modules)
@@ -89,6 +103,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--before", type=Path, metavar="FOLDER")
     parser.add_argument("--chats", type=int, default=0)
+    parser.add_argument("--engine", action="store_const", const=["--engine"], default=[])
     args = parser.parse_args()
     folders = {"now": Path(__file__).resolve().parents[2]}
     if args.before:
@@ -100,7 +115,7 @@ def main() -> None:
             write_old_chats(args.chats)
         for _ in range(args.rounds):
             for name, folder in folders.items():
-                starts[name].append(start(folder, home))
+                starts[name].append(start(folder, home, args.engine))
     for name, found in starts.items():
         report(name, found)
     if args.before:
