@@ -133,8 +133,9 @@ class Shell(QObject):
 
     @Slot(str)
     def _on_host_imported(self, origin: Origin) -> None:
-        self.engine_setup = self._make_engine_setup()
-        self.engine_setup.begin("own" if self._rig is not None else origin)
+        if self._rig is None or origin != "none":
+            self.engine_setup = self._make_engine_setup()
+            self.engine_setup.begin(origin)
         self.chat_listing.go_on()
         self.interpreter.settle()
 

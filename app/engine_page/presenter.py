@@ -15,7 +15,7 @@ from app.engine_page.texts import (
     found_text,
     missing_intro,
     room_text,
-    shown_offer,
+    shown_engines,
     stage_text,
 )
 from app.engine_page.views.engine_view import EngineView, has_focus
@@ -78,9 +78,7 @@ class EnginePagePresenter(QObject):
         view.set_intro(change_intro(used) if used is not None else missing_intro())
         self.show_devices()
         chosen = view.choices.key or self._proposed(facts)
-        view.choices.show_engines(
-            [shown_offer(offer, facts.current) for offer in facts.offers], chosen
-        )
+        view.choices.show_engines(shown_engines(facts), chosen)
         view.set_problem(facts.problem)
         view.wheels.setEnabled(bool(facts.offers))
         self._show_room()
@@ -103,17 +101,15 @@ class EnginePagePresenter(QObject):
             self._view.set_space("")
             return
         needed = offer.lock.n_bytes + offer.lock.unpacked_bytes
-        self._view.set_space(room_text(facts.folder, facts.free_bytes, needed))
+        text = room_text(facts.folder, facts.free_bytes, needed)
+        self._view.set_space(text, is_short=facts.free_bytes < needed)
 
     @Slot()
     def _on_changed(self) -> None:
         """Show the installation, and remember what a later window can go on with."""
         session = self._session
-        if session.state != "running":
-            goes_on = session.state in ("paused", "failed")
-            pending = session.request.backend if goes_on and not session.request.wheels else ""
-        else:
-            pending = "" if session.request.wheels else session.request.backend
+        goes_on = session.state != "idle" and session.request.is_fetched
+        pending = session.request.backend if goes_on else ""
         if pending != self._settings.current.pending_engine:
             self._keep(replace(self._settings.current, pending_engine=pending))
         self._show_state()

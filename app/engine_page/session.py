@@ -9,12 +9,14 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
+import engine
 from app.background import LatestJob
 from app.transfer_progress import TransferProgress
 from app.translation import tr
@@ -50,6 +52,11 @@ class InstallRequest:
     wheels: str = ""
     environment: str = ""
 
+    @property
+    def is_fetched(self) -> bool:
+        """Whether it comes from the network, so that what has arrived can be kept."""
+        return bool(self.backend) and not self.wheels
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
@@ -62,6 +69,7 @@ class EngineFacts:
         current, previous: the pack in use and the one before it; None for none.
         folder: where packs are kept.
         free_bytes: free bytes of its disk.
+        suitable: kinds of PyTorch that suit the devices here, the best first.
     """
 
     origin: Origin
@@ -71,6 +79,7 @@ class EngineFacts:
     previous: Pack | None
     folder: str
     free_bytes: int
+    suitable: tuple[str, ...]
 
     def offer(self, backend: str) -> PackOffer | None:
         """Return the offer of a kind of PyTorch."""
@@ -153,7 +162,8 @@ class EngineSession(QObject):
         if self.state == "running":
             self._end("cancel")
         else:
-            self._changing.run(_discard)
+            if self.request.is_fetched:
+                self._changing.run(_discard)
             self._put("idle")
 
     def leave(self) -> None:
@@ -191,10 +201,14 @@ class EngineSession(QObject):
 
     def _tell(self, progress: InstallProgress) -> None:
         """Take how far the installation is; called on its thread."""
-        if progress.stage is not self.stage:
+        is_checking = progress.stage.name == "CHECKING"
+        is_same = progress.stage is self.stage or self.total_bytes == progress.n_bytes
+        if not is_same:
             self.progress = TransferProgress()
         self.stage, self.total_bytes = progress.stage, progress.n_bytes
-        self.progress.note(progress.n_done, is_checking=False)
+        # each wheel is compared once it is there, which must not look like a step back
+        n_done = max(progress.n_done, self.progress.n_bytes if is_checking else 0)
+        self.progress.note(n_done, is_checking=is_checking)
 
     @Slot(object)
     def _on_looked(self, facts: EngineFacts) -> None:
@@ -210,7 +224,7 @@ class EngineSession(QObject):
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
         if isinstance(error, Cancelled):
-            if self._ending == "cancel":
+            if self._ending == "cancel" and self.request.is_fetched:
                 self._changing.run(_discard)
             self._put("idle" if self._ending == "cancel" else "paused")
             return
@@ -244,7 +258,7 @@ def _look() -> EngineFacts:
         problem = f"{error.message} {error.hint}".strip()
     return EngineFacts(
         activate(), offers, problem, store.current, store.previous, str(store.folder),
-        free_bytes(store.folder),
+        free_bytes(store.folder), engine.suitable_torch(),
     )  # fmt: skip
 
 
@@ -281,8 +295,11 @@ class _Attempt:
             if self._request.environment:
                 return self._use_environment(Path(self._request.environment))
             return self._install()
-        except OSError as error:
-            why = error.strerror or error
+        except EngineError:
+            raise
+        except Exception as error:  # of whatever kind: the window has to go on
+            log.exception("the engine cannot be installed")
+            why = (isinstance(error, OSError) and error.strerror) or error
             text = tr("The engine could not be installed: {why}.").format(why=why)
             raise EngineError(text) from None
 
@@ -291,7 +308,10 @@ class _Attempt:
         from app.engine_pack.progress import InstallProgress, InstallStage
 
         self._tell(InstallProgress(InstallStage.TRYING))
-        return use_environment(place, is_stopped=self._stopped.is_set)
+        installed = use_environment(place, is_stopped=self._stopped.is_set)
+        with suppress(EngineError):
+            _discard()  # nobody goes on with what was fetched before
+        return installed
 
     def _install(self) -> Installed:
         from app.engine_pack.activation import activate
@@ -300,7 +320,11 @@ class _Attempt:
         from app.engine_pack.store import PackStore
 
         request = self._request
-        offer = next((one for one in find_offers() if one.backend == request.backend), None)
+        wheels = Path(request.wheels) if request.wheels else None
+        offers = find_offers()
+        offer = next((one for one in offers if one.backend == request.backend), None)
+        if wheels is not None:  # those of another engine may be there
+            offer = next((one for one in offers if _has_all(wheels, one)), offer)
         if offer is None:
             raise EngineError(
                 tr("This version of Tandem has no such engine for this computer."),
@@ -310,7 +334,6 @@ class _Attempt:
         if current is not None and current.digest == offer.lock.digest and current.is_usable:
             activate()
             return Installed(current, "")  # another window or command has installed it meanwhile
-        wheels = Path(request.wheels) if request.wheels else None
         self._installation = Installation(offer.lock, wheels=wheels, told=self._tell)
         return self._installation.run()
 
@@ -318,6 +341,11 @@ class _Attempt:
         if self._stopped.is_set() and self._installation is not None:
             self._installation.stop()  # it was stopped before it began
         self._told(progress)
+
+
+def _has_all(folder: Path, offer: PackOffer) -> bool:
+    """Return whether a folder has files with the names of all wheels of an offer."""
+    return all((folder / wheel.file.name).is_file() for wheel in offer.lock.wheels)
 
 
 def _discard() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from app.engine_pack.backends import PackOffer
     from app.engine_pack.progress import InstallStage
     from app.engine_pack.store import Pack
+    from app.engine_page.session import EngineFacts
 
 USES = {
     "cpu": tr_later("Computes on the processor. GPUs are not used."),
@@ -63,6 +64,21 @@ def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
     if origin == "none":
         return replace(device, reason=tr("It needs an engine, which is not there yet."), remedy="")
     return replace(device, remedy=tr("Choose another engine in the settings."))
+
+
+def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
+    """Return the rows of the page: what can be installed, and what would suit but is not there."""
+    from app.engine_pack.backends import title_of as backend_title
+
+    shown = [shown_offer(offer, facts.current) for offer in facts.offers]
+    for backend in facts.suitable:
+        if backend != "cpu" and facts.offer(backend) is None:
+            problem = tr(
+                "This version of Tandem has none to install. A Python environment with such a"
+                " PyTorch can be used."
+            )
+            shown.append(ShownEngine(backend, backend_title(backend), "", problem))
+    return shown
 
 
 def shown_offer(offer: PackOffer, current: Pack | None) -> ShownEngine:

@@ -91,6 +91,7 @@ class Script:
     reason: str = "stop"
     chunk: int = 4
     pause_s: float = 0.0
+    start_error: EngineError | None = None
     load_error: EngineError | None = None
     loses_model: bool = False
     answer_error: EngineError | None = None
@@ -149,7 +150,8 @@ class FakeHost:
         self._on_event(HostEvent(generation, event))
 
     def _run(self) -> None:
-        self.send(0, EngineReady("0.0", 0.0))
+        error = self.script.start_error
+        self.send(0, EngineReady("0.0", 0.0) if error is None else Failed(error))
         while (item := self._queue.get()) is not None:
             number, command = item
             if isinstance(command, Load):

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QV
 
 from app.engine_page.views.choice_list import EngineChoices
 from app.engine_page.views.install_panel import InstallPanel
+from app.theme import set_role
 from app.translation import tr
 from app.widgets.buttons import back_button, button
 from app.widgets.controls import keep_margin
@@ -62,9 +63,10 @@ class EngineView(QWidget):
         """Name the devices of this machine."""
         self._found.setText(text)
 
-    def set_space(self, text: str) -> None:
+    def set_space(self, text: str, *, is_short: bool = False) -> None:
         """Say how much room there is, and where."""
         self._space.setText(text)
+        set_role(self._space, "shortage" if is_short else "muted")
         self._space.setVisible(bool(text))
 
     def set_problem(self, text: str) -> None:

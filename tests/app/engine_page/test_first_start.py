@@ -1,75 +1,24 @@
-"""The engine in the running window: installed at the first start, replaced, and taken away."""
+"""The engine is installed in the running window, at its first start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QMessageBox
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.engine_client import EngineState
+from app.engine_pack.progress import InstallProgress, InstallStage
 from app.engine_pack.store import PackStore
-from app.engine_page.page import EnginePage
-from app.engine_page.views.engine_panel import EnginePanel
-from app.engine_page.views.engine_view import EngineView
-from app.main import Shell
-from engine import EngineError, leave_pack, pack_folders
-from tests.helpers.fake_engine_pack import PackScript, no_own_engine, write_lock
-from tests.helpers.fake_host import Script
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
+from app.engine_page.session import EngineSession
+from engine import EngineError, pack_folders
+from tests.helpers.engine_pages import install, page_of, view_of
+from tests.helpers.fake_engine_pack import PackScript
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
 
 NO_NETWORK = EngineError("files.example cannot be reached.", "Check the connection.")
-
-
-@pytest.fixture
-def pack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PackScript]:
-    """The script of installations of a Tandem that came without torch."""
-    made = no_own_engine(monkeypatch.setattr, tmp_path / "pack", ("cpu", "cuda13"))
-    monkeypatch.setattr("engine.suitable_torch", lambda: ("cuda13", "cpu"))
-    yield made
-    made.go_on.set()
-    leave_pack()
-
-
-def page_of(shell: Shell) -> EnginePage:
-    assert shell.engine_setup is not None
-    return shell.engine_setup.page
-
-
-def view_of(qtbot: QtBot, shell: Shell) -> EngineView:
-    """Return the page of the engine, once it shows what can be installed."""
-    view = page_of(shell).view
-    assert view is not None
-    qtbot.waitUntil(lambda: bool(view.choices.rows))
-    return view
-
-
-def install(qtbot: QtBot, shell: Shell) -> None:
-    """Press Install and wait until the engine runs."""
-    view = view_of(qtbot, shell)
-    with qtbot.waitSignal(shell.client.ready):
-        view.install.click()
-
-
-def panel_of(qtbot: QtBot, shell: Shell) -> EnginePanel:
-    """Return the engine's part of the settings page, which is shown."""
-    if shell.settings_page.view is None or not shell.settings_page.view.isVisible():
-        shell.settings_page.toggle()
-    assert shell.settings_page.view is not None
-    panel = shell.settings_page.view.findChild(EnginePanel)
-    assert isinstance(panel, EnginePanel)
-    qtbot.waitUntil(lambda: bool(panel.text))
-    return panel
-
-
-def texts_of(view: EngineView) -> list[str]:
-    return [row.radio.text() for row in view.choices.rows]
-
-
-# first start
 
 
 def test_a_first_start_installs_the_engine_and_answers(
@@ -79,7 +28,10 @@ def test_a_first_start_installs_the_engine_and_answers(
     view = view_of(qtbot, shell)
     assert view.isVisible()
     assert shell.client._host is None, "no engine was started in vain"
-    assert texts_of(view) == ["NVIDIA GPUs (CUDA 13)", "Processor only"]
+    assert [row.radio.text() for row in view.choices.rows] == [
+        "NVIDIA GPUs (CUDA 13)",
+        "Processor only",
+    ]
     assert view.choices.key == "cuda13"
     assert pack.begun == [], "nothing is fetched before a click"
     install(qtbot, shell)
@@ -154,9 +106,6 @@ def test_a_message_without_an_engine_stays_and_offers_the_page(
     assert shell.window.composer.edit.toPlainText() == "Hello?"
     shell.window.banner._action.click()
     assert view.isVisible()
-
-
-# installations that do not run through
 
 
 def test_a_failure_says_why_and_can_be_tried_again(
@@ -261,9 +210,6 @@ def test_an_engine_that_another_window_has_installed_is_used(
         page_of(second).open()
 
 
-# other sources
-
-
 def test_a_folder_of_wheels(
     qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -289,93 +235,44 @@ def test_a_folder_without_python_is_refused_with_a_sentence(
     assert shell.client._host is None
 
 
-# settings
-
-
-def test_the_settings_say_what_is_used_and_go_back(
-    qtbot: QtBot, make_shell: MakeShell, pack: PackScript
-) -> None:
-    """A newer engine is installed beside the one in use; the chat and the model stay."""
-    shell = make_shell()
-    install(qtbot, shell)
-    shell.models.open(MODEL)
-    qtbot.waitUntil(lambda: shell.client.model is not None)
-    ask(qtbot, shell, "Hi")
-    panel = panel_of(qtbot, shell)
-    assert panel.text.startswith("PyTorch 2.15.0, NVIDIA GPUs (CUDA 13)\n7.1 GB in ")
-    assert not panel.update_engine.isEnabled()
-    assert not panel.roll_back.isEnabled()
-    write_lock(pack.site.parent / "locks", "cuda13", "2.16.0")
-    page_of(shell).session.look()
-    qtbot.waitUntil(panel.update_engine.isEnabled)
-    old = host_of(shell)
-    pack.n_arrived = 0
-    with qtbot.waitSignal(shell.client.loaded):
-        panel.update_engine.click()
-    assert host_of(shell) is not old
-    assert not old._thread.is_alive()
-    qtbot.waitUntil(lambda: panel.text.startswith("PyTorch 2.16.0"))
-    assert shown(shell) == ["Hi", "Hello from the fake model."]
-    ask(qtbot, shell, "And now?")
-    assert len(prompts(shell)[0]) == 3, "the chat goes on"
-    with qtbot.waitSignal(shell.client.loaded):
-        panel.roll_back.click()
-    current = PackStore().current
-    assert current is not None
-    assert current.version == "2.15.0"
-
-
-def test_an_answer_is_finished_before_the_engine_is_replaced(
-    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, script: Script
-) -> None:
-    shell = make_shell()
-    install(qtbot, shell)
-    shell.models.open(MODEL)
-    qtbot.waitUntil(lambda: shell.client.model is not None)
-    script.hold, script.hold_after = True, 3
-    shell.chat_presenter.send("Hi")
-    qtbot.waitUntil(lambda: len(shown(shell)) == 2 and len(shown(shell)[1]) > 5)
-    old = host_of(shell)
-    view_of(qtbot, shell)
-    page_of(shell).open()
-    view = view_of(qtbot, shell)
-    view.choices.rows[1].radio.setChecked(True)
-    pack.n_arrived = 0
-    view.install.click()
-    qtbot.waitUntil(lambda: "when this answer is finished" in banner(shell))
-    assert host_of(shell) is old
-    script.hold = False
-    with qtbot.waitSignal(shell.client.loaded):
-        shell.window.banner._action.click()
-    assert host_of(shell) is not old
-    assert shown(shell)[1].startswith("Hello")
-
-
-def test_the_engine_is_removed_after_a_question(
+def test_gpus_without_an_engine_of_theirs_are_told(
     qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shell = make_shell()
-    install(qtbot, shell)
-    shell.models.open(MODEL)
-    qtbot.waitUntil(lambda: shell.client.model is not None)
-    panel = panel_of(qtbot, shell)
-    answers = [QMessageBox.StandardButton.No, QMessageBox.StandardButton.Yes]
-    monkeypatch.setattr(QMessageBox, "question", lambda *_: answers.pop(0))
-    panel.remove.click()
-    assert PackStore().current is not None
-    panel.remove.click()
-    qtbot.waitUntil(lambda: PackStore().current is None)
-    qtbot.waitUntil(lambda: pack_folders() == [])
-    view = view_of(qtbot, shell)
-    qtbot.waitUntil(view.isVisible)
-    assert shell.client._host is None
-    shell.models.load()
-    assert shell.client._host is None
-    assert banner(shell) == "Tiny Chat is loaded as soon as there is an engine."
+    monkeypatch.setattr("engine.suitable_torch", lambda: ("rocm", "cpu"))
+    view = view_of(qtbot, make_shell())
+    amd = view.choices.rows[-1].radio
+    assert amd.text() == "AMD GPUs (ROCm)"
+    assert not amd.isEnabled()
+    assert "A Python environment with such a PyTorch can be used" in amd.accessibleDescription()
+    assert view.choices.key == "cpu"
 
 
-def test_torch_beside_tandem_is_used_as_it_is(qtbot: QtBot, make_shell: MakeShell) -> None:
-    shell = make_shell()
-    panel = panel_of(qtbot, shell)
-    assert panel.text.startswith("PyTorch beside Tandem\n")
-    assert not panel._buttons.isVisible()
+def test_too_little_room_is_told_before_anything_is_fetched(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine_page.session.free_bytes", lambda _: 2_000_000_000)
+    view = view_of(qtbot, make_shell())
+    assert view._space.text().startswith("Needs 10.0 GB in ")
+    view.choices.rows[1].radio.setChecked(True)
+    assert view._space.text().startswith("2.0 GB are free in ")
+
+
+def test_an_installation_that_breaks_is_told(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackStore, "locked", lambda _: 1 / 0)
+    view = view_of(qtbot, make_shell())
+    view.install.click()
+    qtbot.waitUntil(lambda: view.panel.retry.isVisible())
+    assert view.panel.text == "The engine could not be installed: division by zero."
+
+
+def test_a_wheel_that_is_compared_does_not_look_like_a_step_back(qtbot: QtBot) -> None:
+    parent = QObject()
+    session = EngineSession(parent)
+    fetching, checking = InstallStage.FETCHING, InstallStage.CHECKING
+    for stage, n_done in ((fetching, 50), (checking, 20), (checking, 50), (fetching, 60)):
+        session._tell(InstallProgress(stage, n_done, 100))
+        assert session.progress.n_bytes == max(50, n_done)
+    session._tell(InstallProgress(InstallStage.UNPACKING, 10, 900))
+    assert session.progress.n_bytes == 10
