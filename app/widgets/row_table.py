@@ -13,7 +13,7 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
 
 ROW_HEIGHT = 30
-GOOD_NAME = 220
+GOOD_NAME = 290
 """Width of the column of names for which other columns are hidden, in pixels."""
 LEAST_NAME = 140
 """Least width of the column of names, in pixels; below it the table scrolls sideways."""

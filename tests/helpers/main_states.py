@@ -26,8 +26,7 @@ from app.paths import demo_model
 from app.translation import tr
 from app.updates import session
 from tests.helpers.engine_states import ENGINE_STATES, patches
-from tests.helpers.hollow import hollow_llama, hollow_moe
-from tests.helpers.screenshots import new_shell, pause, wait
+from tests.helpers.screenshots import new_shell, pause, wait, write_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +129,7 @@ def download(shell: Shell) -> QWidget:
 def with_models(shell: Shell) -> QWidget:
     """Show the models of this machine, of which there are some."""
     folder = Path(os.environ["TANDEM_HOME"]) / "models"
-    folder.mkdir(exist_ok=True)
-    sizes = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff_exp": 256}
-    hollow_moe(folder / "Qwen3-30B-A3B-Instruct-2507-Q4_K_M.gguf", **sizes)
-    hollow_moe(folder / "Qwen3-235B-A22B-Thinking-Q4_K_M.gguf")
-    hollow_llama(folder / "Llama-3.1-8B-Instruct-Q4_K_M.gguf")
+    write_models(folder)
     (folder / "half-a-file.gguf").write_bytes(b"GGUF")
     shell.library.toggle()
     pause(4000)

@@ -5,7 +5,7 @@
 `dark`, `light` and `search` run the demo model on three CPU ranks, at the speed of this machine:
 nothing else should run beside them.
 `split` and `map` plan a mixture of experts of 30 billion weights, of which there is only the
-header, for simulated cards.
+header, for simulated cards; so are the files of `models`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QEventLoop, QItemSelectionModel, QRect, Qt, QTimer
-from PySide6.QtGui import QPainter, QPixmap
+from PySide6.QtGui import QImage, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 
 from app.main import Shell
@@ -31,11 +31,12 @@ from app.shell.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from app.split.picture import SplitPicture
 from app.split.settings import SplitSettings
 from engine import SamplingParams, ThreadHost, parse_rig
-from tests.helpers.hollow import hollow_moe
+from tests.helpers.hollow import hollow_llama, hollow_moe
 
 RIG = "1x4090,1x3090,1x3060"
 GIB = 1 << 30
 WIDTH, HEIGHT, MAP_HEIGHT = 1440, 900, 690
+MODELS_WIDTH, MODELS_HEIGHT = 1180, 420
 SHARES = (49.4, 29.6, 21.0)
 CHATS = (
     ("What is a split?",),
@@ -43,6 +44,8 @@ CHATS = (
     ("What does Tandem do?", "What is a split?", "What is tensor parallelism?"),
 )
 WAIT_S = 120
+SMALLEST = 0
+"""Quality of a PNG that is compressed most."""
 
 
 @contextmanager
@@ -189,6 +192,33 @@ def placement(app: QApplication) -> QPixmap:
         return beside([mapped, side(shell, MAP_HEIGHT)])
 
 
+def models(app: QApplication) -> QPixmap:
+    """Return the window with the page of models, and how they would run on simulated cards."""
+    with new_shell(app, "dark", RIG) as shell:
+        folder = Path(os.environ["TANDEM_HOME"]) / "models"
+        write_models(folder)
+        window = shell.window
+        window.show_dock(window.split_dock, False)
+        window.show_dock(window.monitor_dock, False)
+        window.resize(MODELS_WIDTH, MODELS_HEIGHT)
+        wait(lambda: shell.start_up.is_ready)
+        shell.library.toggle()
+        session = shell.library.session
+        wait(lambda: session is not None and not session.is_busy)
+        return window.grab()
+
+
+def write_models(folder: Path) -> None:
+    """Write the headers of files that people have, with holes for the weights."""
+    folder.mkdir(exist_ok=True)
+    small = {"n_layer": 48, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
+    hollow_moe(folder / "Qwen3-30B-A3B-Instruct-2507-Q4_K_M.gguf", **small)
+    hollow_moe(folder / "Qwen3-235B-A22B-Thinking-2507-Q4_K_M.gguf")
+    hollow_llama(folder / "Llama-3.1-8B-Instruct-Q4_K_M.gguf")
+    large = {"n_layer": 80, "n_embd": 8192, "n_head": 64, "n_head_kv": 8, "n_ff": 28672}
+    hollow_llama(folder / "Llama-3.3-70B-Instruct-Q4_K_M.gguf", **large)
+
+
 def side(shell: Shell, height: int = HEIGHT) -> QPixmap:
     """Return the right side of the window, without the monitor."""
     shell.window.monitor_dock.hide()
@@ -216,6 +246,7 @@ SCENES: dict[str, Callable[[QApplication], QPixmap]] = {
     "light": lambda app: window(app, "light"),
     "split": split,
     "map": placement,
+    "models": models,
     "search": search,
 }
 
@@ -227,7 +258,8 @@ def main() -> None:
     args = parser.parse_args()
     app = QApplication([])
     for name in args.only:
-        SCENES[name](app).save(str(args.folder / f"{name}.png"))
+        picture = SCENES[name](app).toImage().convertToFormat(QImage.Format.Format_RGB888)
+        picture.save(str(args.folder / f"{name}.png"), "PNG", SMALLEST)
 
 
 if __name__ == "__main__":
