@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 SEARCH_MS = 120
 MIN_WIDTH = 144
-STEPS = {
-    Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1, Qt.Key.Key_PageUp: -5, Qt.Key.Key_PageDown: 5,
-}  # fmt: skip
-"""Rows by which keys in the search field move the current hit."""
+STEPS = {"previous-hit": -1, "next-hit": 1, "hits-back": -5, "hits-on": 5}
+"""Rows by which shortcuts in the search field move the current hit."""
 
 
 class ChatList(QWidget):
@@ -176,10 +174,10 @@ class _Search(QLineEdit):
     stepped = Signal(int)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        key = Qt.Key(event.key())
+        n_rows = next((n for name, n in STEPS.items() if is_pressed(name, event)), 0)
         if is_pressed("leave-search", event):
             self.escaped.emit()
-        elif key in STEPS:
-            self.stepped.emit(STEPS[key])
+        elif n_rows:
+            self.stepped.emit(n_rows)
         else:
             super().keyPressEvent(event)

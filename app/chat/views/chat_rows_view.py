@@ -33,7 +33,6 @@ from app.widgets.sizes import scaled
 from app.widgets.text import caption_text
 
 ICON_PIXELS = 14
-OPENING_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 
 
 class ChatRowsView(QListView):
@@ -66,7 +65,7 @@ class ChatRowsView(QListView):
         self.setUniformItemSizes(True)
         scaled(self, self._set_icon_size, ICON_PIXELS)
         self.setSpacing(1)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
@@ -231,15 +230,19 @@ class ChatRowsView(QListView):
             self.show_contents(contents)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        row, key = self._current(), event.key()
+        row = self._current()
         if self.state() == QAbstractItemView.State.EditingState:
             super().keyPressEvent(event)
         elif is_pressed("delete-chat", event):
             self._delete_selected()
-        elif key in OPENING_KEYS:
+        elif is_pressed("open-chat", event):
             self._open(row)
-        elif row is not None and row.kind is RowKind.FOLDER and key in _TURNS:
-            self.folder_toggled.emit(row.key, _TURNS[key])
+        elif is_pressed("rename-chat", event):
+            self.edit(self.currentIndex())
+        elif row is not None and row.kind is RowKind.FOLDER and is_pressed("open-folder", event):
+            self.folder_toggled.emit(row.key, True)
+        elif row is not None and row.kind is RowKind.FOLDER and is_pressed("close-folder", event):
+            self.folder_toggled.emit(row.key, False)
         else:
             super().keyPressEvent(event)
 
@@ -253,9 +256,6 @@ class ChatRowsView(QListView):
             self.delete_requested.emit(ids)
         elif names := keys_of(rows, RowKind.FOLDER):
             self.folder_deleted.emit(names[0])
-
-
-_TURNS: dict[int, bool] = {Qt.Key.Key_Right: True, Qt.Key.Key_Left: False}
 
 
 def _add(menu: QMenu, text: str, act: Callable[[], object]) -> QAction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import Qt, Slot
-from PySide6.QtGui import QContextMenuEvent, QFont, QKeyEvent, QKeySequence, QPixmap, QWheelEvent
+from PySide6.QtGui import QContextMenuEvent, QFont, QKeyEvent, QPixmap, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QMenu, QScrollArea, QSizePolicy, QWidget
 
 from app.chat.formulas.pictures import FormulaLook, FormulaPicture, formula_pictures
@@ -16,6 +16,7 @@ from app.chat.views.text_block import MONOSPACE, TEXT_PIXELS
 from app.scale import px
 from app.theme import theme
 from app.translation import tr
+from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import fit_height
 from app.widgets.text import PlainLabel, set_tip
 from engine import one_line
@@ -120,7 +121,7 @@ class FormulaView(QScrollArea):
             event.ignore()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.matches(QKeySequence.StandardKey.Copy):
+        if is_pressed("copy", event):
             self.copy()
         else:
             super().keyPressEvent(event)

@@ -51,6 +51,19 @@ def test_no_key_is_bound_past_the_declaration() -> None:
     assert found == []
 
 
+def test_no_key_is_asked_for_by_its_code() -> None:
+    """Widgets ask by the name of a shortcut, nor do Qt's views begin to edit by themselves."""
+    by_themselves = {"StandardKey", "EditKeyPressed", "AnyKeyPressed", "AllEditTriggers"}
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.attr}"
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and (node.attr.startswith("Key_") or node.attr in by_themselves)
+    ]
+    assert found == []
+
+
 def test_all_keys_are_read_and_none_means_two_things_everywhere() -> None:
     for name in SHORTCUTS:
         assert all(not keys.isEmpty() for keys in sequences(name)), name
