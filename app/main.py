@@ -51,6 +51,7 @@ from app.shell.open_on_send import OpenOnSend
 from app.shell.recovery import Recovery
 from app.shell.side_panels import SidePanels
 from app.shell.start_up import StartUp
+from app.shell.taskbar.progress import TaskbarProgress, painter_for
 from app.shell.tray import Tray
 from app.split.presenter import SplitPresenter
 from app.split.session import SplitSession
@@ -168,6 +169,7 @@ class Shell(QObject):
             self._help.close()
         self.monitor_presenter.close()
         self.tray.close()
+        self.taskbar.close()
         self.models.close()
         self.chat_listing.close()
         self.chat_cache.close()
@@ -255,6 +257,7 @@ class Shell(QObject):
         )
         self._make_pages()
         self.tray = Tray(window, self.settings, self)
+        self.taskbar = TaskbarProgress(lambda: painter_for(window), self)
         self.open_on_send = OpenOnSend(
             self.client, self.models, self.session, window.composer, self.settings, self
         )
@@ -327,6 +330,9 @@ class Shell(QObject):
         self.client.token_times.connect(self.monitor.add_times)
         self.client.finished.connect(self._on_finished)
         self.client.state_changed.connect(self._on_state)
+        self.client.state_changed.connect(self.taskbar.note_state)
+        self.client.load_progress.connect(self.taskbar.note_load)
+        self.downloads.progressed.connect(self.taskbar.note_downloads)
         self.client.ready.connect(self.interpreter.settle)
         for signal in (self.client.ready, self.client.loaded):  # one that died is loaded anew
             signal.connect(self.sweeper.sweep)

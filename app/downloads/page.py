@@ -34,6 +34,7 @@ class DownloadsPart(QObject):
     noticed = Signal(object)  # Notice
     open_requested = Signal(str)  # path of a model
     arrived = Signal()  # a model is whole
+    progressed = Signal(object)  # share of the bytes of all running downloads; None without any
     left = Signal()
 
     def __init__(
@@ -100,6 +101,8 @@ class DownloadsPart(QObject):
             return Source(endpoint, tokens.get)
 
         self.session = DownloadSession(JobStore(paths.downloads_dir()), open_source, self)
+        for signal in (self.session.listed, self.session.changed):
+            signal.connect(self._tell_progress)
         self._questions = HubQuestions(Hub(endpoint, tokens.get), tokens, open_source, self)
         view = self.view = DownloadView()
         presenter = self._presenter = DownloadPresenter(
@@ -116,6 +119,14 @@ class DownloadsPart(QObject):
         layout.addWidget(view)
         if self._frame.isVisible():
             self.enter()
+
+    @Slot()
+    def _tell_progress(self) -> None:
+        assert self.session is not None
+        running = [job for job in self.session.jobs if job.state == "running"]
+        n_bytes = sum(job.n_bytes for job in running)
+        n_done = sum(self.session.progress(job.id).n_bytes for job in running)
+        self.progressed.emit(n_done / n_bytes if n_bytes else None)
 
 
 def _import_all() -> None:

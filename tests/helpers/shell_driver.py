@@ -31,6 +31,20 @@ def ask(qtbot: QtBot, shell: Shell, text: str) -> None:
     shell.session.flush()
 
 
+def until_idle(qtbot: QtBot, shell: Shell) -> None:
+    """Wait until the engine has nothing to do: after a load or an answer, tokens are counted, and
+    a new chat gets a title.
+    """
+    counter, client = shell.chat_presenter._context.counter, shell.client
+
+    def is_idle() -> bool:
+        titler = shell.chat_listing._titler
+        is_named = titler is None or titler._waiting is None
+        return counter.is_current and client.is_idle and is_named
+
+    qtbot.waitUntil(is_idle, timeout=60_000)
+
+
 def shown(shell: Shell) -> list[str]:
     """Return the texts in the chat, from the top."""
     texts = []

@@ -64,6 +64,7 @@ NAMES = {
     "app/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Rule", "Table"},
     "app/chat/views/highlight.py": {"Comment", "Keyword", "Token."},
+    "app/shell/taskbar/unity.py": {"Update"},
     "app/split/views/device_details.py": {"KV cache"},
     "app/split/views/memory_bar.py": {"other programs"},
     "app/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},

@@ -18,7 +18,7 @@ from app.paths import demo_model
 from app.process.engine_place import VARIABLE, chosen_host
 from app.theme import apply_theme
 from engine import EngineError, ProcessHost, SamplingParams, ThreadHost
-from tests.helpers.shell_driver import ask, banner, shown
+from tests.helpers.shell_driver import ask, banner, shown, until_idle
 
 WAIT_MS = 60_000
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
@@ -112,6 +112,7 @@ def test_a_killed_engine_is_told_and_one_click_goes_on(shell: Shell, qtbot: QtBo
 def test_an_engine_killed_while_idle_leaves_a_model_to_load_again(
     shell: Shell, qtbot: QtBot
 ) -> None:
+    until_idle(qtbot, shell)
     os.kill(engine_pid(shell), signal.SIGKILL)
     qtbot.waitUntil(lambda: "was killed (SIGKILL) while it was idle" in banner(shell))
     assert shell.client.state is EngineState.EMPTY

@@ -28,7 +28,7 @@ from engine import (
     SamplingParams,
 )
 from tests.helpers.fake_host import Script, model_loaded
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown, until_idle
 from tests.helpers.slow_engine import COMMAND
 
 WAIT_MS = 60_000
@@ -146,6 +146,7 @@ def test_a_death_while_the_prompt_is_read_asks_again(shell: Shell, qtbot: QtBot)
 def test_without_an_answer_the_click_loads_and_that_is_all(shell: Shell, qtbot: QtBot) -> None:
     ask(qtbot, shell, QUESTION)
     before = shown(shell)
+    until_idle(qtbot, shell)
     kill(shell)
     qtbot.waitUntil(lambda: "while it was idle" in banner(shell), timeout=5000)
     assert action(shell) == "Load again"
