@@ -102,7 +102,7 @@ def _open_window(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="tandem",
         usage="tandem [MODEL.gguf | --demo] [--simulate RIG] [--new-window]\n"
-        "       tandem COMMAND [options]\n       tandem --version",
+        "       tandem COMMAND [options]\n       tandem --quit\n       tandem --version",
         description="Run one GGUF language model on all devices of this machine.",
         epilog="commands:\n"
         + "\n".join(lines)
@@ -123,11 +123,16 @@ def _open_window(arguments: Sequence[str]) -> int:
         "--new-window", action="store_true",
         help="open a window even if there is one, which would take the model",
     )  # fmt: skip
+    parser.add_argument(
+        "--quit", action="store_true", help="close the window that is open, and wait until it is"
+    )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     args = parser.parse_args(arguments)
     if args.version:
         write(f"tandem {version()}")
         return 0
+    if args.quit:
+        return _quit_window()
     is_demo = args.demo or args.model == "demo"
     if args.model is not None and not is_demo:
         _check_model(args.model)
@@ -142,6 +147,20 @@ def _open_window(arguments: Sequence[str]) -> int:
                 return 0
         from app.main import run_window
     return run_window(model, demo=is_demo, simulate=args.simulate)
+
+
+def _quit_window() -> int:
+    """Close the window that is open.
+
+    Raises:
+        EngineError: it does not close.
+    """
+    with _explaining_qt():
+        from app.process.single_window import quit_window
+
+        if not quit_window():
+            raise EngineError("Tandem's window has not closed.", "Close it yourself.")
+    return 0
 
 
 def _check_model(word: str) -> None:

@@ -424,6 +424,9 @@ class Shell(QObject):
     @Slot(object)
     def take(self, request: OpenRequest) -> None:
         """Do what a second start has asked for."""
+        if request.quit:
+            QApplication.quit()
+            return
         if request.demo:
             self.model_presenter.open_demo()
         elif request.model:

@@ -32,6 +32,9 @@ ANSWER_S = 3.0
 """Seconds that a second start waits for the first window, which may just be starting; then it opens
 a window of its own."""
 
+QUIT_S = 20.0
+"""Seconds that a window may take to save everything and close."""
+
 MOST_BYTES = 1 << 16
 DONE = b"done\n"
 
@@ -44,11 +47,13 @@ class OpenRequest:
         model: absolute path of the model to open; "" for none.
         demo: whether to open the bundled model.
         activation: token by which Wayland lets a window come to the front; "" without one.
+        quit: whether the window is to close instead.
     """
 
     model: str = ""
     demo: bool = False
     activation: str = ""
+    quit: bool = False
 
     @classmethod
     def parse(cls, line: bytes) -> OpenRequest:
@@ -63,7 +68,7 @@ class OpenRequest:
         model, activation = data.get("model"), data.get("activation")
         if not isinstance(model, str) or not isinstance(activation, str):
             raise ValueError("no request")
-        return cls(model, data.get("demo") is True, activation)
+        return cls(model, data.get("demo") is True, activation, data.get("quit") is True)
 
 
 class SecondStarts(QObject):
@@ -143,6 +148,26 @@ def hand_over(model: str | None, *, demo: bool) -> bool:
         demo,
         os.environ.get("XDG_ACTIVATION_TOKEN", ""),
     )
+    return _hand(request)
+
+
+def quit_window() -> bool:
+    """Have the window that is open save everything and close.
+
+    Returns:
+        Whether no window is open any more.
+    """
+    _hand(OpenRequest(quit=True))
+    until = time.monotonic() + QUIT_S
+    while _is_locked():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _hand(request: OpenRequest) -> bool:
+    """Give a request to the window that is open, and return whether there is one and it answers."""
     until = time.monotonic() + ANSWER_S
     while _is_locked():
         if _send(request, until):

@@ -19,7 +19,12 @@ from pytestqt.qtbot import QtBot
 
 from app.paths import settings_file
 from app.process import single_window
-from app.process.single_window import OpenRequest, SecondStarts, hand_over
+from app.process.single_window import (
+    OpenRequest,
+    SecondStarts,
+    hand_over,
+    quit_window,
+)
 from tests.helpers.shell_driver import MODEL, MakeShell
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="plays with Unix sockets")
@@ -79,6 +84,7 @@ def test_the_file_of_a_second_start_arrives(
 @pytest.mark.usefixtures("home")
 def test_without_a_window_nothing_is_handed_over(handed: Callable[..., bool]) -> None:
     assert not handed("model.gguf")
+    assert quit_window()
 
 
 def test_only_one_window_listens_and_another_may_follow(
@@ -120,7 +126,9 @@ def test_a_window_that_does_not_answer_is_not_waited_for(
     first: SecondStarts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_window, "ANSWER_S", 0.3)
+    monkeypatch.setattr(single_window, "QUIT_S", 0.1)
     assert not hand_over("model.gguf", demo=False)  # on its thread, which therefore cannot answer
+    assert not quit_window()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,9 @@ def test_the_window_opens_what_it_is_asked_for(qtbot: QtBot, make_shell: MakeShe
     assert not shell.window.isMinimized()
 
 
-def test_a_second_program_ends_at_once(home: Path, tmp_path: Path) -> None:
+def test_a_second_program_ends_at_once_and_another_closes_the_window(
+    home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "none.gguf").write_bytes(b"no model")
     command = [sys.executable, "-m", "app"]
     with subprocess.Popen([*command, "--new-window"]) as window:
@@ -191,6 +201,8 @@ def test_a_second_program_ends_at_once(home: Path, tmp_path: Path) -> None:
             )  # fmt: skip
             assert second.stdout == "Tandem is open already: its window has been told.\n"
             assert window.poll() is None
+            subprocess.run([*command, "--quit"], timeout=60, check=True)
+            assert window.wait(30) == 0
         finally:
             window.terminate()
 
