@@ -12,9 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from making.appdir import build_appdir
 from making.debian import build_deb
 from making.flatpak import build_flatpak
+from making.macos.image import build_macos
 from making.project import ROOT, Project
 from making.tarball import build_tarball
 from making.tree import make_tree
+from making.windows.setup import build_windows
 
 TARGETS = {
     "appdir": build_appdir,
@@ -23,16 +25,20 @@ TARGETS = {
     "tarball": build_tarball,
     "tree": lambda tree, _out, _project: tree,
 }
-"""What makes each target from a tree."""
+"""What makes each target of Linux from a tree."""
+
+OTHER_SYSTEMS = {"macos": build_macos, "windows": build_windows}
+"""What makes the targets whose trees differ."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build what other people install.")
-    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("target", choices=sorted([*TARGETS, *OTHER_SYSTEMS]))
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the results")
     parser.add_argument(
-        "--python", type=Path, default=Path(sys.base_prefix),
-        help="prefix of the CPython to pack; the one that builds if none is given",
+        "--python", type=Path,
+        help="prefix of the CPython to pack; if none is given, the one that builds, and for other "
+        "systems the one in packaging/python.toml",
     )  # fmt: skip
     parser.add_argument(
         "--effort", type=int, default=6, choices=range(10), metavar="0-9",
@@ -41,10 +47,13 @@ def main() -> None:
     args = parser.parse_args()
     project = Project.read(args.effort)
     out = args.out.absolute()
+    if args.target in OTHER_SYSTEMS:
+        sys.stdout.write(f"{OTHER_SYSTEMS[args.target](out, project, args.python)}\n")
+        return
     tree = out / "tandem"
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
-    make_tree(tree, project, args.python)
+    make_tree(tree, project, args.python or Path(sys.base_prefix))
     sys.stdout.write(f"{TARGETS[args.target](tree, out, project)}\n")
 
 

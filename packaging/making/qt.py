@@ -29,9 +29,9 @@ def prune_qt(pyside: Path) -> None:
     kept = set(pyside.glob("*.py")) | {pyside / "support", pyside / "Qt"}
     kept |= {pyside / f"{name}.abi3.so" for name in MODULES}
     kept |= set(pyside.glob("libpyside6.abi3.so*"))
-    _keep_only(pyside, kept)
+    keep_only(pyside, kept)
     qt = pyside / "Qt"
-    _keep_only(qt, {qt / "plugins", qt / "lib", qt / "translations"})
+    keep_only(qt, {qt / "plugins", qt / "lib", qt / "translations"})
     plugins = {path for pattern in PLUGINS for path in _matching(qt / "plugins", pattern)}
     for path in sorted((qt / "plugins").rglob("*.so")):
         if path not in plugins:
@@ -40,7 +40,7 @@ def prune_qt(pyside: Path) -> None:
         if not any(folder.iterdir()):
             folder.rmdir()
     texts = qt / "translations"
-    _keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
+    keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
     _keep_libraries(qt / "lib", [*pyside.glob("*.so*"), *sorted(plugins)])
 
 
@@ -58,10 +58,11 @@ def _keep_libraries(folder: Path, users: list[Path]) -> None:
                 kept.add(name)
                 waiting.append(folder / name)
     kept |= {(folder / name).resolve().name for name in kept}
-    _keep_only(folder, {folder / name for name in kept})
+    keep_only(folder, {folder / name for name in kept})
 
 
-def _keep_only(folder: Path, kept: set[Path]) -> None:
+def keep_only(folder: Path, kept: set[Path]) -> None:
+    """Delete from a folder what is not among the kept files and folders."""
     for path in folder.iterdir():
         if path not in kept:
             if path.is_dir() and not path.is_symlink():
