@@ -7,11 +7,11 @@ import re
 import shutil
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from making.desktop import install, write_gzip
 from making.libraries import elf_files
+from making.licences import copyright_file, shipped_parts
 from making.project import LINUX, ROOT, Project, output
 from making.tree import settle
 
@@ -84,35 +84,11 @@ def write_documents(share: Path, home: Path, project: Project) -> None:
     changes = CHANGELOG.format(version=project.version, maintainer=MAINTAINER, time=time)
     write_gzip(folder / "changelog.gz", changes.encode())
     write_gzip(folder / "NEWS.gz", (ROOT / "CHANGELOG.md").read_bytes())
-    (folder / "copyright").write_text(copyright_of(home))
+    parts = shipped_parts(home, project)
+    (folder / "copyright").write_text(copyright_file(parts), encoding="utf-8")
     overrides = share / "lintian" / "overrides"
     overrides.mkdir(parents=True)
     shutil.copyfile(LINUX / "lintian-overrides", overrides / "tandem")
-
-
-def copyright_of(home: Path) -> str:
-    """Return Tandem's licence and the names of those of the libraries that come with it."""
-    packed = sorted(distributions(path=[str(home / "site")]), key=lambda one: one.name.lower())
-    lines = [f"  {one.name} {one.version}: {_licence_name(one)}" for one in packed]
-    text = (LINUX / "copyright").read_text()
-    libraries = "\n".join(lines)
-    return text.replace("@LICENSE@", _indented(ROOT / "LICENSE")).replace("@LIBRARIES@", libraries)
-
-
-def _licence_name(package: Distribution) -> str:
-    """Return the name of a library's licence as its metadata give it."""
-    data = package.metadata
-    if name := data.get("License-Expression"):
-        return str(name)
-    kinds = [line for line in data.get_all("Classifier") or () if line.startswith("License :: ")]
-    if kinds:
-        return ", ".join(line.rpartition(" :: ")[2] for line in kinds)
-    return str(data.get("License", "see its folder")).splitlines()[0]
-
-
-def _indented(path: Path) -> str:
-    """Return a text as a field of Debian's format holds it: a blank line is a dot."""
-    return "\n".join(f" {line.strip() or '.'}" for line in path.read_text().splitlines())
 
 
 def _files(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@
     site/     libraries of the window, without torch
     src/      app, engine, resources, with their metadata
     bin/      tandem, uv
+    LICENCES.txt
 
 Everything finds the rest by its own place, so the folder may lie anywhere.
 """
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 
 from making.libraries import elf_files, needed_libraries
+from making.licences import check_parts, licences_text, shipped_parts
 from making.project import ROOT, Project, output
 from making.qt import prune_qt
 
@@ -61,9 +63,9 @@ def make_tree(folder: Path, project: Project, python: Path) -> None:
     install_libraries(folder / "site")
     prune_qt(folder / "site" / "PySide6")
     install_tandem(folder / "src")
+    install_uv(folder / "bin")
     for part in ("site", "src"):
         tidy_install_records(folder / part)
-    install_uv(folder / "bin")
     launcher = folder / "bin" / "tandem"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
@@ -71,6 +73,7 @@ def make_tree(folder: Path, project: Project, python: Path) -> None:
     packages.mkdir()
     up = "../" * 4
     (packages / "tandem.pth").write_text(f"{up}src\n{up}site\n")
+    write_licences(folder, project)
     compile_all(folder)
     settle(folder, project.epoch)
 
@@ -146,12 +149,31 @@ def install_tandem(target: Path) -> None:
     shutil.rmtree(target / "bin", ignore_errors=True)
 
 
+def write_licences(folder: Path, project: Project) -> None:
+    """Write the licences of all that is in a tree, and where an installed Tandem asks for releases.
+
+    Raises:
+        SystemExit: a part has no name or no text of its licence, or the address is none.
+    """
+    parts = shipped_parts(folder, project)
+    check_parts(parts)
+    (folder / "LICENCES.txt").write_text(licences_text(parts), encoding="utf-8")
+    address = os.environ.get("TANDEM_RELEASE_ADDRESS", "")
+    if address and not address.startswith("https://"):
+        raise SystemExit("TANDEM_RELEASE_ADDRESS does not begin with https://.")
+    if address:
+        file = folder / "src" / "resources" / "release-address.txt"
+        file.write_text(f"{address}\n", encoding="utf-8")
+
+
 def install_uv(target: Path) -> None:
-    """Put uv, which fetches the engine, into a folder."""
+    """Put uv, which fetches the engine, into a folder, and its metadata beside the libraries."""
     work = target.with_name("uv-wheel")
     pip("install", "--target", str(work), "--no-deps", UV)
     target.mkdir()
     shutil.move(work / "bin" / "uv", target / "uv")
+    for metadata in work.glob("uv-*.dist-info"):
+        shutil.move(metadata, target.with_name("site") / metadata.name)
     shutil.rmtree(work)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from making import release
-from making.project import Project
+from making.project import ROOT, Project
 from making.release import buildable, changes, compare, describe, write_news, write_sums
 
 from tests.helpers.small_tree import small_tree
@@ -94,3 +95,19 @@ def test_components_and_licences_go_with_the_packages(tmp_path: Path) -> None:
         "tandem-9.8.7-linux-x86_64.cdx.json", "tandem-9.8.7-linux-x86_64-licences.txt"
     ]  # fmt: skip
     assert "GNU LESSER GENERAL PUBLIC LICENSE" in files[1].read_text(encoding="utf-8")
+
+
+def test_what_builds_has_the_versions_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lines = (ROOT / "packaging" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in lines if line and not line.startswith("#")]
+    assert len(wanted) == 4
+    assert [line for line in wanted if f'"{line}"' not in project] == []
+
+
+def test_every_folder_of_a_workflow_exists() -> None:
+    """The workflow is run by a service alone, so at least its paths are checked here."""
+    text = (ROOT / ".ci" / "release.yml").read_text(encoding="utf-8")
+    paths = set(re.findall(r"packaging/[\w.]+\w", text))
+    assert {"packaging/release.sh", "packaging/requirements.txt"} <= paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
