@@ -307,6 +307,7 @@ class Shell(QObject):
             self.client, self.models, self.session, self.start_up, page, self._show_chat, self
         )
         setup.noticed.connect(self._notify)
+        setup.missing_changed.connect(self.side_panels.set_engine_missing)
         return setup
 
     def _wire(self) -> None:

@@ -72,7 +72,7 @@ def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
 
     shown = [shown_offer(offer, facts.current) for offer in facts.offers]
     for backend in facts.suitable:
-        if backend != "cpu" and facts.offer(backend) is None:
+        if facts.offer(backend) is None:
             problem = tr(
                 "This version of Tandem has none to install. A Python environment with such a"
                 " PyTorch can be used."

@@ -13,6 +13,7 @@ from app.links.links import LinksPicture, read_links
 from app.links.measuring import measure_apart
 from app.links.views.links_panel import LinksPanel
 from app.split.figures import rank_labels
+from app.translation import tr
 from engine import DeviceInfo, EngineError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class LinksPresenter(QObject):
 
     Args:
         read, measure: the slow work; replaced by tests.
+
+    Attributes:
+        lacks_engine: whether there is no engine, which alone can measure.
     """
 
     measured = Signal()  # there are new measurements for predictions
@@ -45,6 +49,7 @@ class LinksPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._panel, self._read, self._measure = panel, read, measure
+        self.lacks_engine = False
         self._devices: tuple[DeviceInfo, ...] = ()
         self._rig: Rig | None = None
         self._stop = threading.Event()
@@ -74,6 +79,9 @@ class LinksPresenter(QObject):
     def measure(self) -> None:
         """Measure devices and links, unless that is under way or they are simulated."""
         if self._meter.is_busy or self._rig is not None:
+            return
+        if self.lacks_engine:
+            self._panel.set_status(tr("Only an engine can measure them."), is_error=True)
             return
         self._stop.clear()
         self._panel.set_measuring(True)

@@ -32,6 +32,7 @@ class EngineSetup(QObject):
     """
 
     noticed = Signal(object)  # Notice
+    missing_changed = Signal(bool)  # whether there is no engine now
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class EngineSetup(QObject):
         Args:
             origin: where it comes from.
         """
-        self._origin = origin
+        self._set_origin(origin)
         if not self.is_missing:
             self._client.start()
             if self.page.go_on(is_shown=False):
@@ -85,6 +86,10 @@ class EngineSetup(QObject):
         self._models.block()
         if not self.page.go_on(is_shown=True):
             self.page.open()
+
+    def _set_origin(self, origin: Origin) -> None:
+        self._origin = origin
+        self.missing_changed.emit(self.is_missing)
 
     def close(self) -> None:
         """Stop what runs, which a later window can go on with."""
@@ -143,7 +148,8 @@ class EngineSetup(QObject):
     @Slot()
     def _replace(self) -> None:
         """End the engine that runs and start the one that was chosen."""
-        self._origin, self._is_ready, self._closes_page = "pack", False, True
+        self._set_origin("pack")
+        self._is_ready, self._closes_page = False, True
         self._replacement.end(self._replacement.start)
 
     @Slot()
@@ -152,7 +158,7 @@ class EngineSetup(QObject):
 
     @Slot()
     def _on_removed(self) -> None:
-        self._origin = "none"
+        self._set_origin("none")
         self._start_up.search_again("none")
         self.page.open()
 

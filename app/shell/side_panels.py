@@ -65,7 +65,7 @@ class SidePanels(QObject):
         self.find = button(tr("Find best split…"))
         set_tip(self.find, tr("Measure different splits and find the fastest"))
         self._client, self._over = client, over
-        self._applies = self._is_simulated = False
+        self._applies = self._is_simulated = self._lacks_engine = False
         self._search: TunePresenter | None = None
         self.find.clicked.connect(lambda: self.search.open())
         self._plans.noticed.connect(self.noticed)
@@ -110,6 +110,7 @@ class SidePanels(QObject):
         self._links = LinksPresenter(panel, self)
         self._links.measured.connect(self._split.read_speeds)
         self._links.set_devices(*self._shown_devices)
+        self._links.lacks_engine = self._lacks_engine
         if self._picture is not None:
             panel.set_token(_token_time(self._picture))
         return panel
@@ -135,6 +136,19 @@ class SidePanels(QObject):
         """Save the speed of an answer with the plan that is loaded."""
         self._plans.note_answer(finished, loaded)
 
+    @Slot(bool)
+    def set_engine_missing(self, is_missing: bool) -> None:
+        """Measure nothing while there is no engine."""
+        self._lacks_engine = is_missing
+        if self._links is not None:
+            self._links.lacks_engine = is_missing
+        self._allow_search()
+
+    def _allow_search(self) -> None:
+        """Let the search be opened where there is something to search for, and to measure with."""
+        has_plan = self._picture is not None and self._picture.plan is not None
+        self.find.setEnabled(has_plan and not self._is_simulated and not self._lacks_engine)
+
     def close(self) -> None:
         """End all work on threads."""
         for presenter in (self._placement, self._links, self._plans, self._search):
@@ -154,7 +168,7 @@ class SidePanels(QObject):
         if self._links is not None:
             self.links.set_token(_token_time(picture))
         self._plans.show_current()
-        self.find.setEnabled(picture.plan is not None and not self._is_simulated)
+        self._allow_search()
         if self._applies:
             self._applies = False
             self._split.request_load()

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.engine_client import EngineState
 from app.engine_pack.progress import InstallProgress, InstallStage
 from app.engine_pack.store import PackStore
 from app.engine_page.session import EngineSession
+from app.split.picture import SplitPicture
 from engine import EngineError, pack_folders
+from engine.models.info import read_model_info
 from tests.helpers.engine_pages import install, page_of, view_of
 from tests.helpers.fake_engine_pack import PackScript
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
@@ -276,3 +278,24 @@ def test_a_wheel_that_is_compared_does_not_look_like_a_step_back(qtbot: QtBot) -
         assert session.progress.n_bytes == max(50, n_done)
     session._tell(InstallProgress(InstallStage.UNPACKING, 10, 900))
     assert session.progress.n_bytes == 10
+
+
+def test_nothing_is_measured_without_an_engine(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make_shell()
+    monkeypatch.setattr("engine.read_model_info", read_model_info)  # the bundled model is real
+    view_of(qtbot, shell)
+    pictures: list[SplitPicture] = []
+    shell.split.pictured.connect(pictures.append)
+    shell.model_presenter.open_demo()
+    qtbot.waitUntil(lambda: bool(pictures) and pictures[-1].plan is not None)
+    find = shell.side_panels.find
+    assert not find.isEnabled()
+    shell.window.show_dock(shell.window.links_dock, True)
+    links = shell.side_panels.links
+    links.measure_requested.emit()
+    said = [label.text() for label in links.findChildren(QLabel)]
+    assert "Only an engine can measure them." in said
+    install(qtbot, shell)
+    qtbot.waitUntil(find.isEnabled)
