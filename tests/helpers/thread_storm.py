@@ -37,7 +37,7 @@ ABANDONED_S = 0.1
 
 LEAST_MARGIN = 0.1
 """Least distance of the two largest logits before each token of an answer. What splits, batches and
-single tokens round differently was up to 0.026 here: an activation that is rounded to another byte."""
+single tokens round differently was up to 0.026 here, where an activation fell on another byte."""
 
 ACTS = ("ask", "cancel", "drop", "abandon", "compute", "look", "split", "save", "restore", "close")
 """What has to be done at least once."""
