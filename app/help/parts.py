@@ -28,7 +28,7 @@ PYSIDE_SOURCES = "https://code.qt.io/cgit/pyside/pyside-setup.git/"
 
 def all_components() -> list[Component]:
     """Return all that Tandem is made of; work for a thread."""
-    return [_tandem(), _qt(), _python(), _font(), *packages()]
+    return [_tandem(), _qt(), _python(), _font(), *_system_libraries(), *packages()]
 
 
 def _tandem() -> Component:
@@ -82,6 +82,15 @@ def _python() -> Component:
 def _font() -> Component:
     files = _present((ROOT / "resources" / "fonts" / "OFL.txt",))
     return Component("Inter", FONT_VERSION, "OFL-1.1", files)
+
+
+def _system_libraries() -> list[Component]:
+    """Return the libraries of a Linux system that some packages bring along."""
+    files = tuple(sorted((ROOT.parent / "lib" / "licences").glob("*.txt")))
+    if not files:
+        return []
+    names = ", ".join(file.stem for file in files)
+    return [Component(tr("Libraries of the system"), "", tr("see the texts"), files, names)]
 
 
 def _kept(names: tuple[str, ...]) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Builds packages: `packaging/build TARGET`, see packaging/README.md."""
+"""Builds packages: `packaging/build TARGET ...`, see packaging/README.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ OTHER_SYSTEMS = {"macos": build_macos, "windows": build_windows}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build what other people install.")
-    parser.add_argument("target", choices=sorted([*TARGETS, *OTHER_SYSTEMS]))
+    known = sorted([*TARGETS, *OTHER_SYSTEMS])
+    parser.add_argument(
+        "targets", nargs="+", choices=known, metavar="TARGET", help=", ".join(known)
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the results")
     parser.add_argument(
         "--python", type=Path,
@@ -47,14 +50,17 @@ def main() -> None:
     args = parser.parse_args()
     project = Project.read(args.effort)
     out = args.out.absolute()
-    if args.target in OTHER_SYSTEMS:
-        sys.stdout.write(f"{OTHER_SYSTEMS[args.target](out, project, args.python)}\n")
-        return
-    tree = out / "tandem"
-    shutil.rmtree(tree, ignore_errors=True)
-    tree.mkdir(parents=True)
-    make_tree(tree, project, args.python or Path(sys.base_prefix))
-    sys.stdout.write(f"{TARGETS[args.target](tree, out, project)}\n")
+    if not OTHER_SYSTEMS.keys() >= set(args.targets):
+        tree = out / "tandem"
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir(parents=True)
+        make_tree(tree, project, args.python or Path(sys.base_prefix))
+    for target in args.targets:
+        if target in OTHER_SYSTEMS:
+            result = OTHER_SYSTEMS[target](out, project, args.python)
+        else:
+            result = TARGETS[target](tree, out, project)
+        sys.stdout.write(f"{result}\n")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from making.sbom import write_sbom
 PROGRAMS = {
     "linux": {
         "deb": ("dpkg-deb", "dpkg-shlibdeps", "patchelf"), "tarball": ("xz", "patchelf"),
-        "flatpak": ("flatpak-builder", "patchelf"),
     },
     "windows": {"setup": ("makensis",)},
     "macos": {"dmg": ("hdiutil", "codesign")},
@@ -97,18 +96,15 @@ def build_all(targets: Iterable[str], out: Path, prefix: Path) -> tuple[list[Pat
     Raises:
         SystemExit: one of them fails.
     """
-    packages = []
-    for target in targets:
-        done = subprocess.run(
-            [
-                sys.executable, str(ROOT / "packaging" / "making" / "main.py"), target,
-                "--out", str(out), "--python", str(prefix),
-            ],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"packaging/build {target} has failed.")
-        packages.append(Path(done.stdout.strip().splitlines()[-1]))
+    program = str(ROOT / "packaging" / "making" / "main.py")
+    wanted = list(targets)
+    done = subprocess.run(
+        [sys.executable, program, *wanted, "--out", str(out), "--python", str(prefix)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"packaging/build {' '.join(wanted)} has failed.")
+    packages = [Path(line) for line in done.stdout.splitlines()[-len(wanted) :]]
     return packages, out / "tandem"
 
 
