@@ -39,7 +39,7 @@ from engine.remote.messages import (
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25
+TICK_S = 1.0
 """Seconds between two looks at a silent process. They are counted, not timed, since this process
 may have slept as well."""
 

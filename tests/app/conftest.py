@@ -18,6 +18,7 @@ from app.chat.formulas.pictures import formula_pictures
 from app.chat.views.lexers import lexers
 from app.main import Shell
 from app.monitor.views.monitor_panel import MonitorPanel
+from app.process.spare_time import spare_time
 from app.shell.language import start_language
 from app.theme import apply_theme
 from engine import DeviceInfo, ModelInfo
@@ -52,6 +53,7 @@ def no_left_overs() -> Iterator[None]:
     wait_for_templates()
     formula_pictures().close()
     lexers().finish()
+    spare_time().close()
     threads = [t.name for t in threading.enumerate() if t not in before and t.is_alive()]
     assert not threads, f"threads left behind: {threads}"
     left = [name for key, name in _running().items() if key not in running_before]

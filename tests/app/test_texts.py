@@ -132,6 +132,9 @@ def test_chats_and_code_are_text(qtbot: QtBot, text: str) -> None:
         qtbot.addWidget(view)
     code.set_code(CodeBlock(f"{text}{text}", text))
     answer.close_answer()
+    while answer.make_next():
+        pass
+    assert answer.findChildren(ProseView)
     assert code.code == f"{text}{text}", "copies are exact"
     assert question.copied_text == text
     for view in (question, answer, code):

@@ -194,24 +194,27 @@ def test_a_long_chat_opens_with_its_end_and_shows_more_on_demand(qtbot: QtBot) -
     chat.tree.remove_branch(151)
     view.show_path()
     assert turns(view) == list(range(140, 150))
-    qtbot.waitUntil(lambda: not view._more.isActive())
+    qtbot.waitUntil(lambda: not view._more.is_active)
 
 
-def test_what_is_seen_stays_while_earlier_turns_are_made(qtbot: QtBot) -> None:
+def test_what_is_seen_stays_while_earlier_turns_are_made(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chat opens at its end, and more turns at its top do not move what somebody reads."""
+    monkeypatch.setattr("app.process.spare_time.SLICE_S", 0.0)  # one step at a time
     view = ChatView()
     qtbot.addWidget(view)
     view.resize(600, 400)
     view.show()
     view.show_chat(long_chat())
     bar = view.verticalScrollBar()
-    qtbot.waitUntil(lambda: len(view.shown) == N_SHOWN and not view._more.isActive())
+    qtbot.waitUntil(lambda: len(view.shown) == N_SHOWN and not view._more.is_active)
     assert 0 < bar.value() == bar.maximum()
     first = view.shown[0]
     bar.setValue(5)
     before = first.mapTo(view, first.rect().topLeft()).y()
     seen: list[int] = []
-    while len(view.shown) < 2 * N_SHOWN or view._more.isActive():
+    while len(view.shown) < 2 * N_SHOWN or view._more.is_active:
         QApplication.processEvents()
         seen.append(first.mapTo(view, first.rect().topLeft()).y())
     assert len(seen) >= N_SHOWN
@@ -223,6 +226,7 @@ def test_opening_a_chat_makes_few_turns_at_once(
 ) -> None:
     """Thirty long answers take half a second, in which the window would not answer."""
     monkeypatch.setattr("app.chat.views.chat_view.AT_ONCE_S", 0.0)
+    monkeypatch.setattr("app.chat.views.chat_view.MOST_AT_ONCE_S", 60.0)
     view = ChatView()
     qtbot.addWidget(view)
     view.resize(600, 2000)
@@ -231,7 +235,7 @@ def test_opening_a_chat_makes_few_turns_at_once(
     assert turns(view) == list(range(200 - N_AT_ONCE, 200))
     view.show_chat(long_chat(N_AT_ONCE))
     assert turns(view) == list(range(N_AT_ONCE)), "what was still to be made is not any more"
-    assert not view._more.isActive()
+    assert not view._more.is_active
     view.resize(600, 50)
     view.show_chat(long_chat())
     assert turns(view) == [199], "one that fills the view is enough"

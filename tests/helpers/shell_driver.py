@@ -52,7 +52,7 @@ def shown(shell: Shell) -> list[str]:
         if isinstance(view, AnswerView):
             texts.append("\n".join(view.body.pieces_shown()))
         elif isinstance(view, UserView):
-            texts.append(view._text.document().toPlainText())
+            texts.append("\n".join(sheet.document().toPlainText() for sheet in view._sheets))
     return texts
 
 

@@ -62,7 +62,7 @@ NAMES = {
     "app/chat/saving.py": {"restore "},
     "app/chat/views/hit_list.py": {"MMM yyyy"},
     "app/theme.py": {"Fusion"},
-    "app/chat/markdown/__init__.py": {"Formula", "Piece", "Rule", "Table"},
+    "app/chat/markdown/__init__.py": {"Formula", "Piece", "Portion", "Rule", "Table"},
     "app/chat/views/highlight.py": {"Comment", "Keyword", "Token."},
     "app/shell/taskbar/unity.py": {"Update"},
     "app/split/views/device_details.py": {"KV cache"},

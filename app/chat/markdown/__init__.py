@@ -6,8 +6,9 @@ definitions stay text, too, so that every top-level block means the same on its 
 stays where it was written. That makes streaming exact: see `MarkdownStream`.
 """
 
+from app.chat.markdown.cutting import Portion, portions
 from app.chat.markdown.delimiters import Formula, formula_rules
-from app.chat.markdown.parsing import MarkdownStream, parse
+from app.chat.markdown.parsing import MarkdownStream, normal, parse
 from app.chat.markdown.pieces import (
     CodeBlock,
     DisplayFormula,
@@ -25,11 +26,14 @@ __all__ = [
     "Formula",
     "MarkdownStream",
     "Piece",
+    "Portion",
     "Rule",
     "Table",
     "TextLine",
     "TextSpan",
     "formula_rules",
+    "normal",
     "opened_address",
     "parse",
+    "portions",
 ]

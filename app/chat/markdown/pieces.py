@@ -26,6 +26,14 @@ class TextSpan:
     note: str = ""
     formula: Formula | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the run has the style of its line."""
+        return not (
+            self.bold or self.italic or self.code or self.strike or self.href or self.note
+            or self.formula
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
@@ -58,11 +66,15 @@ class CodeBlock:
     language: str = ""
 
 
+Rows = tuple[tuple[tuple[TextSpan, ...], ...], ...]
+"""Rows of cells."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table: rows of cells, header first; `aligns` has "left", "center" or "right" per column."""
 
-    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
+    rows: Rows
     aligns: tuple[str, ...]
 
 

@@ -1,14 +1,16 @@
 """The messages of the open chat, in a scrolling column that follows an answer as it grows.
 
 The column holds a part of the path, so that opening and streaming cost the same for every chat: the
-last messages at first, others as somebody scrolls to them or looks for one. Some are there at once
-and the others come one by one, as a message with code and tables takes some 20 ms. What is seen
-stays where it is while messages come and go above and below.
+last messages at first, others as somebody scrolls to them or looks for one. What is seen is there
+at once, and the rest comes in pieces, some in each turn of the event loop, as a message with code
+and tables takes some 30 ms. What is seen stays in its place while messages come and go above and
+below.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, cast
@@ -20,6 +22,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QW
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
+from app.process.spare_time import LaterSteps, spare_time
 from app.translation import tr
 from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
@@ -27,9 +30,9 @@ from app.widgets.shortcuts import make_local_shortcut
 if TYPE_CHECKING:
     from app.chat.views.message_view import AnswerView, MessageView
 
-N_AT_ONCE, AT_ONCE_S = 4, 0.015
+N_AT_ONCE, AT_ONCE_S, MOST_AT_ONCE_S = 4, 0.015, 0.04
 """Messages that are there at once: so many, or fewer that fill the view, and those that can be made
-in this time."""
+in the first of these times; all of them within the second one, of the thread's processor time."""
 
 N_LAYOUTS = 4
 """Rounds until a message has its place: texts know their heights once they have their widths."""
@@ -39,6 +42,25 @@ NEAR, FAR = 1, 4
 
 MARGIN = 34
 STICKY_PIXELS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An edge of a message that keeps its place while others come and go.
+
+    Attributes:
+        is_lower: whether it is the lower edge, as more will be put on top of what is seen.
+        pixels: distance below the top of what is seen.
+    """
+
+    view: MessageView
+    is_lower: bool
+    pixels: int
+
+    @property
+    def y(self) -> int:
+        """The height of the edge in the column."""
+        return self.view.y() + (self.view.height() if self.is_lower else 0)
 
 
 class ChatView(QScrollArea):
@@ -60,10 +82,9 @@ class ChatView(QScrollArea):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(tr("Conversation"))
         self._is_following = True
-        self._held: tuple[MessageView, int] | None = None  # stays so many pixels below the top
+        self._held: _Held | None = None
         self._is_settling = False
-        self._more = QTimer(self, interval=0)
-        self._more.timeout.connect(self._make_more)
+        self._more = LaterSteps(self._make_more, self)
         self._column = MessageColumn()
         for name in ("resend_requested", "answer_edited", "step_chosen", "version_chosen"):
             getattr(self._column, name).connect(getattr(self, name))
@@ -136,7 +157,9 @@ class ChatView(QScrollArea):
             return
         if not column.first <= place < column.end:
             self._show_from(place)
-        self._is_following, self._held = False, (column.views[place - column.first], TOP_PIXELS)
+        self._is_following = False
+        view = column.views[place - column.first]
+        self._held = _Held(view, is_lower=False, pixels=TOP_PIXELS)
         self._settle()
         QTimer.singleShot(0, self, self._settle)  # once a new chat has its width
 
@@ -144,7 +167,9 @@ class ChatView(QScrollArea):
         """Show a message anew, whose text is another one."""
         self._column.growing = growing
         self._column.rebuild(message_id)
+        self._make_some(0)
         self._settle()
+        self._more.start()
 
     def grow(self) -> None:
         """Show the text added to the growing answer."""
@@ -208,26 +233,32 @@ class ChatView(QScrollArea):
         Args:
             n_above: number of views above those that are seen.
         """
-        column, until = self._column, time.perf_counter() + AT_ONCE_S
-        while column.make_next():
-            is_full = column.rough_height(column.first + n_above) >= self.viewport().height()
-            is_enough = is_full or len(column.views) - n_above >= N_AT_ONCE
-            if is_enough and time.perf_counter() > until:
-                break
+        column, begin = self._column, time.thread_time()
+        with column.making():
+            while column.make_next():
+                is_full = column.rough_height(column.first + n_above) >= self.viewport().height()
+                is_enough = is_full or column.n_whole - n_above >= N_AT_ONCE
+                if time.thread_time() - begin > (AT_ONCE_S if is_enough else MOST_AT_ONCE_S):
+                    break
 
     @Slot()
     def _make_more(self) -> None:
-        """Make one of the messages that are wanted; after the last, see whether more are."""
-        if self._column.make_next():
+        """Make some of what is wanted; after the last, see whether more is."""
+        until = spare_time().until
+        with self._column.making():
+            is_over = not self._column.make_next()
+            while time.thread_time() < until and self._column.make_next():
+                pass
+        if not is_over:
             self._settle()
-        else:
-            self._more.stop()
-            self._want_more()
+            return
+        self._more.stop()
+        self._want_more()
 
     def _want_more(self) -> None:
         """Have messages made where an end of the column is near, and take off what is far away."""
         column, bar, height = self._column, self.verticalScrollBar(), self.viewport().height()
-        if self._more.isActive() or self._is_settling or not column.views:
+        if self._more.is_active or self._is_settling or not column.views:
             return
         is_near_top = bar.value() < NEAR * height and column.first > 0
         is_near_end = bar.maximum() - bar.value() < NEAR * height and not column.is_at_end
@@ -261,11 +292,18 @@ class ChatView(QScrollArea):
         bar = self.verticalScrollBar()
         if self._is_following:
             bar.setValue(bar.maximum())
-        elif self._held is not None and self._held[0] in self._column.views:
-            bar.setValue(self._held[0].y() - self._held[1])
+        elif (held := self._held_here) is not None:
+            bar.setValue(held.y - held.pixels)
         self._is_settling = False
-        if self._held is None or self._held[0] not in self._column.views:
+        held = self._held_here
+        if held is None or (held.is_lower and not self._column.is_growing_up(held.view)):
             self._note_place()
+
+    @property
+    def _held_here(self) -> _Held | None:
+        """What is held, if it is still in the column."""
+        held = self._held
+        return held if held is not None and held.view in self._column.views else None
 
     @Slot()
     def _follow(self) -> None:
@@ -294,7 +332,8 @@ class ChatView(QScrollArea):
             views = [view for view in self._column.views if view.message.id in ids]
             seen = (view for view in views if view.geometry().bottom() > top)
             view = next(seen, views[-1])
-            self._held = view, view.y() - top
+            held = _Held(view, is_lower=self._column.is_growing_up(view), pixels=0)
+            self._held = replace(held, pixels=held.y - top)
 
     def _switch(self, step: int) -> None:
         """Show another version of the message with the focus, else of the last with versions."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.highlight import Ranges, highlight, suffix_of
 from app.chat.views.lexers import lexers
 from app.chat.views.text_block import MONOSPACE
+from app.process.spare_time import spare_time, take_step
 from app.scale import px
 from app.theme import theme
 from app.translation import tr
@@ -32,6 +35,9 @@ from engine import one_line, printable
 
 CODE_PIXELS = 13
 COPIED_MS = 1500
+
+COLOURED_AT_ONCE_S = 0.004
+"""Processor time for the colours of a text that grows, before it is shown without the others."""
 
 MOST_TITLE = 40
 """Largest number of characters of a block's title."""
@@ -48,13 +54,8 @@ class CodeView(QFrame):
 
     def __init__(self, code: CodeBlock, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        colours = theme()
-        self.setObjectName("codeView")
+        self.setProperty("role", "code")
         self.setMinimumWidth(LEAST_WIDTH)
-        self.setStyleSheet(
-            f"#codeView {{ background: {colours.code_background};"
-            f" border: 1px solid {colours.line}; border-radius: 8px; }}"
-        )
         self._language = label(_title(code), "muted")
         self._copy = button(tr("Copy"), "quiet", tr("Copy code"))
         self._copy.clicked.connect(self.copy)
@@ -71,6 +72,7 @@ class CodeView(QFrame):
         self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
         self._waits = False  # whether a lexer is being made
+        self._is_colouring = False
 
         header = QHBoxLayout()
         header.setContentsMargins(12, 2, 4, 0)
@@ -121,7 +123,7 @@ class CodeView(QFrame):
         if not lexers().want(language):
             lexers().ready.disconnect(self._on_lexer)
             self._waits = False
-        self._show_colours()
+            self._show_colours()
         self._text.measure(first)
 
     @Slot()
@@ -178,19 +180,39 @@ class CodeView(QFrame):
             self._show_colours()
 
     def _show_colours(self) -> None:
-        self._colour(highlight(self._shown.text, self._shown.language, theme()))
+        """Colour the first lines now if they are seen, and the others between events."""
+        if self._is_colouring:
+            return
+        self._is_colouring = True
+        work = self._colour()
+        until = time.thread_time() + COLOURED_AT_ONCE_S
+        while self.isVisible() and time.thread_time() < until:
+            if not take_step(work):
+                return
+        spare_time().do(self, work)
 
-    def _colour(self, formats: list[Ranges]) -> None:
-        """Apply the formats of lines whose formats changed."""
-        document = self._text.document()
-        for number, ranges in enumerate(formats):
-            if number < len(self._formats) - 1 and self._formats[number] == ranges:
-                continue
-            block = document.findBlockByNumber(number)
-            if block.isValid():
-                block.layout().setFormats(ranges)
-                document.markContentsDirty(block.position(), block.length())
-        self._formats = formats
+    def _colour(self) -> Iterator[None]:
+        """Colour line after line, and once more if the text became another one meanwhile."""
+        shown = None
+        while shown is not self._shown:
+            shown = self._shown
+            for number, ranges in enumerate(highlight(shown.text, shown.language, theme())):
+                self._colour_line(number, ranges)
+                yield
+                if not self._shown.text.startswith(shown.text):
+                    break
+        self._is_colouring = False
+
+    def _colour_line(self, number: int, ranges: Ranges) -> None:
+        """Apply the formats of a line if they changed, or if the line may have grown."""
+        formats = self._formats
+        if number < len(formats) - 1 and formats[number] == ranges:
+            return
+        formats[number : number + 1] = [ranges]
+        block = self._text.document().findBlockByNumber(number)
+        if block.isValid() and (ranges or block.layout().formats()):
+            block.layout().setFormats(ranges)
+            self._text.document().markContentsDirty(block.position(), block.length())
 
 
 def _title(code: CodeBlock) -> str:
@@ -213,9 +235,7 @@ class _CodeText(QPlainTextEdit):
         font.setFamilies(MONOSPACE)
         font.setPixelSize(px(CODE_PIXELS))
         self.setFont(font)
-        self.setStyleSheet(
-            "QPlainTextEdit { background: transparent; border: none; padding: 0 8px; }"
-        )
+        self.setProperty("role", "codeText")
         self.setReadOnly(True)
         self.setUndoRedoEnabled(False)
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)

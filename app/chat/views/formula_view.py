@@ -44,7 +44,6 @@ class FormulaView(QScrollArea):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.horizontalScrollBar().rangeChanged.connect(self._fit)
         left = shown.indent * INDENT + shown.quote * QUOTE_INDENT
-        self.setStyleSheet("QScrollArea, QScrollArea > QWidget > QWidget { background: none; }")
         self.setViewportMargins(left, 0, 0, 0)
         source = shown.formula.source
         name = tr("Formula {source}").format(source=one_line(source, MOST_NAME))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 
 from PySide6.QtGui import QColor, QFont, QTextCharFormat, QTextLayout
@@ -11,31 +12,33 @@ from app.chat.views.lexers import lexers, make_lexer
 from app.theme import Theme
 
 SUFFIX = re.compile(r"\*\.\w+")
-MAX_CHARACTERS = 20_000  # colouring a longer text would be felt as a pause
+MAX_CHARACTERS = 20_000  # a text that grows is coloured anew each time
 
 Ranges = list[QTextLayout.FormatRange]
 
 
-def highlight(code: str, language: str, colours: Theme) -> list[Ranges]:
-    """Return the formats of each line of `code`.
+def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
+    """Return the formats of one line of `code` after the other.
 
     There are none for a long text or for a language whose lexer is not there, see `lexers`.
     """
-    lines: list[Ranges] = [[] for _ in range(code.count("\n") + 1)]
     lexer = lexers().find(language.lower()) if len(code) <= MAX_CHARACTERS else None
     if lexer is None:
-        return lines
+        yield from ([] for _ in range(code.count("\n") + 1))
+        return
     styles = _styles(colours)
-    line = column = 0
+    line: Ranges = []
+    column = 0
     for _, kind, text in lexer.get_tokens_unprocessed(code):
         style = styles.get(_family(str(kind)))
         for index, part in enumerate(text.split("\n")):
             if index:
-                line, column = line + 1, 0
+                yield line
+                line, column = [], 0
             if style is not None and part.strip():
-                lines[line].append(_range(column, len(part), style))
+                line.append(_range(column, len(part), style))
             column += len(part)
-    return lines
+    yield line
 
 
 def suffix_of(language: str) -> str:

@@ -1,9 +1,15 @@
-"""The text of an answer: a column of prose, code, tables and formulas that grows."""
+"""The text of an answer: a column of prose, code, tables and formulas.
+
+A text that is there is made in small steps, from its beginning or from its end, and can grow
+afterwards. Views that are being made are not seen before they are complete.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QPoint, QTimer, Signal, Slot
@@ -14,18 +20,24 @@ from app.chat.markdown import (
     DisplayFormula,
     MarkdownStream,
     Piece,
+    Portion,
     Rule,
     Table,
     TextLine,
     TextSpan,
+    normal,
+    portions,
 )
 from app.chat.views.prose_view import START, ProseView, TextMark
 from app.chat.views.text_block import TextBlock
+from app.process.spare_time import take_step
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
 SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from the engine
 SMOOTHING = 0.3
 
+LINE_LENGTH = 80
+"""Characters of a line, for estimates."""
 
 if TYPE_CHECKING:
     from app.chat.views.code_view import CodeView
@@ -51,6 +63,26 @@ class _Shown:
     mark: TextMark | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A portion of the text that is on screen.
+
+    Attributes:
+        start: offset of its source.
+        n_views: number of its views.
+        n_lines: estimate of its lines.
+    """
+
+    start: int
+    n_views: int
+    n_lines: int
+
+
+def rough_lines(text: str) -> int:
+    """Estimate the lines that a text takes on screen."""
+    return text.count("\n") + len(text) // LINE_LENGTH + 2
+
+
 class MessageBody(QWidget):
     """View of Markdown; complete pieces are written once, of the rest only changes."""
 
@@ -65,15 +97,39 @@ class MessageBody(QWidget):
         self._pending = ""
         self._views: list[BodyView] = []
         self._open: list[_Shown] = []  # the pieces at the end that are not complete
+        self._text = ""  # what is made in steps
+        self._steps: Iterator[None] | None = None
+        self._made: list[_Made] = []  # portions of `_text`, from the top
         self._due_at = 0.0
         self._cost_s = 0.0  # CPU time of one update, painting included
         self._cpu_s = time.thread_time()
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.flush)
 
+    def begin(self, text: str, *, from_end: bool = False) -> None:
+        """Have a text shown in steps, see `make_next`."""
+        self._text = normal(text)
+        self._steps = self._make(from_end=from_end) if text else None
+
+    def make_next(self) -> bool:
+        """Take one step of showing the text; return whether there was one."""
+        if self._steps is None:
+            return False
+        if not take_step(self._steps):
+            self._steps = None
+            self.flush()
+        return True
+
+    @property
+    def n_lines(self) -> int:
+        """Estimate of the lines of the portions that are on screen."""
+        return sum(made.n_lines for made in self._made)
+
     def append(self, text: str) -> None:
         """Add text, shown at once or after a pause in proportion to the cost of an update."""
         self._pending += text
+        if self._steps is not None:
+            return
         wait_s = self._due_at - time.perf_counter()
         if wait_s <= 0:
             self.flush()
@@ -84,7 +140,7 @@ class MessageBody(QWidget):
         """Show another text from its beginning."""
         for view in self._views:
             self._discard(view)
-        self._views, self._open = [], []
+        self._views, self._open, self._made, self._steps = [], [], [], None
         self._stream, self._pending = MarkdownStream(), text
         self.flush()
 
@@ -92,8 +148,10 @@ class MessageBody(QWidget):
     def flush(self) -> None:
         """Show all added text now."""
         self._timer.stop()
-        if not self._pending:
+        if not self._pending or self._steps is not None:
             return
+        if self._made:
+            self._open_end()
         self._measure()
         text, self._pending = self._pending, ""
         complete = self._stream.feed(text)
@@ -103,6 +161,56 @@ class MessageBody(QWidget):
     def pieces_shown(self) -> list[str]:
         """Return the text on screen, view by view."""
         return [view.plain_text for view in self._views]
+
+    def _make(self, *, from_end: bool) -> Iterator[None]:
+        """Show the portions of the text one after the other, each once it is complete."""
+        found = yield from portions(self._text)
+        for portion in reversed(found) if from_end else found:
+            views: list[BodyView] = []
+            for pieces in portion.steps():
+                self._write_portion(portion, pieces, views)
+                yield
+            n_lines = sum(map(rough_lines, portion.sources))
+            self._made.insert(
+                0 if from_end else len(self._made), _Made(portion.start, len(views), n_lines)
+            )
+            first = 0 if from_end else len(self._views)
+            for number, view in enumerate(views, first):
+                self._insert(number, view)
+                view.show()  # now, as Qt would do so after the next layout
+            yield
+
+    def _write_portion(
+        self, portion: Portion, pieces: Sequence[Piece], views: list[BodyView]
+    ) -> None:
+        """Write pieces into the views of their portion, which nobody sees yet."""
+        if portion.is_one and views and not isinstance(view := views[0], ProseView):
+            view.take(pieces[0])
+            return
+        for is_prose, group in groupby(pieces, lambda piece: isinstance(piece, TextLine | Rule)):
+            if not is_prose:
+                views += [_single_view(piece, self) for piece in group]  # type: ignore[arg-type]
+            elif views and isinstance(last := views[-1], ProseView):
+                last.write(list(group))  # type: ignore[arg-type]
+            else:
+                views.append(prose := ProseView(self))
+                prose.write(list(group))  # type: ignore[arg-type]
+        for view in views:
+            view.hide()
+
+    def _open_end(self) -> None:
+        """Have the end of a text that was made in steps grow: write its last block anew.
+
+        A line without an end may still become a part of the block in front of it.
+        """
+        n_open = 1 if self._text.endswith("\n") else 2
+        start = self._made[-n_open:][0].start
+        n_views = sum(made.n_views for made in self._made[-n_open:])
+        for view in self._views[len(self._views) - n_views :]:
+            self._discard(view)
+        del self._views[len(self._views) - n_views :]
+        self._made = []
+        self._stream, self._pending = MarkdownStream(), self._text[start:] + self._pending
 
     def _measure(self) -> None:
         """Schedule the next update by the CPU time that this thread spent since the last one.
@@ -170,16 +278,16 @@ class MessageBody(QWidget):
         mark = prose.mark() if prose is not None and not is_reused else None
         self._open.append(_Shown(piece, len(self._views) - is_reused, mark))
         if not isinstance(piece, TextLine | Rule):
-            self._add(_single_view(piece, self))
+            self._insert(len(self._views), _single_view(piece, self))
             return
         if prose is None:
             prose = ProseView(self)
-            self._add(prose)
+            self._insert(len(self._views), prose)
         prose.write([piece])
 
-    def _add(self, view: BodyView) -> None:
-        self._views.append(view)
-        self._layout.addWidget(view)
+    def _insert(self, number: int, view: BodyView) -> None:
+        self._views.insert(number, view)
+        self._layout.insertWidget(number, view)
         if isinstance(view, TextBlock):
             view.note_wanted.connect(self._show_note)
 

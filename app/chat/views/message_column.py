@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from PySide6.QtCore import QPoint, Signal
@@ -28,8 +29,8 @@ N_SHOWN = 30
 MOST_SHOWN = 40
 """Messages that stay while others are added: each one that an answer grows below costs time."""
 
-LINE_LENGTH, LINE_PIXELS = 80, 16
-"""Characters and height of a line, for estimates."""
+LINE_PIXELS = 16
+"""Height of a line, for estimates."""
 
 
 class MessageColumn(QWidget):
@@ -59,6 +60,7 @@ class MessageColumn(QWidget):
         self.growing: Message | None = None
         self.first = self.end = 0
         self.wanted = 0, 0
+        self._unmade: list[MessageView] = []  # they have more steps to come
         self._layout = QVBoxLayout(self)
         self._layout.setContentsMargins(0, TOP_PIXELS, 0, 24)
         self._layout.setSpacing(18)
@@ -77,7 +79,12 @@ class MessageColumn(QWidget):
     @property
     def is_complete(self) -> bool:
         """Whether all that is wanted is here."""
-        return (self.first, self.end) == self.wanted
+        return (self.first, self.end) == self.wanted and not self._unmade
+
+    @property
+    def n_whole(self) -> int:
+        """The number of views with all of their text."""
+        return len(self.views) - len(self._unmade)
 
     @property
     def last_answer(self) -> AnswerView | None:
@@ -91,9 +98,7 @@ class MessageColumn(QWidget):
 
     def rough_height(self, place: int) -> int:
         """Estimate the height in pixels of the views from a place on, before they are laid out."""
-        texts = [view.message.content for view in self.views[place - self.first :]]
-        n_lines = sum(text.count("\n") + len(text) // LINE_LENGTH + 2 for text in texts)
-        return n_lines * LINE_PIXELS
+        return sum(view.n_lines for view in self.views[place - self.first :]) * LINE_PIXELS
 
     def start_at(self, place: int) -> None:
         """Have no view, and want those around a place, or the last ones for the end of the path."""
@@ -105,16 +110,36 @@ class MessageColumn(QWidget):
         self.wanted = start, min(n, start + N_SHOWN)
 
     def make_next(self) -> bool:
-        """Make one more of the wanted views, those below first; return whether there was one."""
-        if self.end < self.wanted[1]:
+        """Take one more step towards the wanted views; return whether there was one.
+
+        One view is made after the other, those below first, and those above from their end.
+        """
+        if self._unmade:
+            if not self._unmade[0].make_next():
+                del self._unmade[0]
+        elif self.end < self.wanted[1]:
             self._put(len(self.views), self._make(self.end))
             self.end += 1
         elif self.first > self.wanted[0]:
             self.first -= 1
-            self._put(0, self._make(self.first))
+            self._put(0, self._make(self.first, grows_up=True))
         else:
             return False
         return True
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Lay the column out once, at the end of a `with`, and not for each piece that is shown."""
+        self._layout.setEnabled(False)
+        try:
+            yield
+        finally:
+            self._layout.setEnabled(True)
+            self._layout.activate()
+
+    def is_growing_up(self, view: MessageView) -> bool:
+        """Return whether more will be put on top of what a view shows."""
+        return view.grows_up and view in self._unmade
 
     def show_places(self, places: Sequence[int]) -> None:
         """Show the messages of places that follow each other, with the views that there are."""
@@ -160,24 +185,26 @@ class MessageColumn(QWidget):
         for view in self.views:
             view.fit_width(self._width)
 
-    def _make(self, place: int) -> MessageView:
+    def _make(self, place: int, *, grows_up: bool = False) -> MessageView:
+        """Return a new view, which shows its text in the steps that follow."""
         from app.chat.views.message_view import AnswerView, UserView  # late: no message, no need
 
         message = self.path[place]
         view: MessageView
         if message.is_answer:
-            view = answer = AnswerView(message, self)
+            view = answer = AnswerView(message, self, grows_up=grows_up)
             answer.continue_requested.connect(self.continue_requested)
             answer.body.place_wanted.connect(self.place_wanted)
             answer.edited.connect(lambda text: self.answer_edited.emit(message.id, text))
             if message is not self.growing:
                 answer.close_answer()
         else:
-            view = question = UserView(message, self)
+            view = question = UserView(message, self, grows_up=grows_up)
             question.fit_width(self._width)
             question.edited.connect(lambda text: self.resend_requested.emit(message.id, text))
         view.step_chosen.connect(lambda step: self.step_chosen.emit(step, message.id))
         view.version_chosen.connect(self.version_chosen)
+        self._unmade.append(view)
         return view
 
     def _put(self, number: int, view: MessageView) -> None:
@@ -185,9 +212,12 @@ class MessageColumn(QWidget):
         self.views.insert(number, view)
         if self._layout.indexOf(view) != number:
             self._layout.insertWidget(number, view)
+            view.resize(self.width(), view.height())
             view.show()  # now, as Qt would do so after the next layout
 
     def _remove(self, view: MessageView) -> None:
+        if view in self._unmade:
+            self._unmade.remove(view)
         self._layout.removeWidget(view)
         view.hide()
         view.deleteLater()

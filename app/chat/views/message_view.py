@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from PySide6.QtCore import QEvent, Qt, Signal, Slot
 from PySide6.QtGui import QEnterEvent, QResizeEvent
 from PySide6.QtWidgets import (
@@ -18,7 +20,7 @@ from app.chat.branches.views.message_steps import MessageStep, step_menu
 from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
 from app.chat.message import AnswerStats, Message, split_thought
-from app.chat.views.message_body import MessageBody
+from app.chat.views.message_body import MessageBody, rough_lines
 from app.chat.views.prose_view import ProseView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
@@ -42,8 +44,11 @@ CAN_GO_ON = ("length", "context", "cancelled", "failed")
 BUTTONS_WIDTH = 110
 """Width of the buttons beside a bubble, in pixels."""
 
-CHIPS_WIDTH = 300
-"""Least width of a bubble with files, in pixels."""
+CHIPS_WIDTH, MOST_WIDTH = 300, 10_000
+"""Least width of a bubble with files, and that of one with a long text, if the column had it."""
+
+MOST_SHEET = 4000
+"""Characters of a person's turn in one view."""
 
 INTERRUPTED = tr_later("This answer was interrupted.")
 
@@ -58,21 +63,48 @@ def footer_text(stats: AnswerStats) -> str:
     return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
 
 
+def sheets(text: str) -> Iterator[str]:
+    """Return a text in parts that are shown below each other, cut where lines end if possible."""
+    at = 0
+    while len(text) - at > MOST_SHEET:
+        cut = text.rfind("\n", at, at + MOST_SHEET)
+        end = cut if cut > at else at + MOST_SHEET
+        yield text[at:end]
+        at = end + (cut > at)
+    yield text[at:]
+
+
 class MessageView(QWidget):
-    """Base of the views of a turn; `message` is the chat's own object."""
+    """Base of the views of a turn, whose text is shown in small steps.
+
+    Attributes:
+        message: the chat's own object.
+        grows_up: whether the end of the text is shown first.
+    """
 
     step_chosen = Signal(object)  # MessageStep other than `EDIT`
     version_chosen = Signal(int)  # id of another version
     edited = Signal(str)  # the text that is wanted instead
 
-    def __init__(self, message: Message, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
+    ) -> None:
         super().__init__(parent)
-        self.message = message
+        self.message, self.grows_up = message, grows_up
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self._hovered: list[HoverButton] = []
         self.versions = VersionSwitch(self)
         self.versions.chosen.connect(self.version_chosen)
         self._editor: TurnEditor | None = None
+
+    def make_next(self) -> bool:
+        """Take one more step of showing the message; return whether there was one."""
+        raise NotImplementedError
+
+    @property
+    def n_lines(self) -> int:
+        """Estimate of the lines that are shown so far."""
+        raise NotImplementedError
 
     def fit_width(self, width: int) -> None:
         """Fit a column's width in pixels; answers take all of it."""
@@ -153,12 +185,16 @@ class MessageView(QWidget):
 class UserView(MessageView):
     """View of a person's turn: a bubble on the right that can turn into an editor."""
 
-    def __init__(self, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(message, parent)
+    def __init__(
+        self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
+    ) -> None:
+        super().__init__(message, parent, grows_up=grows_up)
         self.setAccessibleName(tr("Your message"))
-        self._text = ProseView(self)
-        self._text.setAccessibleName(tr("Your message"))
-        self._text.write([TextLine((TextSpan(message.content),))])
+        self._waiting = list(sheets(message.content)) if message.content else []
+        self._sheets: list[ProseView] = []
+        self._ideal: int | None = None
+        self._texts = QVBoxLayout()
+        self._texts.setSpacing(0)
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
         inner = QVBoxLayout(self._bubble)
@@ -167,8 +203,8 @@ class UserView(MessageView):
             from app.chat.attachments.views.chips import message_chips  # late: most have no file
 
             inner.addWidget(message_chips(message.attachments, self._bubble))
-        self._text.setVisible(bool(message.content))
-        inner.addWidget(self._text)
+        inner.addLayout(self._texts)
+        self.make_next()
 
         copy = self.add_hover_button(HoverButton("copy", tr("Copy message"), self))
         copy.clicked.connect(self.copy)
@@ -189,12 +225,35 @@ class UserView(MessageView):
         self._outer.addLayout(self._row)
         self._outer.addWidget(self.versions, 0, Qt.AlignmentFlag.AlignRight)
 
+    def make_next(self) -> bool:
+        if not self._waiting:
+            return False
+        sheet = ProseView(self)
+        sheet.setAccessibleName(tr("Your message"))
+        sheet.write([TextLine((TextSpan(self._waiting.pop(-1 if self.grows_up else 0)),))])
+        self._texts.insertWidget(0 if self.grows_up else -1, sheet)
+        self._sheets.insert(0 if self.grows_up else len(self._sheets), sheet)
+        sheet.show()
+        return True
+
+    @property
+    def n_lines(self) -> int:
+        return sum(rough_lines(sheet.plain_text) for sheet in self._sheets)
+
+    def _ideal_width(self) -> int:
+        """Return the width of the text where no line is broken; that of a long text is not told."""
+        if self._waiting or len(self._sheets) != 1:
+            return MOST_WIDTH if self._sheets else 0
+        if self._ideal is None:
+            document = self._sheets[0].document().clone(self)
+            document.setTextWidth(-1)
+            self._ideal = int(document.idealWidth())
+            document.deleteLater()
+        return self._ideal
+
     def fit_width(self, width: int) -> None:
         """Make the bubble as wide as its text, at most four fifths of the column."""
-        document = self._text.document().clone(self)
-        document.setTextWidth(-1)
-        wanted = int(document.idealWidth()) + 30
-        document.deleteLater()
+        wanted = self._ideal_width() + 30
         least = CHIPS_WIDTH if self.message.attachments else 48
         most = min(int(width * 0.8), width - BUTTONS_WIDTH)
         self._bubble.setFixedWidth(max(48, min(max(wanted, least), most)))
@@ -216,12 +275,15 @@ class AnswerView(MessageView):
 
     continue_requested = Signal()
 
-    def __init__(self, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(message, parent)
+    def __init__(
+        self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
+    ) -> None:
+        super().__init__(message, parent, grows_up=grows_up)
         self.setAccessibleName(tr("Answer"))
-        self._answer = ""
         self._thought = ThoughtView(self)
         self.body = MessageBody(self)
+        self._answer = split_thought(message.content).answer
+        self.body.begin(self._answer, from_end=grows_up)
         self._problem = label(role="danger")
         self._problem.setWordWrap(True)
         self._status = ElidedLabel(parent=self)
@@ -260,6 +322,13 @@ class AnswerView(MessageView):
         self._actions.hide()
         self._problem.hide()
         self._show()
+
+    def make_next(self) -> bool:
+        return self.body.make_next()
+
+    @property
+    def n_lines(self) -> int:
+        return self.body.n_lines
 
     @property
     def copied_text(self) -> str:

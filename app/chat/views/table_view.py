@@ -1,4 +1,8 @@
-"""The view of a table, which may grow and scrolls if it is wide."""
+"""The view of a table, which may grow and scrolls if it is wide.
+
+Qt lays all of a table out anew for each of its rows that changes, so a long one is several of them,
+one directly below the other and with the same columns.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from PySide6.QtGui import (
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
+    QTextLength,
     QTextTable,
     QTextTableFormat,
     QWheelEvent,
@@ -32,21 +37,31 @@ COLUMN_PIXELS: Final = 190
 """Width that each column gets, on average, before the table scrolls rather than wraps."""
 
 
+GRID_ROWS: Final = 40
+"""Rows of one of Qt's tables."""
+
+
+SEAM: Final = -4.0
+"""Margin above each further grid, which Qt leaves a gap above otherwise, in pixels."""
+
+
 class TableView(TextBlock):
     """View of one `Table`; a longer version of it changes only the new rows."""
 
     def __init__(self, table: Table, parent: QWidget | None = None) -> None:
+        self._grids: list[QTextTable] = []
+        self._columns: list[float] = []  # widths in the first grid, which the others follow
         super().__init__(parent)
         self.setAccessibleName(tr("Table"))
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.horizontalScrollBar().rangeChanged.connect(self._fit_bar)
         self.setLineWrapMode(TextBlock.LineWrapMode.FixedPixelWidth)
         self._shown = Table((), table.aligns)
         self._metrics = QFontMetricsF(self.document().defaultFont())
         self._widths = [0.0] * len(table.aligns)  # of each column, if nothing wraps
-        self._grid = self._make_grid(len(table.rows))
+        self._grids.append(self._make_grid(min(GRID_ROWS, len(table.rows))))
         self._write(table)
         self.moveCursor(QTextCursor.MoveOperation.Start)  # Qt scrolls to it
-        self.horizontalScrollBar().rangeChanged.connect(self._fit_bar)
 
     def take(self, piece: Piece) -> bool:
         """Show another version of the table; return False if that needs another view."""
@@ -57,12 +72,16 @@ class TableView(TextBlock):
 
     def _make_grid(self, n_rows: int) -> QTextTable:
         shape = QTextTableFormat()
+        if self._columns:
+            shape.setColumnWidthConstraints(_lengths(self._columns))
+            shape.setTopMargin(SEAM)
         shape.setBorderCollapse(True)
         shape.setBorder(1)
         shape.setBorderStyle(QTextTableFormat.BorderStyle.BorderStyle_Solid)
         shape.setBorderBrush(QBrush(QColor(theme().line)))
         shape.setCellPadding(PADDING)
         cursor = QTextCursor(self.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
         grid = cursor.insertTable(n_rows, len(self._widths), shape)
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.setBlockFormat(_flat())
@@ -70,19 +89,50 @@ class TableView(TextBlock):
 
     def _write(self, table: Table) -> None:
         """Write the rows that differ from those on screen."""
-        cursor = QTextCursor(self.document())
-        cursor.beginEditBlock()
-        n_rows = len(table.rows)
-        if n_rows < self._grid.rows():
-            self._grid.removeRows(n_rows, self._grid.rows() - n_rows)
-        elif n_rows > self._grid.rows():
-            self._grid.appendRows(n_rows - self._grid.rows())
-        for y, row in enumerate(table.rows):
-            if y >= len(self._shown.rows) or self._shown.rows[y] != row:
-                self._write_row(y, row, table.aligns)
-        cursor.endEditBlock()
-        self._shown = table
+        for row in table.rows[len(self._shown.rows) - 1 :] if self._shown.rows else table.rows:
+            self._note_widths(row)
         self._spread()
+        cursor = QTextCursor(self.document())
+        for first in range(0, max(len(table.rows), len(self._shown.rows)), GRID_ROWS):
+            rows = table.rows[first : first + GRID_ROWS]
+            shown = self._shown.rows[first : first + GRID_ROWS]
+            if rows == shown:
+                continue
+            cursor.beginEditBlock()
+            self._fit_grid(first // GRID_ROWS, len(rows))
+            for y, row in enumerate(rows):
+                if y >= len(shown) or shown[y] != row:
+                    self._write_row(first + y, row, table.aligns)
+            cursor.endEditBlock()
+        self._shown = table
+
+    def _fit_grid(self, number: int, n_rows: int) -> None:
+        """Have a grid with so many rows; without any it goes."""
+        if number == len(self._grids):
+            self._columns = self._first_columns()
+            self._grids.append(self._make_grid(n_rows))
+        grid = self._grids[number]
+        if n_rows > grid.rows():
+            grid.appendRows(n_rows - grid.rows())
+        elif n_rows < grid.rows():
+            grid.removeRows(n_rows, grid.rows() - n_rows)
+        if n_rows == 0:
+            del self._grids[number:]
+
+    def _first_columns(self) -> list[float]:
+        """Return the widths of the columns of the first grid."""
+        layout, grid = self.document().documentLayout(), self._grids[0]
+        cells = (grid.cellAt(0, x).firstCursorPosition().block() for x in range(grid.columns()))
+        return [layout.blockBoundingRect(cell).width() + 2 * PADDING + 1 for cell in cells]
+
+    def _align(self) -> None:
+        """Give all grids the columns of the first one."""
+        if len(self._grids) > 1 and (columns := self._first_columns()) != self._columns:
+            self._columns = columns
+            for grid in self._grids[1:]:
+                shape = grid.format()
+                shape.setColumnWidthConstraints(_lengths(columns))
+                grid.setFormat(shape)
 
     def _write_row(
         self, y: int, row: tuple[tuple[TextSpan, ...], ...], aligns: tuple[str, ...]
@@ -91,13 +141,19 @@ class TableView(TextBlock):
         if y == 0:
             base.setFontWeight(QFont.Weight.DemiBold)
         for x, spans in enumerate(row):
-            cell = self._grid.cellAt(y, x)
+            cell = self._grids[y // GRID_ROWS].cellAt(y % GRID_ROWS, x)
             cursor = cell.firstCursorPosition()
-            end = cell.lastCursorPosition().position()
-            cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
-            cursor.removeSelectedText()
-            cursor.setBlockFormat(_aligned(aligns[x]))
+            if y < len(self._shown.rows):
+                end = cell.lastCursorPosition().position()
+                cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+                cursor.removeSelectedText()
+            if aligns[x] != "left":
+                cursor.setBlockFormat(_aligned(aligns[x]))
             self.insert_spans(cursor, spans, base)
+
+    def _note_widths(self, row: tuple[tuple[TextSpan, ...], ...]) -> None:
+        """Widen the columns for the cells of a row."""
+        for x, spans in enumerate(row):
             text = "".join(span.text for span in spans)
             width = self._metrics.horizontalAdvance(text) + 2 * PADDING + 2
             self._widths[x] = max(self._widths[x], width)
@@ -105,9 +161,17 @@ class TableView(TextBlock):
     def _spread(self) -> None:
         """Set the width of the table: that of the view, unless its columns were too narrow."""
         wanted = min(sum(self._widths), px(COLUMN_PIXELS) * len(self._widths))
-        width = max(self.viewport().width(), math.ceil(wanted))
+        parent = self.parentWidget()
+        is_here = parent is None or self.isVisible()  # and not being made for later
+        room = self.viewport().width() if is_here or parent is None else parent.width()
+        width = max(room, math.ceil(wanted))
         if width != self.lineWrapColumnOrWidth():
             self.setLineWrapColumnOrWidth(width)
+
+    @Slot()
+    def _fit(self) -> None:
+        self._align()
+        super()._fit()
 
     @Slot()
     def _fit_bar(self) -> None:
@@ -137,6 +201,10 @@ def _aligned(align: str) -> QTextBlockFormat:
     block = QTextBlockFormat()
     block.setAlignment(sides.get(align, Qt.AlignmentFlag.AlignLeft))
     return block
+
+
+def _lengths(widths: list[float]) -> list[QTextLength]:
+    return [QTextLength(QTextLength.Type.FixedLength, width) for width in widths]
 
 
 def _flat() -> QTextBlockFormat:

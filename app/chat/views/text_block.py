@@ -41,7 +41,7 @@ class TextBlock(QTextBrowser):
         super().__init__(parent)
         self._formulas: InlineFormulas | None = None
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setStyleSheet("background: transparent; border: none; padding: 0;")
+        self.setProperty("role", "prose")
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -67,7 +67,7 @@ class TextBlock(QTextBrowser):
     ) -> None:
         """Insert spans at a cursor, on top of the style of their line."""
         for span in spans:
-            style = _char_format(span, base)
+            style = base if span.is_plain else _char_format(span, base)
             if span.formula is None:
                 cursor.insertText(printable(span.text).replace("\n", "\u2028"), style)
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.theme import theme
 from app.translation import tr, tr_n
 from app.widgets.buttons import button
 from engine import printable
@@ -25,8 +24,7 @@ class ThoughtView(QFrame):
         self._text.hide()
         self._thought = ""
         self._title = ""
-        self.setObjectName("thought")
-        self.setStyleSheet(f"#thought {{ border: none; border-left: 2px solid {theme().line}; }}")
+        self.setProperty("role", "thought")
         layout = QVBoxLayout(self)
         layout.setContentsMargins(6, 0, 0, 0)
         layout.setSpacing(4)

@@ -23,7 +23,7 @@ def test_turns_that_are_added_push_out_the_oldest(qtbot: QtBot, qapp: QApplicati
         growing = chat.add(Message(role, f"turn {number}"))
         view.show_path(growing)
         view.close_answer(growing.id)
-    qtbot.waitUntil(lambda: not view._more.isActive())
+    qtbot.waitUntil(lambda: not view._more.is_active)
     assert [shown.message for shown in view.shown] == chat.messages[-MOST_SHOWN:]
 
 
@@ -46,7 +46,7 @@ def chat_of(n_messages: int) -> Conversation:
 
 
 def settled(qtbot: QtBot, view: ChatView) -> None:
-    qtbot.waitUntil(lambda: not view._more.isActive())
+    qtbot.waitUntil(lambda: not view._more.is_active)
 
 
 def height_of(view: ChatView, message: Message) -> int:
@@ -65,7 +65,7 @@ def test_a_message_that_is_looked_for_is_at_the_top(
     view.show_message(chat.messages[number].id)
     qtbot.wait(1)
     heights = set()
-    while view._more.isActive():
+    while view._more.is_active:
         heights.add(height_of(view, chat.messages[number]))
         qtbot.wait(1)
     heights.add(height_of(view, chat.messages[number]))
@@ -104,7 +104,7 @@ def test_what_is_seen_stays_while_messages_far_away_go(qtbot: QtBot, view: ChatV
         bar.setValue(bar.value() - 300)
         first = next(s for s in view.shown if s.geometry().bottom() > bar.value())
         before = height_of(view, first.message)
-        while view._more.isActive():
+        while view._more.is_active:
             qtbot.wait(1)
             assert height_of(view, first.message) == before
     assert view.shown[-1].message is not chat.messages[-1], "the end was taken off meanwhile"

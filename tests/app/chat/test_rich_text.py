@@ -108,7 +108,7 @@ WIDE = (
 
 def test_a_wide_table_scrolls_in_its_place(qtbot: QtBot, body: MessageBody) -> None:
     body.set_text(f"before\n\n{WIDE}\nafter")
-    qtbot.waitUntil(lambda: body._views[1].height() > 100)
+    qtbot.waitUntil(lambda: body._views[1].height() > 100 and body._views[1].width() > 400)
     table = body._views[1]
     assert isinstance(table, TableView)
     assert table.width() <= body.width()

@@ -1,0 +1,112 @@
+"""Work of the window's thread that can wait, done between its events, a few milliseconds at a time.
+
+All of it shares one slice of each turn of the event loop, so that many works make no long turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Slot
+from shiboken6 import isValid
+
+SLICE_S: Final = 0.006
+"""Processor time in each turn of the event loop; one more step may begin in it."""
+
+
+class SpareTime(QObject):
+    """The work that waits, each with the object whose end is its end.
+
+    Attributes:
+        until: end of the present slice, by the thread's processor time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.until = 0.0
+        self._work: dict[QObject, Iterator[None]] = {}
+        self._later: dict[QObject, Iterator[None]] = {}
+        self._timer = QTimer(self, interval=0)
+        self._timer.timeout.connect(self._turn)
+
+    def do(self, owner: QObject, work: Iterator[None], *, is_last: bool = False) -> None:
+        """Have work done step by step, in place of the owner's earlier work.
+
+        Args:
+            is_last: whether it waits for the work of others.
+        """
+        self.drop(owner)
+        (self._later if is_last else self._work)[owner] = work
+        self._timer.start()
+
+    def drop(self, owner: QObject) -> None:
+        """Leave the rest of an owner's work undone."""
+        self._work.pop(owner, None)
+        self._later.pop(owner, None)
+
+    def has_work_of(self, owner: QObject) -> bool:
+        """Return whether an owner's work is still to be done."""
+        return owner in self._work or owner in self._later
+
+    def close(self) -> None:
+        """Leave all work undone."""
+        self._work.clear()
+        self._later.clear()
+        self._timer.stop()
+
+    @Slot()
+    def _turn(self) -> None:
+        self.until = time.thread_time() + SLICE_S
+        while some := self._work or self._later:
+            owner, work = next(iter(some.items()))
+            is_done = not isValid(owner) or not take_step(work)
+            if is_done and some.get(owner) is work:
+                del some[owner]
+            if time.thread_time() > self.until:
+                return
+        self._timer.stop()
+
+
+class LaterSteps(QObject):
+    """A step that is taken in each turn, if others leave time for it, from `start` to `stop`."""
+
+    def __init__(self, step: Callable[[], None], parent: QObject) -> None:
+        super().__init__(parent)
+        self._step = step
+
+    def start(self) -> None:
+        """Begin, or go on."""
+        if not self.is_active:
+            spare_time().do(self, self._steps(), is_last=True)
+
+    def stop(self) -> None:
+        """Take no more steps."""
+        spare_time().drop(self)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether steps are taken."""
+        return spare_time().has_work_of(self)
+
+    def _steps(self) -> Iterator[None]:
+        while True:
+            self._step()
+            yield
+
+
+def take_step(work: Iterator[None]) -> bool:
+    """Take one step of some work; return False if it was over before."""
+    try:
+        next(work)
+    except StopIteration:
+        return False
+    return True
+
+
+@cache
+def spare_time() -> SpareTime:
+    """Return the spare time of this process."""
+    return SpareTime()
