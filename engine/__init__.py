@@ -80,7 +80,9 @@ if TYPE_CHECKING:
     )
     from engine.files import (
         atomic_write,
+        exposure,
         has_ended,
+        make_private,
         process_mark,
         sweep_temporaries,
         tandem_folder,
@@ -338,6 +340,7 @@ __all__ = [
     "ending_after",
     "error_line",
     "export_plan",
+    "exposure",
     "fastest_plan",
     "find_gpu_path",
     "has_ended",
@@ -356,6 +359,7 @@ __all__ = [
     "load_chat_template",
     "load_model",
     "load_tokenizer",
+    "make_private",
     "measure_device",
     "measure_facts",
     "measure_link",
@@ -437,8 +441,8 @@ _HOME = {
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
     "hardware.trial_process": ("TrialProcess",),
     "files": (
-        "atomic_write", "has_ended", "process_mark", "sweep_temporaries", "tandem_folder",
-        "temporary_folder",
+        "atomic_write", "exposure", "has_ended", "make_private", "process_mark",
+        "sweep_temporaries", "tandem_folder", "temporary_folder",
     ),
     "harmless": ("error_line", "json_escaped", "one_line", "printable"),
     "host": ("EngineHost", "ThreadHost"),

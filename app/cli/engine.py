@@ -178,6 +178,7 @@ def _show(*, is_json: bool) -> None:
     if offers and not is_own:
         write()
         write(table(HEADERS, map(_row, offers), RIGHT))
+        write("\nInstall the recommended one, or another: tandem engine install --backend NAME")
 
 
 def _state(store: PackStore, *, is_own: bool) -> str:

@@ -18,6 +18,7 @@ from app.cli.links import (
     ways_text,
 )
 from app.cli.output import percent, size, table, write, write_json
+from app.cli.remedy import remedy_here
 from app.cli.split.default_split import choice_document, has_no_choice
 from app.cli.split.fit import RoomLeft, room_left, room_text
 from app.cli.split.plans import save_plan
@@ -100,7 +101,7 @@ def _notes(devices: Sequence[DeviceInfo]) -> list[str]:
 
 def _remedies(devices: Sequence[DeviceInfo]) -> list[str]:
     """Return commands that make devices usable, each on a line of its own to be copied."""
-    by_command = _grouped(devices, lambda device: device.remedy)
+    by_command = _grouped(devices, lambda device: remedy_here(device.remedy))
     return [f"To use {', '.join(ids)}:\n  {command}" for command, ids in by_command.items()]
 
 

@@ -42,7 +42,8 @@ def activate() -> Origin:
         if engines_dir().is_dir():
             from app.engine_pack.store import PackStore  # late: most starts do without
 
-            pack = PackStore().current
+            store = PackStore()
+            pack = store.current if store.is_private else None
         if pack is None or not pack.is_usable:
             engine.leave_pack()
             return "none"

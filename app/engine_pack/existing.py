@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,11 @@ from engine import EngineError, one_line, temporary_folder
 
 LIMIT_S = 60.0
 BACKEND = "environment"
+PACKAGE = "tandem-llm"
+LIBRARIES = ("torch", "llvmlite", "tokenizers")
+REQUIREMENT = re.compile(r"([\w-]+)\s*((?:[<>]=?[\d.]+,?)+)")
+BOUND = re.compile(r"(>=|<)([\d.]+)")
+NUMBERS = re.compile(r"\d+(\.\d+)*")
 FACTS = Path(__file__).with_name("children") / "environment_facts.py"
 """Program that tells what a Python has."""
 
@@ -117,9 +124,58 @@ def _check(python: Path, found: dict[str, Any]) -> None:
             ),
             tr("Make an environment with that version."),
         )  # fmt: skip
-    missing = [name for name, version in found["versions"].items() if not version]
+    _check_versions(python, found["versions"])
+
+
+def _check_versions(python: Path, versions: Mapping[str, str]) -> None:
+    """Check that an environment has all that the engine needs, in versions that it knows.
+
+    Raises:
+        EngineError: it has not.
+    """
+    missing = [name for name, version in versions.items() if not version]
     if missing:
         raise EngineError(
             tr("{python} lacks {names}.").format(python=python, names=", ".join(missing)),
             tr("Install them there, as with: pip install {names}").format(names=" ".join(missing)),
         )
+    wrong = [
+        f"{name} {one_line(version, 40)}" for name, version in versions.items()
+        if not is_within(version, _bounds().get(name, ""))
+    ]  # fmt: skip
+    if wrong:
+        wanted = " ".join(f'"{name}{bounds}"' for name, bounds in sorted(_bounds().items()))
+        raise EngineError(
+            tr("{python} has {names}, which Tandem is not made for.").format(
+                python=python, names=", ".join(wrong)
+            ),
+            tr("Install them there, as with: pip install {names}").format(names=wanted),
+        )
+
+
+def is_within(version: str, bounds: str) -> bool:
+    """Return whether a version is within bounds such as ">=2.11,<3"; so is one that is unclear."""
+    own = _numbers(version)
+    for bound in bounds.split(","):
+        match = BOUND.fullmatch(bound.strip())
+        if match and own:
+            limit = _numbers(match[2])
+            if own < limit if match[1] == ">=" else own >= limit:
+                return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = NUMBERS.match(version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _bounds() -> dict[str, str]:
+    """Return what Tandem demands of the engine's libraries; nothing where it is not installed."""
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = (REQUIREMENT.match(line) for line in lines)
+    known = {match[1]: match[2] for match in found if match}
+    return {name: known[name] for name in LIBRARIES if name in known}

@@ -27,7 +27,7 @@ from typing import Any
 from app.engine_pack.lock import this_python
 from app.paths import engines_dir
 from app.translation import tr
-from engine import EngineError, replace_json, sweep_temporaries
+from engine import EngineError, exposure, make_private, replace_json, sweep_temporaries
 
 POINTER = "current.json"
 MANIFEST = "pack.json"
@@ -94,6 +94,11 @@ class PackStore:
         self.folder = folder or engines_dir()
 
     @property
+    def is_private(self) -> bool:
+        """Whether nobody else on this machine can put code into its packs."""
+        return not exposure(self.folder)
+
+    @property
     def fetched(self) -> Path:
         """Folder of the wheels that have arrived."""
         return self.folder / FETCHED
@@ -121,11 +126,16 @@ class PackStore:
             EngineError: the folder cannot be written.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise disk_error(self.folder, error) from None
         try:
+            if why := exposure(self.folder):
+                raise EngineError(
+                    tr("Other users could change the engine: {why}.").format(why=why),
+                    tr("Make that folder yours alone, or set TANDEM_HOME to another one."),
+                )
             if not _try_to_lock(handle):
                 raise PackBusy(
                     tr("Another window or command is changing the engine."),

@@ -52,7 +52,7 @@ def unpack(
     """Install the wheels of a lock from a folder into an empty one.
 
     Args:
-        work: folder on the same disk for what uv needs meanwhile.
+        work: folder on the same disk for what uv needs meanwhile, in the store's.
 
     Raises:
         Cancelled: `is_stopped`.
@@ -87,7 +87,7 @@ def unpack(
             tr("uv could not be started: {why}.").format(why=error.strerror or error)
         ) from None
     if ended.status != 0:
-        raise _failure(ended, site)
+        raise _failure(ended, work.parent)
 
 
 def _requirements(lock: Lock) -> str:
@@ -106,17 +106,17 @@ def _environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _failure(ended: Ended, site: Path) -> EngineError:
+def _failure(ended: Ended, folder: Path) -> EngineError:
     """Return the sentence for a failed uv."""
     if ended.status is None:
         return EngineError(
             tr("Unpacking the engine took more than {n} minutes.").format(n=f"{LIMIT_S / 60:g}"),
             tr("Look whether the disk works, then try again."),
         )
-    if FULL.search(ended.errors) or shutil.disk_usage(site.parent).free < SPARE:
+    if FULL.search(ended.errors) or shutil.disk_usage(folder).free < SPARE:
         return NoRoom(
             tr("The disk of {folder} became full while the engine was unpacked.").format(
-                folder=site.parent
+                folder=folder
             ),
             tr("Make room, then go on; what was fetched is kept."),
         )

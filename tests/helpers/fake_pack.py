@@ -12,6 +12,7 @@ from pathlib import Path
 from app.engine_pack.lock import this_python, this_system
 from app.engine_pack.smoke_test import Tried, try_pack
 from app.engine_pack.store import Pack, PackStore
+from engine import make_private
 
 SMOKE = """
 import json, os, sys
@@ -78,6 +79,7 @@ def make_pack(
 
 def adopt_pack(store: PackStore, version: str = "9.0.0") -> Pack:
     """Put a pack that answers into a store, without installing it."""
+    make_private(store.folder)
     made = store.folder / "made"
     (made / "site" / "torch").mkdir(parents=True)
     body = f"N_TOKENS = 8\nVERSION = {version!r}\n"

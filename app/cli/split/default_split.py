@@ -6,6 +6,7 @@ import argparse
 from contextlib import closing
 
 from app.cli.output import note
+from app.cli.remedy import remedy_here
 from engine import (
     Alternative,
     Choice,
@@ -42,7 +43,7 @@ def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadPara
         return params
     gpu = find_gpu_path(list_devices())
     if gpu.remedy:
-        note(f"{gpu.sentence}\nTo use it: {gpu.remedy}")
+        note(f"{gpu.sentence}\nTo use it: {remedy_here(gpu.remedy)}")
     forecaster = Forecaster.of_machine()
     if {room.device for room in forecaster.rooms} <= set(params.devices):
         return params

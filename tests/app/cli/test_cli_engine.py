@@ -11,6 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from app.cli import engine as command
+from app.cli import remedy
+from app.cli.remedy import remedy_here
 from app.engine_pack import backends, existing, installation
 from app.engine_pack.store import PackStore
 from tests.helpers.command_line import Run, assert_refused
@@ -58,7 +60,7 @@ def test_torch_beside_tandem_needs_no_pack(run: Run) -> None:
 def test_a_pack_is_offered_installed_and_removed(run: Run, bare: Bare) -> None:
     offered = run("engine").out
     assert offered.startswith("No engine is installed: tandem engine install\n")
-    assert offered.splitlines()[-1].split() == [
+    assert offered.splitlines()[-3].split() == [
         "cpu", "Processor", "only", "9.1.0", "302.8", "kB", "300.0", "kB", "recommended",
     ]  # fmt: skip
     done = run("engine", "install", "--wheels", bare.pack.wheels)
@@ -105,3 +107,12 @@ def test_what_cannot_be_done_is_one_line(run: Run, bare: Bare, tmp_path: Path) -
     with bare.store.locked():
         assert_refused(run("engine", "remove"), "Another window or command")
     assert "TANDEM_ENGINE_PACK" not in os.environ
+
+
+def test_commands_of_pip_are_for_a_torch_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "pip install --force-reinstall torch"
+    assert remedy_here(command) == command
+    monkeypatch.setattr(remedy, "has_own_engine", lambda: False)
+    assert remedy_here(command) == "tandem engine"
+    assert remedy_here("sudo usermod -aG render $USER") == "sudo usermod -aG render $USER"
+    assert remedy_here("") == ""

@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from app.engine_pack.existing import find_python, use_environment
+from app.engine_pack import existing
+from app.engine_pack.existing import find_python, is_within, use_environment
 from app.engine_pack.store import Pack, PackStore
 from engine import EngineError
 from tests.helpers.fake_pack import adopt_pack, fake_attempt
 
 LIBRARIES = ("torch", "llvmlite", "tokenizers")
+
+
+@pytest.fixture(autouse=True)
+def no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fake libraries have any version."""
+    monkeypatch.setattr(existing.metadata, "requires", lambda _: [])
 
 
 @pytest.fixture
@@ -91,6 +98,33 @@ def test_another_python_is_refused(
     with pytest.raises(EngineError, match=words):
         use_environment(python, store, attempt=fake_attempt())
     assert store.current is None
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "expected"),
+    [
+        ("2.13.0+cu130", ">=2.11,<3", True),
+        ("2.11", ">=2.11,<3", True),
+        ("3.0.0", "<3,>=2.11", False),
+        ("2.9.1", ">=2.11,<3", False),
+        ("0.60.0", "<0.60,>=0.45", False),
+        ("unknown", ">=2", True),
+        ("2.9.1", "", True),
+    ],
+)
+def test_versions_are_compared_with_the_bounds(version: str, bounds: str, expected: bool) -> None:
+    assert is_within(version, bounds) is expected
+
+
+def test_other_versions_are_refused(
+    store: PackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["torch<3,>=2.11", "llvmlite>=0.45,<20", "tokenizers<20,>=1", "numpy<3"]
+    monkeypatch.setattr(existing.metadata, "requires", lambda _: lines)
+    make_environment(tmp_path / "env")  # with 9.7.0 of all
+    with pytest.raises(EngineError, match=r"has torch 9\.7\.0, which") as caught:
+        use_environment(tmp_path / "env", store, attempt=fake_attempt())
+    assert '"torch<3,>=2.11"' in caught.value.hint
 
 
 def test_what_is_no_environment_is_a_sentence(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import engine
+from app.engine_pack import activation
 from app.engine_pack.store import PackBusy, PackStore
 from engine import EngineError, process_mark
 from tests.helpers.fake_pack import adopt_pack
@@ -105,3 +107,28 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         PackStore(tmp_path / "file").locked(),
     ):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders of a user are private there")
+def test_a_folder_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
+    monkeypatch.setattr(activation, "has_own_engine", lambda: False)
+    store = PackStore()
+    pack = adopt_pack(store)
+    try:
+        assert activation.activate() == "pack"
+        assert engine.pack_folders() == list(pack.folders)
+        store.folder.chmod(0o777)
+        assert activation.activate() == "none"
+        assert engine.pack_folders() == []
+        with pytest.raises(EngineError, match="Other users could change"), store.locked():
+            pass
+    finally:
+        engine.leave_pack()
+
+
+def test_others_cannot_write_there(store: PackStore) -> None:
+    with store.locked():
+        assert store.folder.stat().st_mode & 0o077 == 0
