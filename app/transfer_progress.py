@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from app.translation import tr, tr_n
-from app.units import decimal_size
+from app.units import decimal, decimal_size
 
 SPEED_S = 6.0
 """Time in seconds over which the speed is averaged."""
@@ -60,4 +60,4 @@ def left_text(seconds: float) -> str:
         return tr_n("{n} s left", "{n} s left", max(round(seconds), 1))
     if seconds < 3600:
         return tr_n("{n} min left", "{n} min left", round(seconds / 60))
-    return tr("{n} h left").format(n=f"{seconds / 3600:.1f}")
+    return tr("{n} h left").format(n=decimal(f"{seconds / 3600:.1f}"))

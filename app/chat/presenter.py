@@ -19,6 +19,7 @@ from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
 from app.translation import tr
+from app.units import decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class ChatPresenter(QObject):
     @Slot(float)
     def _on_rate(self, tokens_per_s: float) -> None:
         if tokens_per_s and self._session.is_answering_here:
-            self._view.set_status(f"{tokens_per_s:.1f} tok/s")
+            self._view.set_status(decimal(f"{tokens_per_s:.1f} tok/s"))
 
     @Slot(int)
     def _on_shifted(self, n_dropped: int) -> None:

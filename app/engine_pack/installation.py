@@ -18,6 +18,7 @@ from app.engine_pack.progress import InstallProgress, InstallStage, Told
 from app.engine_pack.smoke_test import Tried, try_pack
 from app.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
 from app.translation import tr
+from app.units import decimal
 from engine import Cancelled, EngineError, temporary_folder
 
 
@@ -118,7 +119,9 @@ class Installation:
         if self.needed_bytes > free:
             raise NoRoom(
                 tr("{folder} has {free} GB free, but the engine needs {wanted} GB.").format(
-                    folder=folder, free=f"{free / 1e9:.1f}", wanted=f"{self.needed_bytes / 1e9:.1f}"
+                    folder=folder,
+                    free=decimal(f"{free / 1e9:.1f}"),
+                    wanted=decimal(f"{self.needed_bytes / 1e9:.1f}"),
                 ),
                 tr("Make room, then try again."),
             )

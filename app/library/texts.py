@@ -8,7 +8,7 @@ from app.library.entries import LibraryEntry
 from app.library.last_use import LastUse
 from app.split.figures import rank_labels
 from app.translation import tr, tr_later
-from app.units import context_text, decimal_size, rate_text
+from app.units import context_text, decimal, decimal_size, rate_text
 
 UNKNOWN = "…"
 
@@ -109,5 +109,5 @@ def count_text(n: int) -> str:
     """Return a number of parameters as "8.0 B", "135 M"."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if n >= size:
-            return f"{n / size:.1f} {unit}" if n < 100 * size else f"{n / size:.0f} {unit}"
+            return decimal(f"{n / size:.1f} {unit}") if n < 100 * size else f"{n / size:.0f} {unit}"
     return str(n)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.translation import tr, tr_later
-from app.units import GIB
+from app.units import GIB, decimal
 from engine import ClockLimit, DeviceSnapshot
 
 
@@ -94,13 +94,13 @@ def traffic_text(snapshot: DeviceSnapshot) -> str:
     sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
     if sent is None or received is None:
         return ""
-    return f"↓ {received / 1e9:.1f} ↑ {sent / 1e9:.1f} GB/s"
+    return decimal(f"↓ {received / 1e9:.1f} ↑ {sent / 1e9:.1f} GB/s")
 
 
 def others_text(snapshot: DeviceSnapshot) -> str:
     """Return what other programs take: memory of a GPU, load of the CPU; "" if unknown."""
     if snapshot.others_bytes is not None:
-        return f"{snapshot.others_bytes / GIB:.1f} GiB"
+        return decimal(f"{snapshot.others_bytes / GIB:.1f} GiB")
     return "" if snapshot.others_percent is None else f"{snapshot.others_percent:.0f} %"
 
 
@@ -116,7 +116,7 @@ def memory_text(snapshot: DeviceSnapshot) -> str:
     """Return the memory in use: "17.3 / 24.0 GiB"; "" if unknown."""
     if not snapshot.total_bytes:
         return ""
-    return f"{snapshot.used_bytes / GIB:.1f} / {snapshot.total_bytes / GIB:.1f} GiB"
+    return decimal(f"{snapshot.used_bytes / GIB:.1f} / {snapshot.total_bytes / GIB:.1f} GiB")
 
 
 def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:

@@ -28,6 +28,9 @@ def start_language(app: QCoreApplication, setting: str) -> None:
     """
     code = chosen_language(setting)
     use_language(code)
+    desktop = QLocale.system()
+    # what people type numbers in; the desktop's own forms where it speaks the same language
+    QLocale.setDefault(desktop if desktop.name().startswith(code) else QLocale(code))
     for old in app.findChildren(QTranslator):
         app.removeTranslator(old)
         old.deleteLater()

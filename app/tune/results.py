@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from app.split.figures import rank_labels
 from app.translation import tr, tr_later, tr_n
+from app.units import decimal
 from engine import LoadParams
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def trial_text(trial: Trial) -> str:
     if len(labels) == 1:
         return f"{shape}: {labels[0]}"
     parts = [
-        f"{label} {100 * part:.1f} %" for label, part in zip(labels, trial.shares, strict=False)
+        f"{label} {decimal(f'{100 * part:.1f}')} %"
+        for label, part in zip(labels, trial.shares, strict=False)
     ]
     return f"{shape}: {', '.join(parts)}"
 
@@ -102,7 +104,7 @@ def estimate_text(estimate: TuneEstimate) -> str:
         "in total, at most {limit}.",
         n,
         n_runs=estimate.n_trials,
-        run_s=f"{estimate.trial_s:.1f}",
+        run_s=decimal(f"{estimate.trial_s:.1f}"),
         total=duration_text(estimate.seconds),
         limit=duration_text(estimate.budget_s),
     )

@@ -52,7 +52,7 @@ def pdf_of(chat: Conversation) -> bytes:
     writer.setTitle(one_line(chat.shown_title))
     writer.setCreator("Tandem")
     writer.setResolution(DPI)
-    metric = QLocale().measurementSystem() == QLocale.MeasurementSystem.MetricSystem
+    metric = QLocale.system().measurementSystem() == QLocale.MeasurementSystem.MetricSystem
     size = QPageSize(QPageSize.PageSizeId.A4 if metric else QPageSize.PageSizeId.Letter)
     margins = QMarginsF(MARGIN_MM, MARGIN_MM, MARGIN_MM, MARGIN_MM)
     unit = QPageLayout.Unit.Millimeter

@@ -26,6 +26,7 @@ from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
 from app.scale import px
 from app.translation import tr, tr_later, tr_n
+from app.units import decimal
 from app.widgets.buttons import HoverButton, IconButton, button
 from app.widgets.text import ElidedLabel, label
 from engine import error_line
@@ -56,9 +57,11 @@ INTERRUPTED = tr_later("This answer was interrupted.")
 def footer_text(stats: AnswerStats) -> str:
     """Return a footer like "61.8 tok/s · 412 tokens · 0.31 s to first token · end of turn"."""
     tokens = tr_n("{n} token", "{n} tokens", stats.n_tokens)
-    parts = [f"{stats.tokens_per_s:.1f} tok/s"] if stats.tokens_per_s > 0 else []
+    parts = [decimal(f"{stats.tokens_per_s:.1f} tok/s")] if stats.tokens_per_s > 0 else []
     if stats.n_tokens:
-        first = tr("{seconds} s to first token").format(seconds=f"{stats.first_token_s:.2f}")
+        first = tr("{seconds} s to first token").format(
+            seconds=decimal(f"{stats.first_token_s:.2f}")
+        )
         parts += [tokens, first]
     return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
 

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.translation import tr, tr_n
+from app.units import decimal
 from app.widgets.buttons import button
 from engine import printable
 
@@ -44,7 +45,11 @@ class ThoughtView(QFrame):
 
     def close_thought(self, seconds: float | None, n_tokens: int | None = None) -> None:
         """Show how long the thought has taken, which is complete."""
-        parts = [tr("Thought for {seconds} s").format(seconds=f"{seconds:.1f}")] if seconds else []
+        parts = (
+            [tr("Thought for {seconds} s").format(seconds=decimal(f"{seconds:.1f}"))]
+            if seconds
+            else []
+        )
         if n_tokens:
             parts.append(tr_n("{n} token", "{n} tokens", n_tokens))
         self._set_title(" · ".join(parts) or tr("Thought"))

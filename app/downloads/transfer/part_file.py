@@ -21,6 +21,7 @@ from typing import BinaryIO
 from app.downloads.transfer.ranges import Range, Ranges, gaps, merged, n_bytes
 from app.downloads.transfer.remote_file import RemoteFile
 from app.translation import tr
+from app.units import decimal
 from engine import Cancelled, EngineError, replace_json
 
 SPARE = 64 << 20
@@ -217,8 +218,8 @@ class PartFile:
             raise NoRoom(
                 tr("{folder} has {free} GB free, but {wanted} GB are missing of {name}.").format(
                     folder=self.path.parent,
-                    free=f"{max(free, 0) / 1e9:.1f}",
-                    wanted=f"{wanted / 1e9:.1f}",
+                    free=decimal(f"{max(free, 0) / 1e9:.1f}"),
+                    wanted=decimal(f"{wanted / 1e9:.1f}"),
                     name=self.path.name,
                 ),
                 tr("Delete something, or pick a folder on another disk; then resume."),

@@ -15,6 +15,7 @@ from app.links.links import Edge, LinksPicture, Node
 from app.scale import px
 from app.theme import theme, theme_signals
 from app.translation import tr
+from app.units import decimal
 
 if TYPE_CHECKING:
     from engine import LinkFacts
@@ -185,7 +186,7 @@ def latency_text(facts: LinkFacts) -> str:
 def rate_text(facts: LinkFacts) -> str:
     """Return a bandwidth as "4.9 GB/s"."""
     speed = facts.bytes_per_s / 1e9
-    return f"{speed:.0f} GB/s" if speed >= 10 else f"{speed:.1f} GB/s"
+    return decimal(f"{speed:.0f} GB/s" if speed >= 10 else f"{speed:.1f} GB/s")
 
 
 def looks_of(devices: Sequence[str], labels: Sequence[str]) -> dict[str, NodeLook]:

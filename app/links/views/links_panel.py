@@ -13,6 +13,7 @@ from app.links.links import Edge, LinksPicture, Node
 from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate_text, slot_line
 from app.theme import set_role
 from app.translation import tr, tr_later, tr_n
+from app.units import decimal
 from app.widgets.buttons import button
 from app.widgets.sizes import scaled
 from app.widgets.text import label, plain_tip, row_item, set_tip
@@ -98,7 +99,7 @@ class LinksPanel(QWidget):
         part = f"{prediction.part(link):.0%}".replace("%", " %")
         self.cost.setText(
             tr("Communication takes {part} of a token: {time} of {total} ms (predicted).").format(
-                part=part, time=f"{1000 * link:.2f}", total=f"{1000 * total:.1f}"
+                part=part, time=decimal(f"{1000 * link:.2f}"), total=decimal(f"{1000 * total:.1f}")
             )
         )
 

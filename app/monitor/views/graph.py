@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.scale import px
 from app.theme import mix, theme
 from app.translation import tr
+from app.units import decimal
 from app.widgets.text import show_tip
 
 WINDOW_S: Final = 120.0
@@ -161,4 +162,4 @@ class Graph(QWidget):
 
 def tick(value: float) -> str:
     """Return a value on the scale in at least three digits, without an exponent."""
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return decimal(f"{value:.3g}") if value < 1000 else f"{value:.0f}"

@@ -32,7 +32,7 @@ from app.monitor.views.timeline_plot import TimelinePlot
 from app.split.figures import rank_labels, short_name
 from app.theme import theme_signals
 from app.translation import tr
-from app.units import GIB
+from app.units import GIB, decimal
 from app.widgets.sizes import scaled
 from engine import DeviceInfo, DeviceSnapshot, TokenTimes
 
@@ -154,11 +154,11 @@ class MonitorPanel(QWidget):
             history, plot = self.record.histories[name], self.plots[name]
             if name == RATE:
                 rate = history.last(RATE)
-                plot.set_latest([(tr("Speed"), 0, f"{rate:.1f}")] if rate > 0 else [])
+                plot.set_latest([(tr("Speed"), 0, decimal(f"{rate:.1f}"))] if rate > 0 else [])
                 continue
             plot.set_latest(
                 [
-                    (labels[device], colour, FIGURES[name].form.format(value))
+                    (labels[device], colour, decimal(FIGURES[name].form.format(value)))
                     for device, colour in self.record.colours.items()
                     if not math.isnan(value := history.last(device))
                 ]

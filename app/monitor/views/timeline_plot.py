@@ -19,6 +19,7 @@ from app.monitor.views.history_plot import lay_out
 from app.scale import px
 from app.theme import mix, theme
 from app.translation import tr
+from app.units import decimal
 from app.widgets.text import LegendLabel, Sign, set_tip
 from engine import TokenTimes
 
@@ -90,7 +91,7 @@ class TimelinePlot(QWidget):
             spoken.append(told.format(name=name, computed=next(shares), waited=next(shares)))
         self.latest.set_signs(signs)
         text = ", ".join(spoken)
-        milliseconds = tr("{ms} ms per token").format(ms=f"{1000 * times.seconds:.1f}")
+        milliseconds = tr("{ms} ms per token").format(ms=decimal(f"{1000 * times.seconds:.1f}"))
         self.setAccessibleDescription(f"{milliseconds}: {text}")
         legend = tr("Full colour: computing. Pale: waiting. Empty: neither.")
         set_tip(self, f"{milliseconds}: {text}\n{legend}")

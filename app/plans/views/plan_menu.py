@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.translation import tr, tr_later
+from app.units import decimal
 from app.widgets.text import caption_text, label, set_tip
 
 MAX_SHOWN: Final = 24
@@ -45,7 +46,7 @@ class PlanEntry:
     @property
     def text(self) -> str:
         """Name and measured speed, for a menu."""
-        badge = f"\t{self.speed:.1f} tok/s" if self.speed else ""
+        badge = decimal(f"\t{self.speed:.1f} tok/s") if self.speed else ""
         return caption_text(self.name) + badge
 
 

@@ -27,6 +27,7 @@ from app.theme import set_role
 from app.translation import tr, tr_later
 from app.tune.results import GOAL_TEXTS, Point, estimate_text, point_of, request_rate, result_text
 from app.tune.views.tune_plot import TunePlot
+from app.units import decimal
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item
@@ -341,4 +342,4 @@ def _row_texts(trial: Trial, point: Point, goal: Goal, *, is_best: bool) -> tupl
         return text, "–", "–", tr("cannot run"), ""
     rates = (trial.prefill_ts, trial.decode_ts, request_rate(trial, goal))
     how = tr("in turns") if trial.is_final else tr("once")
-    return text, *(f"{rate:.1f}" for rate in rates), how
+    return text, *(decimal(f"{rate:.1f}") for rate in rates), how

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QLocale
-from PySide6.QtWidgets import QApplication, QDialogButtonBox
+from PySide6.QtWidgets import QApplication, QDialogButtonBox, QDoubleSpinBox
+from pytestqt.qtbot import QtBot
 
+from app.chat.message import AnswerStats
+from app.chat.views.message_view import footer_text
 from app.settings import Settings, SettingsStore, parse_settings
 from app.shell.language import chosen_language, start_language
 from app.translation import languages, tr
+from app.units import GIB, percent_text, rate_text, signed_percent_text, size_text
 from tests.helpers.shell_driver import MakeShell
 
 
@@ -63,3 +67,24 @@ def test_a_window_starts_in_the_language_that_was_set(make_shell: MakeShell, hom
     view = shell.settings_page.view
     assert view is not None
     assert view.search.placeholderText() == "Suchen"
+
+
+@pytest.mark.parametrize(("code", "sign"), [("de", ","), ("en", ".")])
+def test_numbers_have_the_decimal_sign_of_the_language(
+    qapp: QApplication, qtbot: QtBot, code: str, sign: str
+) -> None:
+    """In what is shown, and in fields, which also read it."""
+    start_language(qapp, code)
+    try:
+        shown = [size_text(13.25 * GIB), percent_text(0.458), rate_text(6.254), rate_text(29650)]
+        assert shown == [f"13{sign}2 GiB", f"45{sign}8", f"6{sign}25", "29\u202f650"]
+        assert signed_percent_text(0) == f"0{sign}0 %"
+        assert f"48{sign}3 tok/s" in footer_text(AnswerStats("stop", 212, 48.3, 0.41, 300))
+        box = QDoubleSpinBox(value=0.8, decimals=2)
+        qtbot.addWidget(box)
+        assert box.text() == f"0{sign}80"
+        box.selectAll()
+        qtbot.keyClicks(box, f"1{sign}25")
+        assert box.value() == 1.25
+    finally:
+        start_language(qapp, "en")
