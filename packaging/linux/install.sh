@@ -71,7 +71,7 @@ menu_folder() {
 # Prints a path as the Exec line of a menu entry has it.
 quoted() {
     # shellcheck disable=SC2016  # the dollar sign is one of those that are escaped
-    printf '"%s"' "$(printf '%s' "$1" | sed 's/["`$\\]/\\\\&/g; s/%/%%/g')"
+    printf '"%s"' "$(printf '%s' "$1" | sed 's/\\/\\\\\\\\/g; s/["`$]/\\\\&/g; s/%/%%/g')"
 }
 
 # Copies a file below the share folder and notes it for --uninstall.

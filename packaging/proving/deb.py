@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from proving.desktop import PACKAGES, Desktop, wait_for
 from proving.root import Root, enter_namespaces, leave_network
+from proving.steps import run_steps, say
 
 APP_ID = "org.tandem_llm.Tandem"
 PACK = "cpu-linux-x86_64"
@@ -105,7 +106,8 @@ class Proof:
         answer = self.root.run_as_person(
             "tandem", "generate", "demo", "-p", QUESTION, "--temp", "0", "--devices", "cpu"
         )
-        assert "tensor" in answer.lower() and len(answer.split()) > 10, answer
+        assert "tensor" in answer.lower(), answer
+        assert len(answer.split()) > 10, answer
         say(f"`tandem generate demo` answers: {answer.strip().splitlines()[0][:60]}")
 
     def chat(self) -> None:
@@ -165,7 +167,7 @@ class Proof:
         assert not after - self.before, sorted(after - self.before)[:20]
         assert not self.before - after, sorted(self.before - after)[:20]
         assert self.person_files() == kept
-        say(f"purged: the system has the same {len(after)} files as before; {len(kept)} in the home stay")
+        say(f"purged: the system has its {len(after)} files of before; {len(kept)} at home stay")
 
     def start(self, *options: str) -> None:
         """Start Tandem and wait for its window."""
@@ -210,29 +212,21 @@ class Proof:
         folder = self.root.home / ".local/share/Tandem"
         return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
-    def chats(self) -> list[dict[str, object]]:
+    def chats(self) -> list[dict[str, Any]]:
         """Return the person's chats as they are stored."""
         folder = self.root.home / ".local/share/Tandem/chats"
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
     def answers(self) -> list[str]:
         """Return the answers that are stored in chats."""
-        found = []
-        for chat in self.chats():
-            for message in chat.get("messages", []):  # type: ignore[attr-defined]
-                if message.get("role") == "assistant" and message.get("content"):
-                    found.append(message["content"])
-        return found
+        messages = [message for chat in self.chats() for message in chat["messages"]]
+        return [
+            one["content"] for one in messages if one["role"] == "assistant" and one.get("stats")
+        ]
 
     def shown_model(self) -> str:
         """Return the title of the window."""
         return " ".join(self.desktop.title(window) for window in self.desktop.windows())
-
-
-def say(line: str) -> None:
-    """Print the line of a step that held."""
-    sys.stdout.write(f"ok  {line}\n")
-    sys.stdout.flush()
 
 
 def main() -> None:
@@ -244,28 +238,16 @@ def main() -> None:
     parser.add_argument("--suite", default="bookworm")
     args = parser.parse_args()
     enter_namespaces([sys.executable, *sys.argv])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    shots = args.shots.absolute()
-    shutil.rmtree(shots, ignore_errors=True)
-    shots.mkdir(parents=True)
+    package, shots = args.package.absolute(), args.shots.absolute()
     wheels = args.wheels and args.wheels.absolute()
     with tempfile.TemporaryDirectory(prefix="tandem-proof-") as name:
         root = Root(Path(name))
-        Path(name).chmod(0o755)
-        root.make(args.suite, args.base)
-        proof = Proof(args.package.absolute(), wheels, root, shots)
+        proof = Proof(package, wheels, root, shots)
         steps = [proof.install, proof.find_libraries, proof.install_desktop, proof.open_window]
         if wheels:
             steps += [proof.install_engine, proof.generate, proof.chat, proof.double_click]
         steps += [proof.start_again, proof.upgrade, proof.remove]
-        try:
-            for step in steps:
-                step()
-        except AssertionError as error:
-            proof.desktop.shoot("failed")
-            raise SystemExit(f"FAILED  {step.__doc__}\n{error}") from None
-        finally:
-            root.leave()
+        run_steps(steps, root, proof.desktop, args.suite, args.base)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,11 @@ class Desktop:
     def type(self, text: str) -> None:
         self.root.run_as_person("xdotool", "type", "--delay", "25", text)
 
+    def close(self, window: str) -> None:
+        """Close a window as its button does, and wait until it is gone."""
+        self.root.run_as_person("xdotool", "windowquit", window)
+        wait_for(lambda: window not in self.windows(), 60, "the end of the window")
+
     def click(self, window: str, x: int, y: int) -> None:
         """Click at a place of a window."""
         place = ("mousemove", "--window", window, str(x), str(y), "click", "1")

@@ -145,7 +145,7 @@ def mirror(suite: str) -> str:
         uri, *facts = line.split()
         if facts == [suite, "Debian", "main"]:
             return uri
-    raise SystemExit(f"apt knows no mirror with {suite}. Run `apt-get update`, or name one: --base.")
+    raise SystemExit(f"apt knows no mirror with {suite}. Run `apt-get update`, or give --base.")
 
 
 def _checked(command: list[str], timeout: float) -> str:
