@@ -92,7 +92,8 @@ class Proof:
         assert self.wheels is not None
         self.quit()
         folder = self.root.home / "wheels"
-        subprocess.run(["mount", "--bind", "--mkdir", str(self.wheels), str(folder)], check=True)
+        folder.mkdir()
+        subprocess.run(["mount", "-o", "bind,ro", str(self.wheels), str(folder)], check=True)
         lock = self.root.home / "engine.lock.toml"
         command = [str(PACKAGING / "lock"), PACK, "--wheels", str(self.wheels), "--out", str(lock)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -27,6 +27,7 @@ class Desktop:
         """Start the X server, the bus and the window manager."""
         runtime = self.root.folder / RUNTIME.lstrip("/")
         self.root.run("install", "-d", "-o", "anna", "-m", "700", RUNTIME)
+        self.root.run("install", "-d", "-m", "1777", "/tmp/.X11-unix")
         bus = f"unix:path={RUNTIME}/bus"
         self.root.environment = {
             "DISPLAY": DISPLAY, "XDG_RUNTIME_DIR": RUNTIME, "DBUS_SESSION_BUS_ADDRESS": bus,
@@ -39,14 +40,11 @@ class Desktop:
         wait_for(lambda: (runtime / "bus").exists(), 20, "the session bus")
         wait_for(self._has_display, 30, "the X server")
         self.root.start_as_person(log, "openbox")
+        wait_for(self._has_window_manager, 30, "the window manager")
 
     def windows(self, name: str = "Tandem") -> list[str]:
         """Return the windows that are shown with a title."""
-        try:
-            command = ("xdotool", "search", "--onlyvisible", "--name", name)
-            return self.root.run_as_person(*command, timeout=30).split()
-        except AssertionError:  # xdotool's answer where there is none
-            return []
+        return self._answers("xdotool", "search", "--onlyvisible", "--name", name).split()
 
     def wait_for_window(self, seconds: float = 90) -> str:
         """Return Tandem's window once it is shown."""
@@ -82,11 +80,16 @@ class Desktop:
         (self.shots / f"{self._n_shots:02}-{name}.png").write_bytes(shot.read_bytes())
 
     def _has_display(self) -> bool:
+        return bool(self._answers("xdpyinfo"))
+
+    def _has_window_manager(self) -> bool:
+        return "window id" in self._answers("xprop", "-root", "_NET_SUPPORTING_WM_CHECK")
+
+    def _answers(self, *command: str) -> str:
         try:
-            self.root.run_as_person("xdpyinfo", timeout=20)
+            return self.root.run_as_person(*command, timeout=20)
         except (AssertionError, subprocess.TimeoutExpired):
-            return False
-        return True
+            return ""
 
 
 def wait_for(holds: Callable[[], object], seconds: float, what: str) -> None:

@@ -38,7 +38,8 @@ def run_steps(
     except (AssertionError, subprocess.TimeoutExpired) as error:
         with suppress(AssertionError, OSError):
             desktop.shoot("failed")
-        raise SystemExit(f"FAILED  {step.__doc__}\n{error}") from None
+        sys.stderr.write(f"FAILED  {step.__doc__}\n{error}\n")
+        raise SystemExit(1) from None
     finally:
         root.leave()
 
