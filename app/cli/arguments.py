@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from app.cli.kv_options import add_kv_types, given_kv_type
 from app.cli.split.plan_option import plan_params
 from app.paths import demo_model
 from app.units import MIB
 from engine import (
-    KV_TYPES,
     PEER_MODES,
     ROPE_SCALINGS,
     SAMPLERS,
@@ -95,9 +95,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="let GPUs access each other's memory directly; auto: where a test shows that it "
         "works and is faster; on: wherever it works; off: nowhere (default: auto)",
     )  # fmt: skip
-    group.add_argument(
-        "--kv-type", choices=KV_TYPES, help="number type of the KV cache (default: f16)"
-    )
+    add_kv_types(group)
     group.add_argument(
         "--control-vector", action="append", metavar="FILE[=SCALE]",
         help="apply a control vector, multiplied by SCALE; may be repeated",
@@ -233,11 +231,10 @@ def load_params(args: argparse.Namespace) -> LoadParams:
         EngineError: the value of an option is invalid, or there is no such plan.
     """
     path, given = model_path(args.model), _given(args)
-    if args.plan is None:
-        return LoadParams(path, **given)
+    base = LoadParams(path) if args.plan is None else plan_params(args.plan, path)
     if "devices" in given:  # the plan's shares are of other devices
         given = {"split": None, "groups": None} | given
-    return replace(plan_params(args.plan, path), **given)
+    return replace(base, kv_type=given_kv_type(args, base.kv_type), **given)
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -248,7 +245,6 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "split_mode": (args.split_mode, str),
         "n_ctx": (args.ctx, int),
         "overrides": (args.override, tuple),
-        "kv_type": (args.kv_type, str),
         "cpu_threads": (args.threads, int),
         "n_batch": (args.batch, int),
         "control_vectors": (args.control_vector, lambda v: tuple(map(_control_vector, v))),

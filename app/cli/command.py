@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 
+from app.cli.kv_options import flags_for
 from app.units import MIB
 from engine import LoadParams
 
@@ -49,7 +50,8 @@ def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
         yield "overrides", "--override", f"{pattern}={target}"
     for device, n_bytes in params.reserve:
         yield "reserve", "--reserve", f"{device}={_number(n_bytes / MIB)}"
-    yield "kv_type", "--kv-type", params.kv_type
+    for flag, kind in flags_for(params.kv_type):
+        yield "kv_type", flag, kind
     for vector in params.control_vectors:
         yield "control_vectors", "--control-vector", f"{vector.path}={_number(vector.scale)}"
     layers = params.control_layers or ()

@@ -21,6 +21,7 @@ from app.cli.arguments import (
 )
 from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
+from app.cli.kv_options import add_lists_of_kv_types, crossed_kv_types
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
@@ -98,7 +99,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _add_list(how, ("--groups",), _groups, "group sizes for mode groups, such as 2,2, or 'auto'")
     _add_list(how, ("--n-cpu-blocks",), _integers, "first blocks placed on the CPU (default: 0)")
     _add_list(how, ("--n-cpu-moe",), _integers, "first blocks with experts on the CPU (default: 0)")
-    _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
+    add_lists_of_kv_types(lambda flags, text: _add_list(how, flags, _choices(KV_TYPES), text))
     _add_list(how, ("-t", "--threads"), _integers, "number of CPU threads, all ranks together")
     _add_list(
         how,
@@ -202,7 +203,7 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
         args.devices or [base.devices],
         args.split or [base.split],
         args.split_mode or [base.split_mode],
-        args.kv_type or [base.kv_type],
+        crossed_kv_types(args, base.kv_type),
         args.threads or [base.cpu_threads],
         args.batch or [base.n_batch],
         args.groups or [base.groups],

@@ -12,7 +12,7 @@ from app.cli.bench.kernels import kernel_tables
 from app.cli.bench.row import BenchRow
 from app.cli.bench.timeline import timeline, timeline_table
 from app.cli.output import fallback_fields, percent, size, table
-from engine import LoadParams, ModelInfo, TokenWork, list_devices
+from engine import LoadParams, ModelInfo, TokenWork, kv_types, list_devices
 
 if TYPE_CHECKING:
     from engine import BenchResult, DeviceSpeed
@@ -167,6 +167,7 @@ class Report:
         """Return a row's fields for JSON and CSV, named as in llama-bench where it has them."""
         params, test, result, info = row.params, row.test, row.result, self._info
         samples_ts = result.samples_ts if result else ()
+        types = kv_types(params.kv_type)
         return {
             "model_filename": info.path,
             "model_type": self._model_type(),
@@ -181,7 +182,8 @@ class Report:
             "kv_on_host": params.kv_on_host,
             "p2p": params.p2p,
             "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
-            "type_kv": params.kv_type,
+            "type_k": types.k,
+            "type_v": types.v,
             "n_threads": row.n_threads,
             "n_batch": row.n_batch,
             "storage": row.storage or None,

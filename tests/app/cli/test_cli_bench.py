@@ -58,7 +58,8 @@ def test_a_line_has_the_fields_of_llama_bench(run: Run, model: Path) -> None:
     for line in results:
         assert {
             "model_filename": str(model), "model_size": model.stat().st_size, "devices": ["cpu"],
-            "split": [1], "split_mode": "tensor", "type_kv": "f16", "n_threads": 1, "n_batch": 512,
+            "split": [1], "split_mode": "tensor", "type_k": "f16", "type_v": "f16", "n_threads": 1,
+            "n_batch": 512,
             "storage": "kernels", "error": None,
         }.items() <= line.items()  # fmt: skip
         assert line["model_type"].startswith("llama ")
@@ -102,7 +103,7 @@ def test_every_setting_is_crossed_with_every_other(run: Run, model: Path) -> Non
     document = run("bench", model, "-p", 5, "-n", 1, "-r", 1, *arguments, "--json").document
     results, n_layer = document["results"], read_model_info(model).n_layer
     assert [
-        (len(r["devices"]), r["split_mode"], r["type_kv"], r["n_threads"], r["n_batch"], name)
+        (len(r["devices"]), r["split_mode"], r["type_k"], r["n_threads"], r["n_batch"], name)
         for r, name in zip(results, names(results), strict=True)
     ] == [
         (n_ranks, mode, kv_type, running(n_busy, n_threads), n_batch, name)
@@ -111,6 +112,15 @@ def test_every_setting_is_crossed_with_every_other(run: Run, model: Path) -> Non
         )
         for n_busy in [min(n_ranks, n_layer) if mode == "layer" else n_ranks]
     ]
+    assert all(r["error"] is None for r in results)
+
+
+def test_types_of_keys_and_values_are_crossed(run: Run, model: Path) -> None:
+    arguments = ("-p", "4", "-n", "0", "-r", "1", "-ctk", "f16,f32", "-ctv", "bf16,f16", "--json")
+    results = run("bench", model, *arguments).document["results"]
+    assert [(r["type_k"], r["type_v"]) for r in results] == [
+        ("f16", "bf16"), ("f16", "f16"), ("f32", "bf16"), ("f32", "f16")
+    ]  # fmt: skip
     assert all(r["error"] is None for r in results)
 
 

@@ -55,22 +55,27 @@ def test_the_text_does_not_depend_on_the_split(
     assert many["ids"] == alone["ids"]
 
 
-@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
-def test_the_cache_may_be_quantised(run: Run, tmp_path: Path, kv_type: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "kv_type", "n_bytes"),
+    [
+        (("--kv-type", "q8_0"), "q8_0", 2 * 34), (("--kv-type", "q4_0"), "q4_0", 2 * 18),
+        (("-ctk", "q8_0", "-ctv", "q4_0"), "q8_0/q4_0", 34 + 18),
+    ],
+)  # fmt: skip
+def test_the_cache_may_be_quantised(
+    run: Run, tmp_path: Path, options: tuple[str, ...], kv_type: str, n_bytes: int
+) -> None:
     """Bytes are as planned, and the text is the same on any split."""
     path = tiny_gguf(tmp_path / "m.gguf", head_dim=32)
-    ask = ("generate", path, "-p", "hello world", *GREEDY, "--kv-type", kv_type, "--json")
+    ask = ("generate", path, "-p", "hello world", *GREEDY, *options, "--json")
     alone = run(*ask).document
     assert len(alone["ids"]) == 8
     where = ("--devices", "cpu,cpu", "--split", "3,1")
     assert run(*ask, *where).document["text"] == alone["text"]
-    plan = run("plan", path, *where, "--kv-type", kv_type, "--ctx", "64", "--json").document
+    plan = run("plan", path, *where, *options, "--ctx", "64", "--json").document
     assert plan["kv_type"] == kv_type
-    n_elements = 2 * 64 * 2 * (32 + 32)  # in 2 layers, of 2 heads; a head per rank
-    assert (
-        sum(d["kv"] for d in plan["devices"])
-        == n_elements // 32 * {"q8_0": 34, "q4_0": 18}[kv_type]
-    )
+    n_rows = 2 * 64 * 2  # of 32 elements, in 2 layers, of 2 heads; a head per rank
+    assert sum(d["kv"] for d in plan["devices"]) == n_rows * n_bytes
 
 
 def test_the_prompt_goes_through_the_chat_template_unless_raw(run: Run, model: Path) -> None:

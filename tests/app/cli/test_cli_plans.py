@@ -18,7 +18,7 @@ from tests.helpers.command_line import GREEDY, Run, assert_refused
 
 EVERYTHING = LoadParams(
     "/some where/it's.gguf", ("cuda:0", "cpu", "cuda:0"), (3, 1 / 3, 1e-7), "groups", 8192,
-    (("ffn_.*_exps=x", "cpu"), ("-attn $HOME", "#1")), "q8_0", 6, 256,
+    (("ffn_.*_exps=x", "cpu"), ("-attn $HOME", "#1")), "q8_0/q4_0", 6, 256,
     (ControlVector("/v=1.gguf", -0.5), ControlVector("w.gguf")), (3, 9), (2, 1), 2, 1, True,
     (("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), "off", "yarn", 2.5, 1e6,
     "{% for m in messages %}\n'<{{ m.role }}>' {{ m.content }}{% endfor %}",
@@ -45,6 +45,9 @@ def read(command: str, subcommand: str) -> LoadParams:
 @pytest.mark.parametrize("subcommand", ["chat", "generate", "plan"])
 def test_the_command_of_a_plan_gives_the_plan(subcommand: str) -> None:
     assert read(command_for(EVERYTHING, subcommand), subcommand) == EVERYTHING
+    one_type = replace(EVERYTHING, kv_type="q8_0")
+    assert "--kv-type=q8_0" in command_for(one_type, subcommand)
+    assert read(command_for(one_type, subcommand), subcommand) == one_type
     plain = LoadParams("m.gguf")
     assert command_for(plain, subcommand) == f"tandem {subcommand} m.gguf"
     assert read(command_for(plain, subcommand), subcommand) == plain
@@ -60,6 +63,17 @@ def test_every_field_has_its_option() -> None:
         if os.name != "nt":
             assert read(command_for(one), "chat") == one, name
         assert command_for(one) != command_for(LoadParams("m")), name
+
+
+@pytest.mark.parametrize(
+    ("options", "kv_type"),
+    [
+        ("--cache-type q8_0", "q8_0"), ("-ctk q8_0", "q8_0/f16"), ("-ctv q4_0", "f16/q4_0"),
+        ("-ctk q8_0 -ctv q8_0", "q8_0"), ("--kv-type q8_0 --cache-type-v q4_0", "q8_0/q4_0"),
+    ],
+)  # fmt: skip
+def test_keys_and_values_may_have_different_types(options: str, kv_type: str) -> None:
+    assert read(f"tandem plan m {options}", "plan").kv_type == kv_type
 
 
 def test_a_chat_template_is_read_from_a_file(tmp_path: Path) -> None:
@@ -83,6 +97,8 @@ def test_a_plan_is_saved_listed_used_measured_and_deleted(run: Run, model: Path)
     outcome = run("plan", model, "--plan", "Fast 8k", "--json").document
     assert [d["asked"] for d in outcome["devices"]] == [0.75, 0.25]
     assert outcome["n_ctx"] == 96
+    values = run("plan", model, "--plan", "fast 8k", "-ctv", "f32", "--json").document
+    assert (outcome["kv_type"], values["kv_type"]) == ("f16", "f16/f32")
     changed = run("plan", model, "--plan", "fast 8k", "--ctx", 48, "--json").document
     assert changed["n_ctx"] == 48
     assert len(changed["devices"]) == 2
