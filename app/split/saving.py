@@ -18,7 +18,7 @@ from app.split.settings import (
     default_settings,
     ensure_on,
 )
-from engine import KV_TYPES, PEER_MODES, ROPE_SCALINGS, DeviceInfo
+from engine import PEER_MODES, ROPE_SCALINGS, DeviceInfo, kv_types
 
 MAX_CONTEXT: Final = 1 << 24
 MAX_BLOCKS: Final = 1 << 16
@@ -67,14 +67,13 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
     """
     settings = _with_saved_ranks(default_settings(devices), data.get("ranks"))
     mode, single = data.get("mode"), data.get("single")
-    kv_type = data.get("kv_type")
     places = {rank.key: rank.device for rank in settings.ranks}
     return replace(
         settings,
         mode=mode if mode in MODES else settings.mode,
         single=_whole(single, 0, len(settings.ranks) - 1) or 0,
         n_ctx=_whole(data.get("n_ctx"), 1, MAX_CONTEXT),
-        kv_type=kv_type if kv_type in KV_TYPES else settings.kv_type,
+        kv_type=_kv_type(data.get("kv_type")) or settings.kv_type,
         cpu_threads=_whole(data.get("cpu_threads"), 1, MAX_THREADS),
         reserve=tuple(sorted(_reserve(data.get("reserve"), places))),
         n_cpu_blocks=_whole(data.get("n_cpu_blocks"), 0, MAX_BLOCKS) or 0,
@@ -145,6 +144,14 @@ def _share(value: object) -> float:
     if not isinstance(value, int | float):
         return 0.0
     return float(min(1.0, max(0.0, value)))  # NaN gives 0; a huge int has no float, hence min first
+
+
+def _kv_type(value: object) -> str:
+    """Return a KV type as it is always written, "" for what is none."""
+    try:
+        return str(kv_types(value)) if isinstance(value, str) else ""
+    except ValueError:
+        return ""
 
 
 def _template(value: object) -> str:

@@ -55,7 +55,7 @@ class SplitSettings:
         single: index of the rank that takes everything in mode "single"; the ranks keep their
             shares for the other modes.
         n_ctx: context length in tokens; None leaves it to the engine.
-        kv_type: type of the KV cache.
+        kv_type: as in `LoadParams`: one type, or those of keys and of values.
         cpu_threads: number of CPU threads; None is one per core.
         reserve: (device id, bytes to keep free) of each device that has a reserve.
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.

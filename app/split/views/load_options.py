@@ -31,7 +31,7 @@ from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
-from engine import KV_TYPES, PEER_MODES
+from engine import KV_TYPES, PEER_MODES, KVTypes, kv_types
 
 FIRST_STOP = 512
 """Shortest context that the slider offers, in tokens."""
@@ -42,6 +42,8 @@ KV_HINTS = {
     "bf16": tr_later("Half of F32, less exact"), "q8_0": tr_later("About half of F16"),
     "q4_0": tr_later("About a quarter of F16"),
 }  # fmt: skip
+
+SAME_HINT = tr_later("Keys and values have the type chosen as KV cache")
 
 PEER_NAMES = {
     "auto": tr_later("Direct if faster"), "on": tr_later("Direct"),
@@ -86,6 +88,11 @@ def context_stops(n_ctx_train: int) -> list[int]:
     return [*stops, last]
 
 
+def _kv_entries() -> list[tuple[str, str, str]]:
+    """Return the entries of a combo box for the type of keys or of values."""
+    return [(kind, kind.upper(), KV_HINTS.get(kind, "")) for kind in KV_TYPES]
+
+
 def _choices(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
     """Return a combo box of entries (value, text, tooltip)."""
     box = QComboBox()
@@ -102,6 +109,7 @@ class RareOptions(QWidget):
         head: button that opens and closes the fields.
     """
 
+    type_v_changed = Signal()
     batch_changed = Signal(object)  # int, or None for the engine's choice
     rope_changed = Signal(str, float, float)  # scaling, factor, base
     template_requested = Signal()
@@ -110,9 +118,11 @@ class RareOptions(QWidget):
         super().__init__(parent)
         self.head = QToolButton()
         self.head.setProperty("role", "group")
-        self.head.setText(tr("Batch, RoPE, chat template"))
+        self.head.setText(tr("KV values, batch, RoPE, chat template"))
         self.head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.head.setCheckable(True)
+        same = ("", tr_later("Same as keys"), SAME_HINT)
+        self.type_v = _choices([same, *_kv_entries()])
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
@@ -121,6 +131,11 @@ class RareOptions(QWidget):
         self.template = button("")
         self.template.clicked.connect(self.template_requested)
         self._rows: tuple[tuple[str, QWidget, str], ...] = (
+            (
+                tr("Values in KV cache"),
+                self.type_v,
+                tr("Number type of values where keys have another one"),
+            ),
             (tr("Batch"), self.batch, tr("Prompt tokens that are computed at once")),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
             (tr("RoPE factor"), self.factor, tr("How many times longer the context becomes")),
@@ -129,6 +144,7 @@ class RareOptions(QWidget):
         )
         self._body = QWidget()
         self._build()
+        self.type_v.currentIndexChanged.connect(lambda _: self.type_v_changed.emit())
         self.batch.valueChanged.connect(lambda n: self.batch_changed.emit(n or None))
         self.rope.currentIndexChanged.connect(self._report_rope)
         for field in (self.factor, self.base):
@@ -142,11 +158,13 @@ class RareOptions(QWidget):
         show_number(self.batch, settings.n_batch or 0)
         show_number(self.factor, settings.rope_factor)
         show_number(self.base, settings.rope_base)
-        with QSignalBlocker(self.rope):
+        k, v = kv_types(settings.kv_type)
+        with QSignalBlocker(self.rope), QSignalBlocker(self.type_v):
             self.rope.setCurrentIndex(self.rope.findData(settings.rope_scaling))
+            self.type_v.setCurrentIndex(self.type_v.findData("" if v == k else v))
         has_own = bool(settings.chat_template)
         self.template.setText(tr("Own…") if has_own else tr("From the file…"))
-        is_set = settings.n_batch or settings.rope_scaling or settings.rope_factor
+        is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
         if is_set or settings.rope_base or has_own:
             self.head.setChecked(True)
 
@@ -214,7 +232,7 @@ class LoadOptions(QWidget):
         self.context.setAccessibleName(tr("Context length in tokens"))
         self.context.setKeyboardTracking(False)
         scaled(self.context, self.context.setFixedWidth, 96)
-        self.kv_type = _choices([(kv, kv.upper(), KV_HINTS.get(kv, "")) for kv in KV_TYPES])
+        self.kv_type = _choices(_kv_entries())
         self.kv_type.setAccessibleName(tr("KV cache type"))
         self.p2p = _choices([(mode, PEER_NAMES[mode], PEER_HINTS[mode]) for mode in PEER_MODES])
         self.p2p.setAccessibleName(tr("GPU-to-GPU transfers"))
@@ -234,9 +252,8 @@ class LoadOptions(QWidget):
         self.context_slider.sliderPressed.connect(self.gesture_began)
         self.context_slider.sliderReleased.connect(self.gesture_ended)
         self.context.valueChanged.connect(self.context_changed)
-        self.kv_type.currentIndexChanged.connect(
-            lambda _: self.kv_type_changed.emit(self.kv_type.currentData())
-        )
+        self.kv_type.currentIndexChanged.connect(self._report_kv_type)
+        self.rare.type_v_changed.connect(self._report_kv_type)
         self.p2p.currentIndexChanged.connect(
             lambda _: self.p2p_changed.emit(self.p2p.currentData())
         )
@@ -269,7 +286,7 @@ class LoadOptions(QWidget):
             QSignalBlocker(self.p2p),
         ):  # fmt: skip
             self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
-            self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
+            self.kv_type.setCurrentIndex(self.kv_type.findData(kv_types(settings.kv_type).k))
             self.p2p.setCurrentIndex(self.p2p.findData(settings.p2p))
             set_tip(self.p2p, tr(PEER_HINTS[settings.p2p]))
         show_number(self.context, n_ctx)
@@ -297,6 +314,11 @@ class LoadOptions(QWidget):
         set_role(self.context_note, "shortage" if is_over else "muted")
         said = f"{tokens_text(n_ctx)}. {text}".replace("\u202f", "")
         self.context_slider.setAccessibleDescription(said)
+
+    def _report_kv_type(self) -> None:
+        """Report both types; values have that of the keys unless one is chosen for them."""
+        k = self.kv_type.currentData()
+        self.kv_type_changed.emit(str(KVTypes(k, self.rare.type_v.currentData() or k)))
 
     def _on_slider(self, stop: int) -> None:
         self.context_changed.emit(self._stops[stop])

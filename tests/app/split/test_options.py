@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
+from app.split.saving import from_dict, to_dict
 from app.split.views.load_options import LoadOptions, context_stops
 from app.theme import theme
 from engine import ModelInfo
@@ -37,6 +40,35 @@ def test_options_feed_the_load(make_panel: MakePanel) -> None:
         1000,
         None,
     )
+
+
+def test_values_have_the_type_of_keys_until_another_is_chosen(make_panel: MakePanel) -> None:
+    panel = make_panel([CPU])
+    options, values = panel.options, panel.options.rare.type_v
+
+    def choose(box: QComboBox, kind: str) -> str:
+        box.setCurrentIndex(box.findData(kind))
+        settle()
+        return panel.session.load_params().kv_type
+
+    assert values.currentText() == "Same as keys"
+    assert choose(options.kv_type, "q8_0") == "q8_0"
+    assert choose(values, "q4_0") == "q8_0/q4_0"
+    assert choose(options.kv_type, "bf16") == "bf16/q4_0"
+    assert choose(values, "") == "bf16"
+    assert choose(values, "bf16") == "bf16"
+    assert values.currentText() == "Same as keys"
+
+
+def test_a_type_of_values_is_shown_at_once(make_panel: MakePanel) -> None:
+    panel = make_panel([CPU])
+    assert not panel.options.rare.type_v.isVisible()
+    settings = replace(panel.session.settings, kv_type="q8_0/q4_0")
+    assert from_dict(json.loads(json.dumps(to_dict(settings))), [CPU]).kv_type == "q8_0/q4_0"
+    panel.options.set_settings(settings, 2048)
+    assert panel.options.rare.type_v.isVisible()
+    assert panel.options.rare.type_v.currentText() == "Q4_0"
+    assert panel.options.kv_type.currentText() == "Q8_0"
 
 
 def test_batch_and_rope_feed_the_load_and_are_saved(make_panel: MakePanel) -> None:
