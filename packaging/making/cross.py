@@ -47,7 +47,7 @@ def install_window_libraries(target: Path, platform: str) -> None:
 
 
 def install_uv_for(platform: str, folder: Path, name: str) -> None:
-    """Put the uv of a platform into a folder.
+    """Put the uv of a platform into a folder, and its metadata beside the libraries.
 
     Args:
         name: the program's file, such as "uv.exe".
@@ -56,6 +56,8 @@ def install_uv_for(platform: str, folder: Path, name: str) -> None:
         install_for(platform, Path(work) / "uv", UV, "--no-deps")
         folder.mkdir(exist_ok=True)
         shutil.move(Path(work) / "uv" / "bin" / name, folder / name)
+        for metadata in (Path(work) / "uv").glob("uv-*.dist-info"):
+            shutil.move(metadata, folder.with_name("site") / metadata.name)
 
 
 def install_for(platform: str, target: Path, *arguments: str) -> None:

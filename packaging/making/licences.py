@@ -52,6 +52,9 @@ COMMON = (
 
 HOLDER = re.compile(r"^[\s#*/.]*((?:copyright|©|\(c\)).*\d{4}.*)$", re.IGNORECASE | re.MULTILINE)
 SIGN = re.compile(r"^(?:copyright|©|\(c\)|:|\s)+", re.IGNORECASE)
+PYTHON_LICENCES = ("lib/python3.*/LICENSE.txt", "LICENSE.txt", "LICENSE")
+"""Where a Python has its licence, on Unix and on Windows."""
+
 MOST_HOLDERS = 12
 OWNERS = {
     "Python": "2001 Python Software Foundation; of its libraries others, see the text",
@@ -154,8 +157,9 @@ def copyright_file(parts: Iterable[Part], home: str = "usr/lib/tandem") -> str:
 
 def _other_parts(tree: Path, project: Project) -> list[Part]:
     """Return what is no package of others: Tandem, Python, Qt, and the font."""
-    library = next((tree / "python").rglob("LICENSE.txt"), None)
-    version = next((tree / "python" / "include").glob("python3.*/patchlevel.h"), None)
+    home = tree / "python"
+    library = next((path for name in PYTHON_LICENCES for path in home.glob(name)), None)
+    version = next(home.glob("include/**/patchlevel.h"), None)
     fonts = ROOT / "resources" / "fonts"
     python = [library.read_text(encoding="utf-8")] if library else []
     qt = next((p for p in package_parts(tree / "site") if p.name.startswith("PySide6")), None)

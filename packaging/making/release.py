@@ -16,7 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,11 +30,19 @@ from making.sbom import write_sbom
 PROGRAMS = {
     "linux": {
         "deb": ("dpkg-deb", "dpkg-shlibdeps", "patchelf"), "tarball": ("xz", "patchelf"),
+        "windows": ("makensis", "7z", "x86_64-w64-mingw32-gcc"),
     },
-    "windows": {"setup": ("makensis",)},
-    "macos": {"dmg": ("hdiutil", "codesign")},
+    "macos": {"macos": ("hdiutil", "codesign", "cc")},
 }  # fmt: skip
-"""Targets of each system, and the programs without which they cannot be built."""
+"""Targets that each system can build, and the programs that they need."""
+
+TREES = {
+    "windows": ("windows-x86_64", "windows/Tandem"),
+    "macos": ("macos-aarch64", "macos/Tandem.app/Contents/Resources"),
+}
+"""Platform and place of the trees of targets that need not be built on their own system.
+
+They hold the CPython of packaging/python.toml."""
 
 SUMS = "SHA256SUMS"
 NEWS = "release.json"
@@ -48,20 +57,19 @@ def main() -> None:
     )
     parser.add_argument("--targets", nargs="+", help="instead of all that this system can build")
     parser.add_argument("--page", default="", help="https address of the page with the downloads")
+    parser.add_argument("--effort", type=int, default=6, help="how hard to compress, 0 to 9")
     parser.add_argument("--twice", action="store_true", help="build again, and compare the bytes")
     args = parser.parse_args()
     out, project, platform = args.out.absolute(), Project.read(), this_platform()
     work = out / "work"
-    prefix = args.python or fetch_python(platform, work / "python")
     targets = args.targets or buildable(platform.partition("-")[0])
-    shutil.rmtree(work / "first", ignore_errors=True)
-    packages, tree = build_all(targets, work / "first", prefix)
+    build = Build(targets, args.python, args.effort)
+    packages = build.run(work / "first")
     if args.twice:
-        shutil.rmtree(work / "second", ignore_errors=True)
-        again, _ = build_all(targets, work / "second", prefix)
-        compare(packages, again)
+        compare(packages, build.run(work / "second"))
     results = [Path(shutil.copy2(package, out)) for package in packages]
-    results += describe(tree, out, project, platform)
+    for of, tree in sorted({TREES.get(target, (platform, "tandem")) for target in targets}):
+        results += describe(work / "first" / tree, out, project, of)
     if args.page:
         results.append(write_news(out / NEWS, project.version, args.page))
     write_sums(out / SUMS, results)
@@ -90,22 +98,44 @@ def buildable(system: str) -> list[str]:
     return found
 
 
-def build_all(targets: Iterable[str], out: Path, prefix: Path) -> tuple[list[Path], Path]:
-    """Build targets by `packaging/build`; return the packages, and the tree that they hold.
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Calls of `packaging/build` for some targets.
 
-    Raises:
-        SystemExit: one of them fails.
+    Attributes:
+        python: prefix of the CPython for this system; None for that of packaging/python.toml.
+        effort: how hard archives are compressed, 0 to 9.
     """
-    program = str(ROOT / "packaging" / "making" / "main.py")
-    wanted = list(targets)
-    done = subprocess.run(
-        [sys.executable, program, *wanted, "--out", str(out), "--python", str(prefix)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"packaging/build {' '.join(wanted)} has failed.")
-    packages = [Path(line) for line in done.stdout.splitlines()[-len(wanted) :]]
-    return packages, out / "tandem"
+
+    targets: Sequence[str]
+    python: Path | None
+    effort: int
+
+    def run(self, out: Path) -> list[Path]:
+        """Build all of them in a fresh folder; return the packages.
+
+        Raises:
+            SystemExit: one of them fails.
+        """
+        shutil.rmtree(out, ignore_errors=True)
+        own = [target for target in self.targets if target not in TREES]
+        others = [target for target in self.targets if target in TREES]
+        packages = []
+        if own:
+            prefix = self.python or fetch_python(this_platform(), out.with_name("python"))
+            packages += self._call(own, out, "--python", str(prefix))
+        return packages + (self._call(others, out) if others else [])
+
+    def _call(self, targets: Sequence[str], out: Path, *more: str) -> list[Path]:
+        program = str(ROOT / "packaging" / "making" / "main.py")
+        options = ("--out", str(out), "--effort", str(self.effort), *more)
+        done = subprocess.run(
+            [sys.executable, program, *targets, *options],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"packaging/build {' '.join(targets)} has failed.")
+        return [Path(line) for line in done.stdout.splitlines()[-len(targets) :]]
 
 
 def compare(first: Iterable[Path], second: Iterable[Path]) -> None:

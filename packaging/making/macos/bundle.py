@@ -23,7 +23,7 @@ from making.icons import draw_icon
 from making.macos.binaries import mach_files, missing_libraries, thin
 from making.macos.qt import prune_qt
 from making.project import ROOT, Project, output
-from making.tree import LAUNCHER, UNUSED_PYTHON, install_tandem, settle
+from making.tree import LAUNCHER, UNUSED_PYTHON, install_tandem, settle, write_licences
 
 PLATFORM = "aarch64-apple-darwin"
 IDENTIFIER = "org.tandem-llm.Tandem"
@@ -58,6 +58,7 @@ def make_bundle(app: Path, project: Project, python: Path) -> None:
         thin(path)
     install_tandem(resources / "src")
     install_uv_for(PLATFORM, resources / "bin", "uv")
+    write_licences(resources, project)
     write_text(resources / "bin" / "tandem", LAUNCHER, 0o755)
     packages = next((resources / "python" / "lib").glob("python3.*")) / "site-packages"
     packages.mkdir()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from making.cross import check_builder, compile_for, install_uv_for, install_window_libraries
 from making.project import ROOT, Project
-from making.tree import UNUSED_PYTHON, install_tandem, settle
+from making.tree import UNUSED_PYTHON, install_tandem, settle, write_licences
 from making.windows.binaries import missing_libraries
 from making.windows.launchers import write_launchers
 from making.windows.qt import prune_qt
@@ -62,6 +62,7 @@ def make_windows_tree(folder: Path, project: Project, python: Path) -> None:
     place_runtime(folder)
     install_tandem(folder / "src")
     install_uv_for(PLATFORM, folder / "bin", "uv.exe")
+    write_licences(folder, project)
     write_launchers(folder, project)
     packages = folder / "python" / "Lib" / "site-packages"
     packages.mkdir()

@@ -104,6 +104,17 @@ def test_qt_can_be_replaced_by_what_is_said_of_it() -> None:
         assert words in text
 
 
+def test_libraries_that_come_along_have_their_licences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lib" / "licences"
+    folder.mkdir(parents=True)
+    (folder / "libxcb-cursor0.txt").write_text("MIT, of the X.Org Foundation")
+    monkeypatch.setattr("app.help.parts.ROOT", tmp_path / "src")
+    (found,) = (c for c in all_components() if c.name == "Libraries of the system")
+    assert licence_text(found) == "libxcb-cursor0\n\nMIT, of the X.Org Foundation"
+
+
 def test_about_shows_a_licence_as_plain_text(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell()
     shell.settings_page.toggle()
