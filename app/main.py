@@ -222,7 +222,8 @@ class Shell(QObject):
         self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
         self.poller = DevicePoller(self)
         self.interpreter = Interpreter(self._is_idle, self)
-        self.sweeper = Sweeper((paths.chat_caches_dir(), paths.settings_file().parent), self)
+        swept = paths.chat_caches_dir(), paths.settings_file().parent, paths.engines_dir()
+        self.sweeper = Sweeper(swept, self)
         self.crashes = CrashReporter(self)
 
     def _make_presenters(self) -> None:

@@ -37,9 +37,12 @@ def find_uv() -> Path:
     Raises:
         EngineError: there is none.
     """
-    path = os.pathsep.join([*map(str, PLACES), os.environ.get("PATH", "")])
-    if found := shutil.which("uv", path=path):
-        return Path(found)
+    name = "uv.exe" if sys.platform == "win32" else "uv"
+    others = (Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder)
+    for folder in (*PLACES, *others):  # shutil.which would look into the working directory, too
+        path = folder / name
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
     raise EngineError(
         tr("uv, which unpacks the engine, is missing."),
         tr("Install Tandem again, or run: pip install uv"),
@@ -64,19 +67,19 @@ def unpack(
         requirements.write_text(_requirements(lock), encoding="utf-8")
     except OSError as error:
         raise disk_error(requirements, error) from None
-    looked = 0.0
+    unpacked, looked = work / "uv", 0.0  # uv unpacks there, then links the files to their place
 
     def look() -> None:
         nonlocal looked
         if time.monotonic() - looked > LOOK_S:
-            n_done = min(folder_bytes(site), lock.unpacked_bytes)
+            n_done = min(folder_bytes(unpacked), lock.unpacked_bytes)
             told(InstallProgress(InstallStage.UNPACKING, n_done, lock.unpacked_bytes))
             looked = time.monotonic()
 
     command = [
         str(find_uv()), "pip", "install", "--no-config", "--offline", "--no-index", "--no-deps",
         "--no-build", "--require-hashes", "--no-progress", "--color", "never",
-        "--cache-dir", str(work / "uv"), "--find-links", str(wheels), "--target", str(site),
+        "--cache-dir", str(unpacked), "--find-links", str(wheels), "--target", str(site),
         "--python", sys.executable, "--no-python-downloads", "--link-mode", "hardlink",
         "-r", str(requirements),
     ]  # fmt: skip
