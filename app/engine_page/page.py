@@ -33,6 +33,7 @@ class EnginePage(QObject):
     """
 
     left = Signal()
+    covered = Signal()  # something else is shown in its place
     remove_requested = Signal()
 
     def __init__(
@@ -122,6 +123,7 @@ class EnginePage(QObject):
 
             self.view = EngineView()
             self.view.left.connect(self.left)
+            self.view.covered.connect(self.covered)
             self._presenter = EnginePagePresenter(
                 self.session, self.view, self._devices, self._settings, self._keep, self
             )

@@ -75,7 +75,7 @@ class EnginePagePresenter(QObject):
     def _show_facts(self, facts: EngineFacts) -> None:
         view = self._view
         used = facts.current if facts.origin == "pack" else None
-        view.set_intro(change_intro(used) if used is not None else missing_intro())
+        view.set_intro(change_intro(used) if used is not None else missing_intro(facts.current))
         self.show_devices()
         chosen = view.choices.key or self._proposed(facts)
         view.choices.show_engines(shown_engines(facts), chosen)

@@ -100,6 +100,7 @@ class EngineSession(QObject):
     known = Signal(object)  # EngineFacts, read anew
     changed = Signal()  # the installation looks otherwise
     installed = Signal(object)  # Installed
+    broken = Signal(object)  # EngineError with which an installation has ended
     rolled_back = Signal(object)  # Pack
     removed = Signal()
     failed = Signal(object)  # EngineError of going back or removing
@@ -231,6 +232,7 @@ class EngineSession(QObject):
         log.info("the engine was not installed: %s", error)
         self.error = error
         self._put("failed")
+        self.broken.emit(error)
 
     @Slot(object)
     def _on_changed(self, what: object) -> None:

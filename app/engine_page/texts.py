@@ -28,8 +28,15 @@ USES = {
 """What each kind of PyTorch computes on."""
 
 
-def missing_intro() -> str:
-    """Return what the page says while there is no engine."""
+def missing_intro(former: Pack | None) -> str:
+    """Return what the page says while there is no engine.
+
+    Args:
+        former: one that was installed and cannot be used any more.
+    """
+    if former is not None:
+        text = tr("{engine} cannot be used any more: it is for another Python, or was deleted.")
+        return f"{text.format(engine=pack_title(former))} {tr('Install it again, or another one.')}"
     return tr(
         "An engine computes what models answer: PyTorch, which Tandem keeps in a folder of its own."
         " Nothing is asked of the network before you press Install."

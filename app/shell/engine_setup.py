@@ -48,7 +48,7 @@ class EngineSetup(QObject):
         self._client, self._models, self.page, self._leave = client, models, page, leave
         self._start_up = start_up
         self._origin: Origin = "own"
-        self._is_ready = self._closes_page = False
+        self._is_ready = self._closes_page = self._is_closed = False
         self._replacement = EngineReplacement(client, models, chats, start_up, self)
         self._replacement.noticed.connect(self.noticed)
         client.ready.connect(self._on_ready)
@@ -56,11 +56,13 @@ class EngineSetup(QObject):
         models.blocked.connect(self._on_blocked)
         chats.model_wanted.connect(self._on_wanted)
         start_up.devices_found.connect(page.show_devices)
-        page.left.connect(self._on_left)
+        page.left.connect(leave)
+        page.covered.connect(self._on_covered)
         page.remove_requested.connect(self._remove)
         session = page.session
         session.known.connect(self._on_known)
         session.installed.connect(self._on_installed)
+        session.broken.connect(self._on_broken)
         session.rolled_back.connect(self._replace)
         session.removed.connect(self._on_removed)
         session.failed.connect(self._on_change_failed)
@@ -93,6 +95,7 @@ class EngineSetup(QObject):
 
     def close(self) -> None:
         """Stop what runs, which a later window can go on with."""
+        self._is_closed = True
         self.page.close()
         self._replacement.close()
 
@@ -103,8 +106,10 @@ class EngineSetup(QObject):
     # without an engine
 
     @Slot()
-    def _on_left(self) -> None:
-        self._leave()
+    def _on_covered(self) -> None:
+        """Say what is missing, or goes on, where the page does not say it any more."""
+        if self._is_closed:
+            return
         if self.page.session.state == "running":
             self._offer(Notice(tr("The engine is being installed.")), tr("Look at it"))
         elif self.is_missing:
@@ -144,6 +149,13 @@ class EngineSetup(QObject):
         kind: Literal["info", "warning"] = "warning" if problem else "info"
         self.noticed.emit(Notice(text, problem, kind, is_news=True))
         self._replace()
+
+    @Slot(object)
+    def _on_broken(self, error: EngineError) -> None:
+        """Say that an installation has failed, unless the page is there, which says so."""
+        if not self.page.is_open:
+            notice = replace(Notice.of(error), is_of_engine=False, is_news=True)
+            self._offer(notice, tr("Look at it"))
 
     @Slot()
     def _replace(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal, Slot
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtGui import QHideEvent, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.engine_page.views.choice_list import EngineChoices
@@ -34,6 +34,7 @@ class EngineView(QWidget):
     wheels_requested = Signal()
     environment_requested = Signal()
     left = Signal()
+    covered = Signal()  # something else is shown in its place
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -161,6 +162,11 @@ class EngineView(QWidget):
         layout.setSpacing(8)
         layout.addLayout(head)
         layout.addWidget(self._scroll, 1)
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        if not event.spontaneous():  # as it is where the window is minimised
+            self.covered.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if is_pressed("leave-page", event):

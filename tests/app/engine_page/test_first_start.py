@@ -299,3 +299,31 @@ def test_nothing_is_measured_without_an_engine(
     assert "Only an engine can measure them." in said
     install(qtbot, shell)
     qtbot.waitUntil(find.isEnabled)
+
+
+def test_what_is_missing_is_told_wherever_one_goes(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript
+) -> None:
+    shell = make_shell()
+    view_of(qtbot, shell)
+    shell.settings_page.toggle()
+    assert banner(shell) == "There is no engine yet."
+
+
+def test_a_failure_behind_another_page_is_news(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript
+) -> None:
+    pack.hold_at, pack.error = 1, NO_NETWORK
+    shell = make_shell()
+    view = view_of(qtbot, shell)
+    view.install.click()
+    qtbot.waitUntil(lambda: "MB of" in view.panel.text)
+    shell.settings_page.toggle()
+    assert banner(shell) == "The engine is being installed."
+    pack.go_on.set()
+    qtbot.waitUntil(lambda: banner(shell) == NO_NETWORK.message)
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.is_news
+    shell.window.banner._action.click()
+    assert view.panel.retry.isVisible()

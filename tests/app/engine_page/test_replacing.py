@@ -149,3 +149,17 @@ def test_a_damaged_engine_leads_to_the_page(
     assert shell.window.banner._action.text() == "Install an engine…"
     shell.window.banner._action.click()
     assert view_of(qtbot, shell).isVisible()
+
+
+def test_an_engine_of_another_python_has_to_be_installed_again(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript
+) -> None:
+    """As after an update of Tandem that brings another one."""
+    first = make_shell()
+    install(qtbot, first)
+    first.window.close()
+    pack.site.unlink()
+    view = view_of(qtbot, make_shell())
+    assert view.isVisible()
+    text = "PyTorch 2.15.0, NVIDIA GPUs (CUDA 13) cannot be used any more"
+    qtbot.waitUntil(lambda: view._intro.text().startswith(text))
