@@ -91,11 +91,12 @@ class ModelSession(QObject):
         """Load nothing until `unblock`: there is no engine. Files are opened and planned."""
         self._is_blocked = True
 
-    def unblock(self, path: str = "") -> None:
-        """Load models again, and open what was asked for last, else `path`, if that is not ""."""
-        self._is_blocked, wanted, self._wanted = False, self._wanted or path, ""
+    def unblock(self) -> bool:
+        """Load models again, and open what was asked for meanwhile; return whether that was any."""
+        self._is_blocked, wanted, self._wanted = False, self._wanted, ""
         if wanted:
             self.open(wanted)
+        return bool(wanted)
 
     def open(self, path: str) -> None:
         """Read a file's header on a thread, then load the model."""

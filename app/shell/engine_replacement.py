@@ -100,4 +100,10 @@ class EngineReplacement(QObject):
         self._is_starting = False
         lost, self._lost = self._lost, None
         self._client.start()
-        self._models.unblock(lost.info.path if lost is not None else "")
+        if self._models.unblock() or lost is None:
+            return
+        usable = {device.id for device in self._start_up.devices if device.usable}
+        if usable.issuperset(lost.params.all_devices):
+            self._models.load_again(lost)
+        else:
+            self._models.open(lost.info.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtWidgets import QMessageBox
 from pytestqt.qtbot import QtBot
@@ -23,6 +25,8 @@ def test_the_settings_say_what_is_used_and_go_back(
     install(qtbot, shell)
     shell.models.open(MODEL)
     qtbot.waitUntil(lambda: shell.client.model is not None)
+    shell.models.apply(replace(shell.client.model.params, devices=("cpu", "cpu")))
+    qtbot.waitUntil(lambda: len(shell.client.model.params.devices) == 2)
     ask(qtbot, shell, "Hi")
     panel = panel_of(qtbot, shell)
     assert panel.text.startswith("PyTorch 2.15.0, NVIDIA GPUs (CUDA 13)\n7.1 GB in ")
@@ -37,6 +41,7 @@ def test_the_settings_say_what_is_used_and_go_back(
         panel.update_engine.click()
     assert host_of(shell) is not old
     assert not old._thread.is_alive()
+    assert shell.client.model.params.devices == ("cpu", "cpu"), "and so does the split"
     qtbot.waitUntil(lambda: panel.text.startswith("PyTorch 2.16.0"))
     assert shown(shell) == ["Hi", "Hello from the fake model."]
     ask(qtbot, shell, "And now?")
@@ -163,3 +168,18 @@ def test_an_engine_of_another_python_has_to_be_installed_again(
     assert view.isVisible()
     text = "PyTorch 2.15.0, NVIDIA GPUs (CUDA 13) cannot be used any more"
     qtbot.waitUntil(lambda: view._intro.text().startswith(text))
+
+
+def test_a_model_on_gpus_that_the_new_engine_cannot_use_gets_another_split(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript
+) -> None:
+    shell = make_shell()
+    install(qtbot, shell)
+    shell.models.open(MODEL)
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    shell.models.apply(replace(shell.client.model.params, devices=("cuda:0",)))
+    qtbot.waitUntil(lambda: shell.client.model.params.devices == ("cuda:0",))
+    pack.n_arrived = 0
+    with qtbot.waitSignal(shell.client.loaded):
+        page_of(shell).install(InstallRequest("cpu"))
+    assert shell.client.model.params.devices == ("cpu",)
