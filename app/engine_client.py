@@ -227,6 +227,7 @@ class EngineClient(QObject):
             continue_last=continue_last,
             timed_every=0,
             thinks=False,
+            effort="low",
         )
         self._aside = AsideAnswer(self._running().submit(command), then)
         return True
@@ -266,6 +267,7 @@ class EngineClient(QObject):
         continue_last: bool = False,
         begun: Sequence[int] = (),
         thinks: bool | None = None,
+        effort: str = "",
     ) -> None:
         """Answer `messages`; remaining events of an earlier answer are dropped.
 
@@ -273,6 +275,7 @@ class EngineClient(QObject):
             continue_last: whether the last message is the assistant's and is continued.
             begun: the tokens of that message, if they are known.
             thinks: whether the model shall think first; None as its template has it.
+            effort: how much it shall think; "" as its template has it.
         """
         host = self._free_host()
         if self._answer_number >= 0:
@@ -284,6 +287,7 @@ class EngineClient(QObject):
             continue_last=continue_last,
             begun=tuple(begun),
             thinks=thinks,
+            effort=effort,
         )
         self._answer_number = host.submit(command)
         self._rate, self.answer_meter = TokenRate(), AnswerMeter()

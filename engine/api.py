@@ -300,6 +300,7 @@ class Model:
             is_shortened=request.sampling.on_overflow == "shift",
             begun=begun,
             thinks=request.thinks,
+            effort=request.effort,
         )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)

@@ -241,6 +241,8 @@ class Generate:
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
         thinks: whether the model shall think before it answers, where its chat template can say so
             (`ModelInfo.can_think`); None as the template has it.
+        effort: how much it shall think, "low", "medium" or "high", where its chat template can say
+            so (`ModelInfo.has_effort`); "" as the template has it.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -250,6 +252,7 @@ class Generate:
     begun: tuple[int, ...] = ()
     timed_every: int = TIMED_EVERY
     thinks: bool | None = None
+    effort: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,9 @@ class AnswerWriter(QObject):
         message.problem = ""
         self.beginning.emit(chat.id)
         self._client.generate(
-            prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks
-        )
+            prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks,
+            effort=chat.effort,
+        )  # fmt: skip
         self.begun.emit()
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.message import Message, plain, split_thought, unknown, valid_number, valid_text
@@ -24,6 +24,10 @@ TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
 
+EFFORTS: Final = ("low", "medium", "high")
+"""Words by which templates are told how much a model shall think."""
+
+
 @dataclass(slots=True)
 class Conversation:
     """A chat; its times are seconds since the epoch.
@@ -33,6 +37,7 @@ class Conversation:
         sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
             all chats.
         thinks: whether models shall think before they answer here; None as their templates have it.
+        effort: how much they shall think, one of `EFFORTS`; "" as their templates have it.
         has_own_title: whether a person or the model has chosen the title; else the first words are.
         tree: messages in all their versions.
         extra: what else its file said; it is written again as it was.
@@ -47,6 +52,7 @@ class Conversation:
     drops_oldest: bool = False
     sampling: dict[str, Any] | None = None
     thinks: bool | None = None
+    effort: str = ""
     has_own_title: bool = False
     tree: MessageTree[Message] = field(default_factory=MessageTree)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -171,6 +177,7 @@ class Conversation:
             draft=valid_text(head.get("draft", "")),
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
+            effort=effort if (effort := head.get("effort")) in EFFORTS else "",
             thinks=thinks if isinstance(thinks := head.get("thinks"), bool) else None,
             has_own_title=head.get("has_own_title") is True,
             tree=tree,

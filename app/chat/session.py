@@ -202,6 +202,11 @@ class ChatSession(QObject):
         self.current.thinks = thinks
         self._save_soon(self.current)
 
+    def set_effort(self, effort: str) -> None:
+        """Set how much models shall think in the open chat; "" as their templates have it."""
+        self.current.effort = effort
+        self._save_soon(self.current)
+
     def save_all(self) -> None:
         """Save the answer under way, and the open chat unless it is and always was empty."""
         if self._writer.chat is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.errors import PromptError, TemplateError
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.support import NO_VOCABULARY, has_vocabulary
-from engine.text.thinking import THINKING_VARIABLES
+from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Prompts:
 
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
-        begun: Sequence[int] = (), thinks: bool | None = None,
+        begun: Sequence[int] = (), thinks: bool | None = None, effort: str = "",
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -112,6 +112,7 @@ class Prompts:
                 is continued is too long by itself, its beginning is dropped as well.
             begun: tokens of the answer that is continued, which replace its text.
             thinks: whether the model shall think first, for templates that ask for it.
+            effort: how much it shall think, for templates that ask for it; "" says nothing.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
@@ -119,7 +120,7 @@ class Prompts:
         if not turns:
             raise PromptError("There is no message to answer.", "Write something first.")
         droppable = _droppable(turns, 1 + continue_last)
-        encode_chat = partial(self._encode_chat, thinks=thinks)
+        encode_chat = partial(self._encode_chat, wishes=_wishes(thinks, effort))
 
         @cache
         def encode(n_dropped: int) -> list[int]:
@@ -181,14 +182,11 @@ class Prompts:
         return ids[:n_question] + ids[-n_kept:] if n_kept > 0 else ids
 
     def _encode_chat(
-        self, messages: Sequence[ChatMessage], *, continue_last: bool, thinks: bool | None
+        self, messages: Sequence[ChatMessage], *, continue_last: bool, wishes: Mapping[str, Any]
     ) -> list[int]:
         turns = [{"role": m.role, "content": m.content} for m in messages]
         last = turns.pop()["content"] if continue_last else ""
-        variables: dict[str, Any] = (
-            {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
-        )
-        text = self.template.render(turns, add_generation_prompt=True, **variables)
+        text = self.template.render(turns, add_generation_prompt=True, **wishes)
         return self._encode(text + last)
 
     def _encode(self, text: str) -> list[int]:
@@ -233,6 +231,12 @@ def _first(holds: Callable[[int], bool], last: int) -> int:
     if holds(0):
         return 0
     return min(last, bisect_left(range(last), True, lo=1, key=holds)) if last else 0
+
+
+def _wishes(thinks: bool | None, effort: str) -> dict[str, Any]:
+    """Return the variables by which a template is told whether and how much to think."""
+    wishes: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
+    return wishes | ({EFFORT_VARIABLE: effort} if effort else {})
 
 
 def _droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:

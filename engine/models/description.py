@@ -30,6 +30,7 @@ class ModelInfo:
         tensor_types: pairs of a type name and its number of tensors, most used first.
         sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
         can_think: whether the chat template asks if the model shall think before it answers.
+        has_effort: whether the chat template asks how much the model shall think.
     """
 
     path: str
@@ -49,6 +50,7 @@ class ModelInfo:
     tensor_types: tuple[tuple[str, int], ...]
     sampling: tuple[tuple[str, float], ...] = ()
     can_think: bool = False
+    has_effort: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How chat templates are told whether the model shall think before it answers."""
+"""How chat templates are told whether the model shall think before it answers, and how much."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of templates: the name that Qwen and GLM use, and that of DeepSeek and Granite."""
+
+EFFORT_VARIABLE = "reasoning_effort"
+"""Variable of gpt-oss and others, which is "low", "medium" or "high"."""
 
 _ASKS = re.compile(
     r"\b(?:enable_thinking\b|thinking is defined\b|(?:if|not|and|or) thinking\b(?!\s*[=(.\[]))"
@@ -15,3 +18,8 @@ _ASKS = re.compile(
 def can_think(template: str) -> bool:
     """Return whether a template's source asks for one of `THINKING_VARIABLES`."""
     return _ASKS.search(template) is not None
+
+
+def has_effort(template: str) -> bool:
+    """Return whether a template's source asks for `EFFORT_VARIABLE`."""
+    return EFFORT_VARIABLE in template

@@ -3,6 +3,7 @@
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.message_view import AnswerView
 from app.main import Shell
@@ -50,6 +51,52 @@ def test_each_chat_has_its_own_wish(
     again.thinking.button.click()
     ask(qtbot, again, "Slow?")
     assert wishes(again) == [True]
+
+
+def test_each_chat_has_its_own_effort(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make_shell(model=MODEL)
+    assert shell.thinking.effort.isHidden(), "its template asks for none"
+    shell.window.close()
+    monkeypatch.setattr(
+        "tests.helpers.fake_host.model_info", lambda path: model_info(path, has_effort=True)
+    )
+    shell = make_shell(model=MODEL)
+    chip = shell.thinking.effort
+    assert chip.isVisible()
+    assert chip.text() == "Effort ▾"
+    ask(qtbot, shell, "Hi")
+    choose(shell, "High")
+    assert chip.text() == "Effort: high ▾"
+    ask(qtbot, shell, "Deeper")
+    first = shell.session.current.id
+    shell.chat_presenter.new_chat()
+    assert chip.text() == "Effort ▾"
+    shell.chat_presenter.open_chat(first)
+    shell.window.close()
+    again = make_shell(model=MODEL)
+    ask(qtbot, again, "Still")
+    choose(again, "As the model has it")
+    ask(qtbot, again, "Done")
+    assert [*efforts(shell), *efforts(again)] == ["", "high", "high", ""]
+
+
+def choose(shell: Shell, name: str) -> None:
+    """Choose an effort in the menu."""
+    menu = shell.thinking.effort.menu()
+    next(action for action in menu.actions() if action.text() == name).trigger()
+
+
+def efforts(shell: Shell) -> list[str]:
+    return [command.effort for command in host_of(shell).commands if isinstance(command, Generate)]
+
+
+def test_a_chat_with_an_unknown_effort_opens() -> None:
+    stored = Conversation(effort="high").to_json()
+    assert Conversation.from_json(stored).effort == "high"
+    for odd in ("extreme", 3, None, ["low"]):
+        assert Conversation.from_json({**stored, "effort": odd}).effort == ""
 
 
 def test_a_thought_has_its_tokens_and_keeps_them(

@@ -7,7 +7,7 @@ import pytest
 from engine import ChatMessage, read_model_info
 from engine.generation.prompts import Prompts
 from engine.gguf import GGUFFile
-from engine.text.thinking import can_think
+from engine.text.thinking import can_think, has_effort
 from tests.helpers.tiny_gguf import tiny_gguf
 
 QWEN = "{%- if enable_thinking is defined and enable_thinking is false %}{{- 'x' }}{% endif %}"
@@ -44,3 +44,24 @@ def test_a_prompt_tells_the_template(tmp_path: Path, thinks: bool | None, said: 
             (ChatMessage("user", "Hi"),), 64, continue_last=False, is_shortened=False, thinks=thinks
         )
         assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
+
+
+def test_a_template_is_told_how_much_to_think(tmp_path: Path) -> None:
+    template = "{{ reasoning_effort if reasoning_effort is defined else 'none' }}"
+    assert has_effort(template)
+    assert not has_effort(TEMPLATE)
+    path = tiny_gguf(tmp_path / "m.gguf", chat_template=template)
+    info = read_model_info(path)
+    assert info.has_effort
+    assert not info.can_think
+    with GGUFFile.open(path) as file:
+        prompts = Prompts(file, "m")
+        for effort, said in (("", "none"), ("high", "high")):
+            made = prompts.chat(
+                (ChatMessage("user", "Hi"),),
+                64,
+                continue_last=False,
+                is_shortened=False,
+                effort=effort,
+            )
+            assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
