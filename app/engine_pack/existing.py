@@ -68,7 +68,7 @@ def use_environment(
     _check(python, found)
     folders = tuple(str(folder) for folder in found["folders"])
     with store.locked():
-        tried = attempt(folders, is_stopped)
+        tried = attempt(folders, is_stopped, writes_bytecode=False)
         pack = Pack(
             name="", backend=BACKEND, version=str(found["versions"]["torch"]),
             python=this_python(), folders=folders, source=str(python),

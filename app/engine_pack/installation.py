@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import threading
 from collections.abc import Callable
@@ -111,6 +112,12 @@ class Installation:
                     system=self._lock.system, python=self._lock.python
                 ),
                 tr("Choose one for this computer."),
+            )
+        macos = platform.mac_ver()[0].partition(".")[0]
+        if macos.isdecimal() and int(macos) < self._lock.least_macos:
+            raise EngineError(
+                tr("This engine needs macOS {n} or newer.").format(n=self._lock.least_macos),
+                tr("Update macOS, or use a Python environment that has an older PyTorch."),
             )
 
     def _check_room(self) -> None:

@@ -24,6 +24,7 @@ MOST_BYTES = 4 << 20
 HASH = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VERSION = re.compile(r"[0-9a-zA-Z.!+]+")
+MACOS = re.compile(r"[.-]macosx_(\d+)_")
 HOSTS = ("files.pythonhosted.org", "download.pytorch.org")
 """Servers that the locks of a release name."""
 
@@ -88,6 +89,13 @@ class Lock:
     def is_for_here(self) -> bool:
         """Whether it is for this system and this version of Python."""
         return (self.system, self.python) == (this_system(), this_python())
+
+    @property
+    def least_macos(self) -> int:
+        """First macOS on which all wheels can be used; 0 for other systems."""
+        names = (wheel.file.name for wheel in self.wheels)
+        needed = [min(map(int, found)) for name in names if (found := MACOS.findall(name))]
+        return max(needed, default=0)
 
     @property
     def is_complete(self) -> bool:

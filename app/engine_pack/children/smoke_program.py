@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -29,6 +31,8 @@ def main() -> int:
             params = SamplingParams(temperature=0, max_tokens=N_TOKENS)
             events = list(model.generate(PROMPT, params))
         problem = engine.cuda_status()
+        with suppress(ImportError, OSError):  # not used here, but compiled by Python with the rest
+            import_module("triton")
     except EngineError as error:
         return _fail(error_line(str(error), error.hint))
     n_tokens = sum(isinstance(event, TokenText) for event in events)

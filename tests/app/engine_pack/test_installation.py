@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from app.downloads.transfer import part_file, transfer
 from app.downloads.transfer.transfer import Patience
 from app.engine_pack import installation, unpacking
 from app.engine_pack.installation import Installation, Installed
-from app.engine_pack.lock import read_lock
+from app.engine_pack.lock import locks_dir, read_lock, this_python, this_system
 from app.engine_pack.progress import InstallProgress, InstallStage
 from app.engine_pack.store import Pack, PackBusy, PackStore
 from engine import Cancelled, EngineError
@@ -68,6 +69,8 @@ class Bench(NamedTuple):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as in a packaged Tandem
     monkeypatch.setattr(transfer, "POLL_S", 0.01)
     monkeypatch.setattr(installation, "flush_disks", lambda: None)
     with hostile_server() as server:
@@ -94,6 +97,7 @@ def test_a_pack_is_fetched_unpacked_tried_and_used(bench: Bench) -> None:
     assert (pack.backend, pack.version, pack.is_usable) == ("cpu", "9.1.0", True)
     assert (Path(pack.folders[0]) / "torch/lib/part2.bin").stat().st_size == 100_000
     assert pack.n_bytes > 300_000
+    assert list(Path(pack.folders[0]).glob("torch/__pycache__/*.pyc")), "later starts are quicker"
     assert bench.left() == [pack.name], "wheels and caches are gone"
     stages = list(dict.fromkeys(progress.stage for progress in seen))
     assert stages[-2:] == [InstallStage.UNPACKING, InstallStage.TRYING]
@@ -340,6 +344,18 @@ def test_a_lock_of_another_system_is_refused(bench: Bench) -> None:
     pack.lock.write_text(pack.lock.read_text().replace('python = "3.', 'python = "2.'))
     with pytest.raises(EngineError, match=r"This engine is for .* and Python 2\."):
         bench.install(pack, pack.wheels)
+
+
+def test_an_old_macos_is_told_before_anything_is_fetched(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = read_lock(locks_dir() / "pylock.cpu-macos-aarch64.toml")
+    assert lock.least_macos == 14
+    here = replace(lock, system=this_system(), python=this_python())
+    monkeypatch.setattr(installation.platform, "mac_ver", lambda: ("13.6.1", ("", "", ""), "arm64"))
+    with pytest.raises(EngineError, match="needs macOS 14 or newer"):
+        Installation(here, bench.store).run()
+    assert not bench.store.folder.exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it kills by a signal")
