@@ -1,0 +1,41 @@
+"""Keys of pages: a page's key stands for its tokens and for all before them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+PAGE = 256
+"""Tokens of a page."""
+
+ROOT = b""
+"""Key of what is before the first page."""
+
+
+def page_key(before: bytes, ids: Sequence[int]) -> bytes:
+    """Return the key of a whole page.
+
+    Args:
+        before: key of the page before, or `ROOT`.
+        ids: the page's tokens.
+    """
+    return blake2b(before + array("q", ids).tobytes(), digest_size=16).digest()
+
+
+def page_keys(ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
+    """Return the keys of all whole pages of a sequence.
+
+    Args:
+        known: keys of its first pages, which are not computed again.
+    """
+    keys = list(known)
+    for start in range(len(keys) * PAGE, len(ids) - PAGE + 1, PAGE):
+        keys.append(page_key(keys[-1] if keys else ROOT, ids[start : start + PAGE]))
+    return keys
+
+
+def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginning."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
