@@ -28,7 +28,9 @@ OWN_HEAD = "Format: https://www.debian.org/doc/packaging-manuals/copyright-forma
 COMMON = (
     (
         re.compile(
-            r"Apache License\s+Version 2\.0, January 2004.*?END OF TERMS AND CONDITIONS", re.S
+            r"Apache License\s+Version 2\.0, January 2004.*?any such warranty or additional\s+"
+            r"liability\.(?:\s*END OF TERMS AND CONDITIONS)?",
+            re.S,
         ),
         "Apache License 2.0: see /usr/share/common-licenses/Apache-2.0.",
     ),

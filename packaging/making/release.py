@@ -64,14 +64,14 @@ def main() -> None:
     work = out / "work"
     targets = args.targets or buildable(platform.partition("-")[0])
     build = Build(targets, args.python, args.effort)
+    out.mkdir(parents=True, exist_ok=True)
+    results = [write_news(out / NEWS, project.version, args.page)] if args.page else []
     packages = build.run(work / "first")
     if args.twice:
         compare(packages, build.run(work / "second"))
-    results = [Path(shutil.copy2(package, out)) for package in packages]
+    results += [Path(shutil.copy2(package, out)) for package in packages]
     for of, tree in sorted({TREES.get(target, (platform, "tandem")) for target in targets}):
         results += describe(work / "first" / tree, out, project, of)
-    if args.page:
-        results.append(write_news(out / NEWS, project.version, args.page))
     write_sums(out / SUMS, results)
     sys.stdout.write("".join(f"{path}\n" for path in (*results, out / SUMS)))
 

@@ -10,6 +10,7 @@ MIT = "Permission is hereby granted, free of charge, to any person obtaining a c
 APACHE = (
     "Apache License\n  Version 2.0, January 2004\n\n  TERMS AND CONDITIONS FOR USE\n\n"
     + "  The terms.\n" * 20
+    + "  of your accepting any such warranty or additional liability.\n\n"
     + "  END OF TERMS AND CONDITIONS\n\n  Copyright 2024-2026 Ada Example\n"
 )
 INNER = {
