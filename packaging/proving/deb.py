@@ -114,6 +114,7 @@ class Proof:
     def chat(self) -> None:
         """Ask the bundled model in the window."""
         self.start("--demo")
+        wait_for(lambda: "Demo" in self.desktop.title(self.window), 180, "the loaded model")
         self.desktop.type(QUESTION)
         self.desktop.press("Return")
         wait_for(lambda: len(self.answers()) == 1, 180, "an answer in the window")
@@ -132,7 +133,7 @@ class Proof:
         assert program == f"{APP_ID}.desktop", program
         n_windows = len(self.desktop.windows())
         self.root.run_as_person("gio", "open", model.name)
-        wait_for(lambda: "my own model" in self.shown_model(), 120, "the model in the window")
+        wait_for(lambda: self.last_model() == f"/home/anna/{model.name}", 120, "the model")
         assert len(self.desktop.windows()) == n_windows
         time.sleep(2)
         self.desktop.shoot("double-click")
@@ -225,9 +226,11 @@ class Proof:
             one["content"] for one in messages if one["role"] == "assistant" and one.get("stats")
         ]
 
-    def shown_model(self) -> str:
-        """Return the title of the window."""
-        return " ".join(self.desktop.title(window) for window in self.desktop.windows())
+    def last_model(self) -> str:
+        """Return the model that was loaded last."""
+        settings = self.root.home / ".config/Tandem/settings.json"
+        recent = json.loads(settings.read_text()).get("recent_models") or [""]
+        return str(recent[0])
 
 
 def main() -> None:

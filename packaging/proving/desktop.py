@@ -64,7 +64,7 @@ class Desktop:
 
     def close(self, window: str) -> None:
         """Close a window as its button does, and wait until it is gone."""
-        self.root.run_as_person("xdotool", "windowquit", window)
+        self.root.run_as_person("xdotool", "windowactivate", "--sync", window, "key", "alt+F4")
         wait_for(lambda: window not in self.windows(), 60, "the end of the window")
 
     def click(self, window: str, x: int, y: int) -> None:

@@ -135,9 +135,10 @@ class Proof:
         tandem.wait(60)
 
     def files(self) -> set[str]:
-        """Return the files in the person's home."""
+        """Return the files in the person's home, without other programs' caches."""
         home = self.root.home
-        return {str(path.relative_to(home)) for path in home.rglob("*") if not path.is_dir()}
+        names = {str(path.relative_to(home)) for path in home.rglob("*") if not path.is_dir()}
+        return {name for name in names if not name.startswith(".cache/")}
 
 
 def main() -> None:
