@@ -95,6 +95,22 @@ refresh() {
     done
 }
 
+# Removes what refresh has written into folders that are empty but for it.
+sweep_caches() {
+    mime=$1/mime
+    if rmdir -- "$mime/packages" 2>/dev/null; then
+        for name in XMLnamespaces aliases generic-icons globs globs2 icons magic mime.cache subclasses treemagic types version; do
+            rm -f -- "$mime/$name"
+        done
+        rmdir -- "$mime"/* 2>/dev/null || true
+    fi
+    [ -n "$(find "$1/applications" -name '*.desktop' 2>/dev/null)" ] || rm -f -- "$1/applications/mimeinfo.cache"
+    [ -n "$(find "$1/icons/hicolor" -name '*.*g' 2>/dev/null)" ] || rm -f -- "$1/icons/hicolor/icon-theme.cache"
+    for folder in mime applications icons/hicolor; do
+        rmdir -p -- "$1/$folder" 2>/dev/null || true
+    done
+}
+
 install_tandem() {
     check_system
     check_not_running
@@ -148,7 +164,9 @@ uninstall_tandem() {
     check_not_running
     share=$(menu_folder)
     remove_old
+    [ ! -d "$share/mime" ] || mkdir -p -- "$share/mime/packages" # without it nothing is refreshed
     refresh "$share"
+    sweep_caches "$share"
     rmdir -- "$prefix/bin" "$prefix/lib" 2>/dev/null || true
     printf 'Tandem is removed. Chats, settings, models and the engine are still in:\n'
     for folder in "${XDG_CONFIG_HOME:-$HOME/.config}" "${XDG_DATA_HOME:-$HOME/.local/share}" "${XDG_CACHE_HOME:-$HOME/.cache}"; do
