@@ -33,6 +33,7 @@ class Conversation:
     """A chat; its times are seconds since the epoch.
 
     Attributes:
+        draft_files: paths of the files that shall go with the message that is being written.
         drops_oldest: whether its oldest messages make room once its context is full.
         sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
             all chats.
@@ -49,6 +50,7 @@ class Conversation:
     updated: float = field(default_factory=time.time)
     system_prompt: str = ""
     draft: str = ""
+    draft_files: tuple[str, ...] = ()
     drops_oldest: bool = False
     sampling: dict[str, Any] | None = None
     thinks: bool | None = None
@@ -99,7 +101,7 @@ class Conversation:
         messages = [message.copy() for message in (*self.tree.above(last), self.tree[last])]
         now = time.time()
         tree = MessageTree(in_a_row(messages))
-        made = replace(self, created=now, updated=now, draft="", tree=tree)
+        made = replace(self, created=now, updated=now, draft="", draft_files=(), tree=tree)
         made.renew_id()
         return made
 
@@ -175,6 +177,7 @@ class Conversation:
             updated=valid_time(head["updated"]),
             system_prompt=valid_text(head.get("system_prompt", "")),
             draft=valid_text(head.get("draft", "")),
+            draft_files=_texts(head.get("draft_files")),
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
             effort=effort if (effort := head.get("effort")) in EFFORTS else "",
@@ -183,6 +186,12 @@ class Conversation:
             tree=tree,
             extra={name: value for name, value in extra.items() if name not in OF_FILES},
         )
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """Return the texts of a sequence; none if it is no sequence."""
+    found = value if isinstance(value, list | tuple) else ()
+    return tuple(text for text in found if isinstance(text, str))
 
 
 class NewerChat(ValueError):

@@ -55,7 +55,8 @@ def exported(chat: Conversation, suffix: str) -> str:
         suffix: one of `FORMATS`, but not `PDF`.
     """
     if suffix == ".json":
-        return json.dumps(chat.to_json(), ensure_ascii=False, indent=1)
+        shared = {**chat.to_json(), "draft_files": []}  # paths of this machine
+        return json.dumps(shared, ensure_ascii=False, indent=1)
     return _web_page(chat) if suffix == ".html" else _markdown(chat)
 
 

@@ -110,7 +110,7 @@ class ChatSession(QObject):
 
     def new_chat(self, system_prompt: str) -> None:
         """Open an empty chat, unless the open one is empty."""
-        if not self.current.is_empty or self.current.draft:
+        if not self.current.is_empty or self.current.draft or self.current.draft_files:
             self._open(Conversation(system_prompt=system_prompt))
             self.chats_changed.emit()
 
@@ -196,6 +196,12 @@ class ChatSession(QObject):
         chat = chat or self.current
         chat.sampling = chosen
         self._save_soon(chat)
+
+    def set_draft_files(self, paths: tuple[str, ...]) -> None:
+        """Note the files that shall go with the open chat's next message."""
+        if paths != self.current.draft_files:
+            self.current.draft_files = paths
+            self._save_soon(self.current)
 
     def set_thinking(self, thinks: bool) -> None:
         """Set whether models shall think before they answer in the open chat."""
@@ -396,7 +402,8 @@ class ChatSession(QObject):
         )
 
     def _is_worth_saving(self, chat: Conversation) -> bool:
-        return not chat.is_empty or bool(chat.draft.strip()) or chat.id in self.library
+        has_draft = bool(chat.draft.strip() or chat.draft_files)
+        return not chat.is_empty or has_draft or chat.id in self.library
 
     def _save(self, chat: Conversation) -> None:
         self.library.save(chat)

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from app.chat.attachments.attachment import Attachment, framed
 from app.chat.attachments.draft import DraftFile, FilePart, parts_of
+from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient
@@ -56,7 +57,7 @@ class AttachmentPresenter(QObject):
         composer.add_above(self.chips)
         composer.files_given.connect(self.add)
         composer.picture_pasted.connect(self._refuse_picture)
-        session.opened.connect(self.refresh)
+        session.opened.connect(self._on_opened)
         session.deleted.connect(self._forget)
         session.answer_closed.connect(self.refresh)
         client.loaded.connect(self._count_again)
@@ -81,12 +82,8 @@ class AttachmentPresenter(QObject):
         if len(paths) > room:
             text = tr("A message takes at most {n} files.").format(n=MOST_FILES)
             self.noticed.emit(Notice(text, kind="warning"))
-        for path in paths[: max(0, room)]:
-            file = DraftFile(f"file {next(self._numbers)}", Path(path))
-            self.files.append(file)
-            then = partial(self._on_read, self._session.current.id, file)
-            self._started_reader().read(file.key, file.path, self._model(), then)
-        self.refresh()
+        self._read(paths[: max(0, room)])
+        self._keep()
 
     def ready_files(self) -> tuple[Attachment, ...] | None:
         """Return the files to send now; None, and say why, if one of them is not ready."""
@@ -109,7 +106,7 @@ class AttachmentPresenter(QObject):
     def clear(self) -> None:
         """Forget the files of the open chat's draft, which were sent."""
         self.files.clear()
-        self.refresh()
+        self._keep()
 
     def close(self) -> None:
         """End the reading."""
@@ -126,6 +123,25 @@ class AttachmentPresenter(QObject):
         self.changed.emit()
 
     # inside
+
+    @Slot(object)
+    def _on_opened(self, chat: Conversation) -> None:
+        """Show the files of the draft; after a restart they are read again, as they are now."""
+        if chat.draft_files and chat.id not in self._files:
+            self._read(chat.draft_files)
+        self.refresh()
+
+    def _read(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            file = DraftFile(f"file {next(self._numbers)}", Path(path))
+            self.files.append(file)
+            then = partial(self._on_read, self._session.current.id, file)
+            self._started_reader().read(file.key, file.path, self._model(), then)
+
+    def _keep(self) -> None:
+        """Note the files in the open chat, and show them."""
+        self._session.set_draft_files(tuple(str(file.path) for file in self.files))
+        self.refresh()
 
     def _started_reader(self) -> AttachmentReader:
         if self._reader is None:
@@ -191,7 +207,7 @@ class AttachmentPresenter(QObject):
             self.noticed.emit(Notice.of(found))
         else:
             file.file = found
-        self.refresh()
+        self._keep()
 
     @Slot()
     def _count_again(self) -> None:
@@ -208,7 +224,7 @@ class AttachmentPresenter(QObject):
     def _remove(self, file: DraftFile) -> None:
         if file in self.files:
             self.files.remove(file)
-        self.refresh()
+        self._keep()
         self._composer.setFocus()
 
     @Slot(object, object, int)

@@ -1,6 +1,7 @@
 """A chat as a document for paper, written with a cursor, so that nothing is read as HTML.
 
-Formulas stay as they were written, pictures are their description and address.
+Formulas are pictures, or as they were written where they cannot be drawn; pictures of the web are
+their description and address.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from PySide6.QtGui import (
 )
 
 from app.chat.conversation import Conversation
+from app.chat.exchange.paper_formulas import PaperFormulas
 from app.chat.export import SPEAKERS, said
 from app.chat.markdown import (
     CodeBlock,
@@ -65,10 +67,12 @@ class PaperWriter:
 
     Args:
         scale: dots of the paper to a unit of the document, for what Qt does not fit by itself.
+        formulas: draws formulas into the document.
     """
 
-    def __init__(self, document: QTextDocument, scale: float) -> None:
+    def __init__(self, document: QTextDocument, scale: float, formulas: PaperFormulas) -> None:
         self._cursor = QTextCursor(document)
+        self._formulas = formulas
         self._scale = scale
         self._is_fresh = True
 
@@ -105,7 +109,8 @@ class PaperWriter:
         elif isinstance(piece, CodeBlock):
             self._write_code(piece.text)
         elif isinstance(piece, DisplayFormula):
-            self._write_line(TextLine((TextSpan(piece.formula.source, code=True),), indent=1))
+            span = TextSpan(piece.formula.source, formula=piece.formula)
+            self._write_line(TextLine((span,), indent=1))
         elif isinstance(piece, Table):
             self._write_table(piece)
         elif isinstance(piece, Rule):
@@ -126,6 +131,8 @@ class PaperWriter:
 
     def _write_spans(self, spans: tuple[TextSpan, ...], base: QTextCharFormat) -> None:
         for span in spans:
+            if span.formula and self._formulas.insert(self._cursor, span.formula, base):
+                continue
             form = QTextCharFormat(base)
             if span.bold:
                 form.setFontWeight(QFont.Weight.DemiBold)

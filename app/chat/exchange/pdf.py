@@ -28,6 +28,7 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.exchange.paper import FAINT_INK, INK, TEXT_POINTS, PaperWriter, paper_font
+from app.chat.exchange.paper_formulas import PaperFormulas
 from app.translation import tr
 from engine import one_line
 
@@ -72,7 +73,11 @@ def _document(chat: Conversation, writer: QPdfWriter) -> QTextDocument:
     document.setDefaultFont(paper_font(TEXT_POINTS))
     foot = FOOT_MM / MM_PER_INCH * DPI
     document.setPageSize(QSizeF(writer.width(), writer.height() - foot))
-    PaperWriter(document, DPI / USUAL_DPI).write(chat)
+    formulas = PaperFormulas(document)
+    try:
+        PaperWriter(document, DPI / USUAL_DPI, formulas).write(chat)
+    finally:
+        formulas.close()
     return document
 
 

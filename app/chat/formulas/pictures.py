@@ -123,7 +123,7 @@ class FormulaPictures(QObject):
 
     def _work(self) -> None:
         """Draw what is wanted; runs on the thread."""
-        artist = _Artist()
+        artist = FormulaArtist()
         while (look := self._next()) is not None:
             picture = artist.draw(look)
             self._keep(look, picture)
@@ -157,7 +157,7 @@ def _size(picture: FormulaPicture | None) -> int:
     return 1000 if picture is None else 1000 + picture.image.sizeInBytes()
 
 
-class _Artist:
+class FormulaArtist:
     """The child that draws, started when it is needed; used on one thread."""
 
     def __init__(self) -> None:

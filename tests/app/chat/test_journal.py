@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.chat import chat_file, store
 from app.chat.attachments.attachment import Attachment
 from app.chat.branches.tree import ROOT, MessageTree
-from app.chat.conversation import Conversation
+from app.chat.conversation import EFFORTS, Conversation
 from app.chat.journal import change_between, changed
 from app.chat.message import AnswerStats, Message
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
@@ -62,7 +62,9 @@ chats = st.builds(
     system_prompt=texts,
     draft=texts,
     drops_oldest=st.booleans(),
+    draft_files=st.lists(texts, max_size=2).map(tuple),
     thinks=st.none() | st.booleans(),
+    effort=st.sampled_from(["", *EFFORTS]),
     sampling=st.none() | st.dictionaries(st.sampled_from(["top_k", "stop"]), st.just([]) | texts),
     has_own_title=st.booleans(),
     tree=trees(),
@@ -111,7 +113,7 @@ def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
     of_chat = (
         "id title created updated system_prompt draft drops_oldest sampling thinks has_own_title"
-        " tree extra"
+        " tree extra draft_files effort"
     )
     of_message = "role content stats thought_s problem id parent edited extra"
     of_message += " attachments thought_tokens"

@@ -125,6 +125,32 @@ def test_each_chat_keeps_its_own_files(qtbot: QtBot, make_shell: MakeShell, note
     assert [chip.name.text() for chip in chips(shell)] == ["notes.txt"]
 
 
+def test_files_of_a_draft_are_there_after_a_restart(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, notes: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("It goes.")
+    shell = make_shell()
+    assert drop(shell, notes, other)
+    wait_until_read(qtbot, shell)
+    chat = shell.session.current.id
+    shell.window.close()
+    notes.write_text("The secret word is dolphin.\n")
+    other.unlink()
+    again = make_shell()
+    assert again.session.current.id == chat
+    qtbot.waitUntil(lambda: "other.txt" in banner(again), timeout=20_000)
+    wait_until_read(qtbot, again)
+    assert [chip.name.text() for chip in chips(again)] == ["notes.txt"]
+    again.models.open(MODEL)
+    qtbot.waitUntil(lambda: again.client.model is not None)
+    ask(qtbot, again, "What is the word?")
+    assert "dolphin" in prompts(again)[-1][-1][1], "it is read again"
+    assert again.session.current.draft_files == ()
+    again.window.close()
+    assert chips(make_shell()) == []
+
+
 def test_a_file_larger_than_the_room_is_offered_in_parts(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
 ) -> None:

@@ -135,7 +135,7 @@ def test_a_long_draft_leaves_the_buttons_free_in_a_low_window(
 ) -> None:
     shell = make_shell(model=MODEL)
     shell.window.resize(1024, 700)
-    shell.window.show_page(label("\n" * 14))  # as high as the start page with the demo
+    shell.window.show_page("models", label("\n" * 14))  # as high as the start page with the demo
     shell.window.show_chat(True)
     shell.window.banner.show_notice(Notice("Something has happened."))
     composer = shell.window.composer

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pypdfium2 import PdfDocument
+from pypdfium2.raw import FPDF_PAGEOBJ_IMAGE
 from PySide6.QtWidgets import QApplication
 
 from app.chat.conversation import Conversation
 from app.chat.exchange.files import free_path, write_all, write_chat_as
 from app.chat.exchange.pdf import pdf_of
 from app.chat.export import FORMATS
+from app.chat.formulas.pictures import MAX_LATEX
 from app.chat.message import Message
 from app.theme import apply_theme
 
@@ -116,3 +118,23 @@ def test_an_export_that_cannot_go_on_says_what_is_there(tmp_path: Path) -> None:
     written = write_all([chat(), "gone"], tmp_path, tmp_path, ".md")
     assert len(written.paths) == 1
     assert written.failure == "“gone” cannot be written: it holds no whole chat."
+
+
+def test_formulas_are_pictures_or_else_their_source(qapp: QApplication) -> None:
+    """Each is drawn in the size and colour of its line; one that is too long stays as it was."""
+    long = "x" * (MAX_LATEX + 1)
+    answer = f"It is \\(x^2\\), so\n\n$$\\frac{{a}}{{b}}$$\n\nand \\({long}\\)."
+    data = pdf_of(Conversation.of([Message("assistant", answer)], title="t"))
+    document = PdfDocument(data)
+    page = document[0]
+    pictures = [part.get_bounds() for part in page.get_objects() if part.type == FPDF_PAGEOBJ_IMAGE]
+    page.close()
+    document.close()
+    text = "".join(pages(data))
+    assert "frac" not in text
+    assert "x^2" not in text
+    assert "xxxxxxxx" in text
+    assert len(pictures) == 2
+    heights = [top - bottom for _, bottom, _, top in pictures]
+    assert 8 < heights[0] < 22, "points: a line of text"
+    assert 20 < heights[1] < 50, "two lines and a bar"
