@@ -35,6 +35,7 @@ from app.monitor.views.monitor_head import MonitorHead
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.preferences.page import SettingsPage
+from app.process.application import Application
 from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost, engine_place, start_host
 from app.process.interpreter import Interpreter
@@ -459,7 +460,7 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
     QApplication.setHighDpiScaleFactorRoundingPolicy(
         Qt.HighDpiScaleFactorRoundingPolicy.PassThrough
     )
-    app = QApplication(sys.argv[:1])
+    app = Application(sys.argv[:1])
     app.setApplicationName("Tandem")
     app.setApplicationDisplayName("Tandem")
     app.setDesktopFileName("org.tandem_llm.Tandem")  # names the menu entry in packaging/linux
@@ -474,6 +475,7 @@ def run_window(model_path: str | None = None, demo: bool = False, simulate: str 
         starts.claim()
     shell = Shell(app, start_host, rig)
     starts.requested.connect(shell.take)
+    app.opened.connect(shell.take)
     shell.start_up.host_imported.connect(starts.listen)
     shell.crashes.install()
     app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)

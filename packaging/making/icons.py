@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 SIZES = (16, 22, 24, 32, 48, 64, 128, 256, 512)
@@ -10,12 +9,10 @@ SIZES = (16, 22, 24, 32, 48, 64, 128, 256, 512)
 
 def draw_icon(source: Path, size: int) -> bytes:
     """Return the icon as a PNG of a size in pixels."""
-    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtCore import QBuffer, QIODevice
-    from PySide6.QtGui import QGuiApplication, QImage, QPainter
+    from PySide6.QtGui import QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
 
-    app = QGuiApplication.instance() or QGuiApplication([])
     image = QImage(size, size, QImage.Format.Format_ARGB32)
     image.fill(0)
     painter = QPainter(image)
@@ -25,7 +22,6 @@ def draw_icon(source: Path, size: int) -> bytes:
     file = QBuffer()
     file.open(QIODevice.OpenModeFlag.WriteOnly)
     image.save(file, "PNG")
-    del app
     return file.data().data()
 
 

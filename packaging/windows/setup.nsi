@@ -119,6 +119,7 @@ Function ${un}DeleteProgram
     RMDir /r "$INSTDIR\bin"
     Delete "$INSTDIR\Tandem.exe"
     Delete "$INSTDIR\LICENSE.txt"
+    Delete "$INSTDIR\LICENCES.txt"
 FunctionEnd
 !macroend
 !insertmacro IN_USE ""
@@ -221,7 +222,10 @@ FunctionEnd
 
 ; Files of another program stay its own, unless the person ticks the box.
 Function ChooseGguf
-    ReadRegStr $R0 HKCR ".gguf" ""
+    ReadRegStr $R0 HKCU "${CLASSES}\.gguf" ""
+    ${If} $R0 == ""
+        ReadRegStr $R0 HKCR ".gguf" ""
+    ${EndIf}
     ReadRegStr $R1 HKCU "Software\Microsoft\Windows\CurrentVersion\Explorer\FileExts\.gguf\UserChoice" "ProgId"
     ${If} $R0 == "${PROG_ID}"
         StrCpy $R0 ""
@@ -236,13 +240,13 @@ FunctionEnd
 
 ; The runtime of Visual C++ comes along; whether it and Python start here, only starting them tells.
 Function CheckStart
-    nsExec::ExecToStack '"$INSTDIR\bin\tandem.exe" --version'
+    nsExec::ExecToStack '"$INSTDIR\bin\tandem.exe" --quit' ; it loads Qt, and no window is open
     Pop $R0
     Pop $R1
     ${If} $R0 == "0"
         Return
     ${EndIf}
-    DetailPrint "tandem.exe --version: $R0 $R1"
+    DetailPrint "tandem.exe --quit: $R0 $R1"
     MessageBox MB_YESNO|MB_ICONEXCLAMATION $(DoesNotStart) /SD IDNO IDNO done
     ExecShell "open" "${RUNTIME_URL}"
 done:

@@ -23,7 +23,14 @@ from making.icons import draw_icon
 from making.macos.binaries import mach_files, missing_libraries, thin
 from making.macos.qt import prune_qt
 from making.project import ROOT, Project, output
-from making.tree import LAUNCHER, UNUSED_PYTHON, install_tandem, settle, write_licences
+from making.tree import (
+    LAUNCHER,
+    UNUSED_PYTHON,
+    install_tandem,
+    settle,
+    tidy_install_records,
+    write_licences,
+)
 
 PLATFORM = "aarch64-apple-darwin"
 IDENTIFIER = "org.tandem-llm.Tandem"
@@ -58,11 +65,13 @@ def make_bundle(app: Path, project: Project, python: Path) -> None:
         thin(path)
     install_tandem(resources / "src")
     install_uv_for(PLATFORM, resources / "bin", "uv")
-    write_licences(resources, project)
+    for part in ("site", "src"):
+        tidy_install_records(resources / part)
     write_text(resources / "bin" / "tandem", LAUNCHER, 0o755)
     packages = next((resources / "python" / "lib").glob("python3.*")) / "site-packages"
     packages.mkdir()
     write_text(packages / "tandem.pth", "../../../../src\n../../../../site\n")
+    write_licences(resources, project)
     compile_for(resources, "python/lib", "site", "src")
     write_icns(ROOT / "resources" / "tandem.svg", resources / "tandem.icns")
     shutil.copyfile(ROOT / "LICENSE", resources / "LICENSE")

@@ -5,6 +5,7 @@
     python/      a private CPython, and the runtime of Visual C++
     site/        libraries of the window, without torch
     src/         app, engine, resources, with their metadata
+    LICENCES.txt the licences of all of these
 
 As on Linux, everything finds the rest by its own place.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from making.cross import check_builder, compile_for, install_uv_for, install_window_libraries
 from making.project import ROOT, Project
-from making.tree import UNUSED_PYTHON, install_tandem, settle, write_licences
+from making.tree import UNUSED_PYTHON, install_tandem, settle, tidy_install_records, write_licences
 from making.windows.binaries import missing_libraries
 from making.windows.launchers import write_launchers
 from making.windows.qt import prune_qt
@@ -62,12 +63,14 @@ def make_windows_tree(folder: Path, project: Project, python: Path) -> None:
     place_runtime(folder)
     install_tandem(folder / "src")
     install_uv_for(PLATFORM, folder / "bin", "uv.exe")
-    write_licences(folder, project)
+    for part in ("site", "src"):
+        tidy_install_records(folder / part)
     write_launchers(folder, project)
     packages = folder / "python" / "Lib" / "site-packages"
     packages.mkdir()
     (packages / "tandem.pth").write_text("../../../src\n../../../site\n")
     shutil.copyfile(ROOT / "LICENSE", folder / "LICENSE.txt")
+    write_licences(folder, project)
     compile_for(folder, "python/Lib", "site", "src")
     check_tree(folder)
     settle(folder, project.epoch)
