@@ -97,6 +97,7 @@ class Installation:
         self._check_fit()
         unpacking.find_uv()  # before gigabytes are fetched
         with self._store.locked():
+            self._told(InstallProgress(InstallStage.CHECKING))  # sweeping gigabytes takes a while
             self._store.sweep_left_over()
             self._check_room()
             wheels = self._ready_wheels()

@@ -104,9 +104,8 @@ def test_a_pack_is_fetched_unpacked_tried_and_used(bench: Bench) -> None:
     assert {InstallStage.FETCHING, InstallStage.CHECKING} <= set(stages)
     counted = [p.n_done for p in seen if p.stage is InstallStage.FETCHING]
     assert counted == sorted(counted)
-    assert (
-        counted[-1] <= seen[0].n_bytes == read_lock(bench.folder / "pylock.cpu-9-1-0.toml").n_bytes
-    )
+    assert counted[-1] <= seen[1].n_bytes
+    assert seen[0] == InstallProgress(InstallStage.CHECKING), "of what is left of others"
 
 
 def test_the_previous_pack_stays_and_can_come_back(bench: Bench, old: Pack) -> None:
@@ -372,7 +371,7 @@ def test_a_killed_installer_leaves_the_old_engine_and_can_go_on(bench: Bench, ol
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "FETCHING\n"
+        assert [process.stdout.readline() for _ in range(2)] == ["CHECKING\n", "FETCHING\n"]
         time.sleep(0.2)
         process.kill()
     assert bench.store.current == old
