@@ -109,11 +109,14 @@ def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, 
     assert sum(held) == 3 * 100 * 2 * 2 * sum(BYTES[kind] for kind in kv_types(kv_type))
 
 
-def test_where_values_are_part_of_keys_the_type_of_keys_counts() -> None:
+def test_where_values_are_part_of_keys_the_type_of_keys_counts(tmp_path: Path) -> None:
     path, ids = model_path(LATENT), golden_logits(LATENT)[0]
     with load_model(path, ["cpu"] * 2, kv_type="q8_0", n_ctx=64) as model:
+        ask(model, ids[:5], 2)
+        model.save_state(tmp_path / "state")
         expected, predicted = model.logits(ids), [m.predicted.kv for m in model.memory()]
     with load_model(path, ["cpu"] * 2, kv_type="q8_0/q4_0", n_ctx=64) as model:
+        assert model.load_state(tmp_path / "state").ids[:5] == tuple(ids[:5])
         assert np.array_equal(model.logits(ids), expected)
         assert [memory.measured.kv for memory in model.memory()] == predicted
         assert model.plan.kv_type == "q8_0"

@@ -135,7 +135,7 @@ def of_routing(is_brief: bool) -> None:
 def of_attention(is_brief: bool) -> None:
     """Write and attend over the cache, for one token and for prompts."""
     n_past = torch.zeros(1, dtype=torch.int64, device=META)
-    for kv_type in ("f16",) if is_brief else KV_TYPES:
+    for kv_type in ("f16",) if is_brief else (*KV_TYPES, "q8_0/q4_0"):
         for n_head, n_kv, dim in HEADS[: 1 if is_brief else 3]:
             state = KVState(_whole(n_head), _whole(n_kv), dim, dim)
             cache = LayerCache(state, 0, N_CTX, kv_type, META)

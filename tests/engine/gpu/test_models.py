@@ -20,7 +20,7 @@ from engine.runtime.builder import RankBuilder
 from engine.runtime.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
-from tests.helpers.tiny_gguf import least_gguf
+from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
 BAR = 1e-3
 """Largest NMSE against exact logits: activations are rounded to bytes, the cache to F16."""
@@ -53,6 +53,22 @@ def answer(model: Model, **settings: object) -> list[int]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return least_gguf(tmp_path_factory.mktemp("models") / "m.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [[1], [1, 1]], ids=str)
+def test_keys_and_values_of_different_types(
+    tmp_path: Path, split: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a prompt and single tokens; kernels are for the pair, so nothing falls back."""
+    sizes = {"head_dim": 32, "n_head": 2, "n_head_kv": 2}
+    path, options = tiny_gguf(tmp_path / "m.gguf", **sizes), {"kv_type": "q8_0/q4_0", "n_ctx": 32}
+    with load_model(path, ["cpu"] * len(split), split, **options) as model:
+        rows = [model.logits(IDS), model.runtime.runner.forward([7], len(IDS), 0)]
+        assert model.fallbacks == ()
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, **options) as model:
+        assert nmse(np.concatenate(rows), model.logits([*IDS, 7])) < BAR
 
 
 RANDOM = {"temperature": 0.8, "top_k": 20, "seed": 3}
