@@ -45,6 +45,7 @@ class UpdateSession(QObject):
     ) -> None:
         super().__init__(parent)
         self._settings, self._keep = settings, keep
+        self._is_closed = False
         self._job: LatestJob | None = None
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._look)
@@ -80,7 +81,7 @@ class UpdateSession(QObject):
     @Slot()
     def apply(self) -> None:
         """Begin to look once a day, or end it, as the settings say."""
-        if not self._settings.current.checks_releases:
+        if self._is_closed or not self._settings.current.checks_releases:
             self._timer.stop()
         elif not self._timer.isActive():
             self._timer.start(FIRST_MS)
@@ -111,6 +112,7 @@ class UpdateSession(QObject):
 
     def close(self) -> None:
         """Ask no more, and wait a moment for what runs."""
+        self._is_closed = True
         self._timer.stop()
         self._end(1.0)
 

@@ -34,29 +34,37 @@ def fetch_release(address: str, limit_s: float = LIMIT_S) -> Release:
     Raises:
         EngineError: the address cannot be used or asked, or its answer is not understood.
     """
-    timeout = httpx2.Timeout(min(READ_S, limit_s))
-    headers = {"User-Agent": "tandem", "Accept": "application/json", "Accept-Encoding": "identity"}
     try:
         at = httpx2.URL(address.strip())
-        with httpx2.Client(timeout=timeout, headers=headers) as client:
-            until = time.monotonic() + limit_s
-            for _ in range(MOST_HOPS + 1):
-                _check_address(at)
-                with client.stream("GET", at, follow_redirects=False) as response:
-                    if not response.has_redirect_location:
-                        return parse_release(_body(response, until))
-                    at = _next(at, response)
-                if time.monotonic() > until:
-                    raise _no_answer(at)
+    except (httpx2.InvalidURL, ValueError):
+        raise _unusable(address) from None
+    try:
+        return _fetch(at, limit_s)
     except httpx2.InvalidURL:
         raise _unusable(address) from None
     except httpx2.TimeoutException:
         raise _no_answer(at) from None
-    except (httpx2.HTTPError, httpx2.StreamError, OSError):
+    except (httpx2.HTTPError, httpx2.StreamError, OSError, ValueError, ImportError):
+        # the last two of proxies that are set for this computer, and not understood
         raise EngineError(
             tr("{host} cannot be reached.").format(host=_host(at)),
             tr("Check the connection to the internet."),
         ) from None
+
+
+def _fetch(at: httpx2.URL, limit_s: float) -> Release:
+    timeout = httpx2.Timeout(min(READ_S, limit_s))
+    headers = {"User-Agent": "tandem", "Accept": "application/json", "Accept-Encoding": "identity"}
+    with httpx2.Client(timeout=timeout, headers=headers) as client:
+        until = time.monotonic() + limit_s
+        for _ in range(MOST_HOPS + 1):
+            _check_address(at)
+            with client.stream("GET", at, follow_redirects=False) as response:
+                if not response.has_redirect_location:
+                    return parse_release(_body(response, until))
+                at = _next(at, response)
+            if time.monotonic() > until:
+                raise _no_answer(at)
     raise EngineError(tr("The server redirects again and again."), tr("Try it later."))
 
 

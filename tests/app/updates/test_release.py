@@ -149,6 +149,15 @@ def test_a_hostile_server_is_a_sentence(
     assert len(server.asked) <= 4
 
 
+@pytest.mark.parametrize("proxy", ["nonsense://127.0.0.1", "socks5://127.0.0.1:1", "http://["])
+def test_a_proxy_that_is_not_understood_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(EngineError, match=r"cannot be (reached|asked)"):
+        fetch_release("https://example.invalid/release.json", limit_s=1.0)
+
+
 def test_a_redirect_to_the_right_place_is_followed(server: HostileServer) -> None:
     def plan(asked: Asked) -> Mischief | None:
         return Mischief(location=PATH) if asked.path == "/newest" else None
