@@ -10,6 +10,8 @@ below.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -136,7 +138,8 @@ class ChatView(QScrollArea):
         new = [place for place in range(places[0], last) if path[place].id not in kept]
         end = new[1] if len(new) > 1 and not is_new else last
         self._hold_one_of({path[place].id for place in places})
-        column.show_places(range(places[0], end))
+        with self._making():
+            column.show_places(range(places[0], end))
         column.wanted = column.first, last
         if is_new:
             column.leave_out(max(0, len(column.views) - MOST_SHOWN))
@@ -166,7 +169,8 @@ class ChatView(QScrollArea):
     def rebuild(self, message_id: int, growing: Message | None = None) -> None:
         """Show a message anew, whose text is another one."""
         self._column.growing = growing
-        self._column.rebuild(message_id)
+        with self._making():
+            self._column.rebuild(message_id)
         self._make_some(0)
         self._settle()
         self._more.start()
@@ -234,7 +238,7 @@ class ChatView(QScrollArea):
             n_above: number of views above those that are seen.
         """
         column, begin = self._column, time.thread_time()
-        with column.making():
+        with self._making():
             while column.make_next():
                 is_full = column.rough_height(column.first + n_above) >= self.viewport().height()
                 is_enough = is_full or column.n_whole - n_above >= N_AT_ONCE
@@ -245,7 +249,7 @@ class ChatView(QScrollArea):
     def _make_more(self) -> None:
         """Make some of what is wanted; after the last, see whether more is."""
         until = spare_time().until
-        with self._column.making():
+        with self._making():
             is_over = not self._column.make_next()
             while time.thread_time() < until and self._column.make_next():
                 pass
@@ -279,6 +283,14 @@ class ChatView(QScrollArea):
         n_first = sum(1 for _ in takewhile(lambda view: view.geometry().bottom() < top, views))
         self._column.leave_out(min(n_first, n_most - n_last), n_last)
         self._settle()
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        """Change what is in the column, without taking that for somebody's scrolling."""
+        self._is_settling = True
+        with self._column.making():
+            yield
+        self._is_settling = False
 
     # what is seen
 

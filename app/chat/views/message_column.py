@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-from PySide6.QtCore import QPoint, Signal
+from PySide6.QtCore import QEvent, QPoint, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.conversation import Conversation
@@ -135,7 +135,8 @@ class MessageColumn(QWidget):
             yield
         finally:
             self._layout.setEnabled(True)
-            self._layout.activate()
+            self._layout.invalidate()
+            self._make_room()
 
     def is_growing_up(self, view: MessageView) -> bool:
         """Return whether more will be put on top of what a view shows."""
@@ -184,6 +185,22 @@ class MessageColumn(QWidget):
         self._width = min(px(COLUMN_WIDTH), max(200, width))
         for view in self.views:
             view.fit_width(self._width)
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.LayoutRequest and self._layout.isEnabled():
+            self._make_room()
+        return super().event(event)
+
+    def _make_room(self) -> None:
+        """Become as high as the views before these are laid out.
+
+        Qt would squeeze all of them into the present height first, each time that one has grown.
+        """
+        wanted = self.heightForWidth(self.width())
+        height = wanted if wanted >= 0 else self.minimumSizeHint().height()
+        parent = self.parentWidget()
+        if parent is not None and height > self.height():
+            parent.resize(parent.width(), parent.height() + height - self.height())
 
     def _make(self, place: int, *, grows_up: bool = False) -> MessageView:
         """Return a new view, which shows its text in the steps that follow."""
