@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 SEEN_BYTES = 64 << 20
 """Change of a device's memory, in bytes, from which on it is shown: sizes have tenths of a GiB."""
 
+AT_ONCE = 0.01
+"""Change of a device's memory, as a part of it, from which on it is shown at once."""
+
+SMALL_EVERY = 4
+"""Readings after which smaller changes are shown: other programs make some in almost each one."""
+
 SEEN_W = 5.0
 """Change of a device's power, in watts, from which on it is shown."""
 
@@ -59,6 +65,7 @@ class SplitSession(QObject):
     ) -> None:
         super().__init__(parent)
         self._pictured: tuple[DeviceSnapshot, ...] = ()
+        self._n_unpictured = 0  # readings since then
         self._state = SplitState(planner_factory, machine_factory)
         self._finder = FitFinder(planner_factory, self)
         self._finder.found.connect(self._on_fit)
@@ -91,9 +98,11 @@ class SplitSession(QObject):
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Use the latest memory figures; while a model loads, those from before stay."""
         self._state.set_snapshots(snapshots)
+        self._n_unpictured += 1
+        part = 0.0 if self._n_unpictured >= SMALL_EVERY else AT_ONCE
         pairs = zip_longest(self._pictured, snapshots)
-        if any(_differ(*pair) for pair in pairs):  # a picture costs more than all that is read
-            self._pictured = tuple(snapshots)
+        if any(_differ(*pair, part) for pair in pairs):  # a picture costs more than a reading
+            self._pictured, self._n_unpictured = tuple(snapshots), 0
             self._schedule()
 
     def set_state(self, state: LoadState) -> None:
@@ -280,15 +289,20 @@ class SplitSession(QObject):
         self._schedule()
 
 
-def _differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None) -> bool:
-    """Return whether a picture of one reading of a device would look unlike that of another."""
+def _differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None, part: float) -> bool:
+    """Return whether a picture of one reading of a device would look unlike that of another.
+
+    Args:
+        part: part of the device's memory that has to change.
+    """
     if old is None or new is None:
         return True
     if (old.device, old.problem, old.total_bytes) != (new.device, new.problem, new.total_bytes):
         return True
+    seen = max(SEEN_BYTES, part * new.total_bytes)
     return (
-        abs(old.used_bytes - new.used_bytes) >= SEEN_BYTES
-        or abs(old.free_bytes - new.free_bytes) >= SEEN_BYTES
+        abs(old.used_bytes - new.used_bytes) >= seen
+        or abs(old.free_bytes - new.free_bytes) >= seen
         or _rounded(old.temperature_c, 1.0) != _rounded(new.temperature_c, 1.0)
         or _rounded(old.power_w, SEEN_W) != _rounded(new.power_w, SEEN_W)
     )

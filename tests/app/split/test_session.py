@@ -60,6 +60,23 @@ def test_a_reading_that_changes_nothing_to_be_seen_makes_no_picture(session: Spl
     assert len(pictures) == 2
 
 
+def test_small_changes_of_memory_are_shown_every_few_readings(session: SplitSession) -> None:
+    """Other programs change some of it all the time; what is large is shown at once."""
+    session.set_snapshots([used("cuda:0", 10)])
+    settle()
+    pictures: list[SplitPicture] = []
+    session.pictured.connect(pictures.append)
+    counts = []
+    for step in range(1, 9):
+        session.set_snapshots([used("cuda:0", 10 + step / 10)])
+        settle()
+        counts.append(len(pictures))
+    assert counts == [0, 0, 1, 1, 1, 2, 2, 2]
+    session.set_snapshots([used("cuda:0", 12)])
+    settle()
+    assert len(pictures) == 3
+
+
 def test_a_load_is_asked_for_as_the_state_allows(session: SplitSession, qtbot: QtBot) -> None:
     """It loads at first, later applies live where possible, and does nothing during a load."""
     asked: list[str] = []
