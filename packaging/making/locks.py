@@ -1,6 +1,7 @@
 """Lock files of the engine packs: which wheels of torch, and of what else only the engine imports.
 
 packaging/lock [PACK ...]                              all packs of engine.toml, or some of them
+packaging/lock PACK --mirror FOLDER                    a pack from files of an index out of reach
 packaging/lock PACK --wheels FOLDER --out FILE         a pack from wheels that lie in a folder
 
 A pack has what the engine needs and the window does not: the packages have the rest.
@@ -16,9 +17,10 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from making.lock_file import LockedWheel, lock_text
 from making.project import ROOT
@@ -48,6 +50,7 @@ class PackSource:
         also: further requirements.
         extras: extras of pyproject.toml that belong to it.
         pypi: index of all others.
+        mirror: folder with files of `index`, which is asked in its place.
     """
 
     name: str
@@ -59,6 +62,7 @@ class PackSource:
     also: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     pypi: str = PYPI
+    mirror: Path | None = None
 
     @property
     def backend(self) -> str:
@@ -105,7 +109,7 @@ def lock_pack(source: PackSource, all_wanted: Sequence[str], of_window: Sequence
     found = _resolve(source, [*all_wanted, *source.also])
     pins = [f"{package['name']}=={package['version']}" for package in found]
     window = {package["name"] for package in _resolve(source, of_window, pins)}
-    wheels = [_locked(package) for package in found if package["name"] not in window]
+    wheels = [_locked(package, source) for package in found if package["name"] not in window]
     return lock_text(source, wheels)
 
 
@@ -146,9 +150,11 @@ def _project(source: PackSource, wanted: Sequence[str]) -> str:
         *(f"  {_quoted(line)}," for line in wanted), "]",
     ]  # fmt: skip
     if source.index:
+        mirror = source.mirror
         lines += [
-            "[[tool.uv.index]]", 'name = "other"', f"url = {_quoted(source.index)}",
-            "explicit = true", "[tool.uv.sources]",
+            "[[tool.uv.index]]", 'name = "other"',
+            f"url = {_quoted(mirror.as_uri() if mirror else source.index)}",
+            *(('format = "flat"',) if mirror else ()), "explicit = true", "[tool.uv.sources]",
             *(f'{name} = {{ index = "other" }}' for name in source.packages),
         ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -164,7 +170,7 @@ def _environment() -> dict[str, str]:
     return own | {"MACOSX_DEPLOYMENT_TARGET": MACOS}
 
 
-def _locked(package: Mapping[str, Any]) -> LockedWheel:
+def _locked(package: Mapping[str, Any], source: PackSource) -> LockedWheel:
     """Return the wheel of a package, with its size before and after unpacking.
 
     Raises:
@@ -174,6 +180,8 @@ def _locked(package: Mapping[str, Any]) -> LockedWheel:
     if len(wheels) != 1 or "sha256" not in wheels[0].get("hashes", {}):
         raise SystemExit(f"{name} {package['version']} has not exactly one wheel with a SHA-256.")
     url = str(wheels[0]["url"])
+    if source.mirror and url.startswith(source.mirror.as_uri()):
+        return _mirrored(name, source.index, source.mirror)
     for other, canonical in CANONICAL.items():
         if url.startswith(other):
             url = canonical + url.removeprefix(other)
@@ -181,6 +189,12 @@ def _locked(package: Mapping[str, Any]) -> LockedWheel:
     return LockedWheel(
         name, package["version"], url, "", size, wheels[0]["hashes"]["sha256"], unpacked
     )
+
+
+def _mirrored(name: str, index: str, mirror: Path) -> LockedWheel:
+    """Return a wheel of a mirror under the address that its index has for it."""
+    (wheel,) = (wheel for wheel in folder_wheels(mirror) if wheel.name == name)
+    return replace(wheel, url=f"{index}/{quote(wheel.file)}", file="")
 
 
 def find_uv() -> str:
@@ -207,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="packaging/lock", description="Lock engine packs.")
     parser.add_argument("packs", nargs="*", metavar="PACK", help="all of engine.toml if none")
     parser.add_argument("--wheels", type=Path, help="folder whose wheels make the pack")
+    parser.add_argument("--mirror", type=Path, help="folder with files of the pack's own index")
     parser.add_argument("--out", type=Path, help="file to write, with --wheels")
     args = parser.parse_args(arguments)
     if args.wheels:
@@ -218,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     failed = []
     for name in args.packs or pack_names():
         try:
-            source = read_source(name)
+            source = replace(read_source(name), mirror=args.mirror and args.mirror.resolve())
             text = lock_pack(source, requirements(source.extras), window_requirements())
         except (SystemExit, OSError) as error:
             failed.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,6 +77,20 @@ def test_an_index_brings_torch_alone(server: HostileServer, tmp_path: Path) -> N
     found = lock(server, tmp_path, "cpu-linux-x86_64", index=f"{server.url}/other")
     assert found["torch"] == "2.8.0+cpu"
     assert found["sympy"] == "1.1.0"
+
+
+def test_files_of_an_index_stand_for_it(server: HostileServer, tmp_path: Path) -> None:
+    """They are locked under the addresses that it has for them."""
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    name = next(path.name for path in tmp_path.glob("torch-2.8.0+cpu*.whl"))
+    shutil.copy(tmp_path / name, mirror)
+    index = "https://download.pytorch.org/whl/cpu"
+    found = lock(server, tmp_path, "cpu-linux-x86_64", index=index, mirror=mirror)
+    assert found["torch"] == "2.8.0+cpu"
+    text = (tmp_path / "pylock.test.toml").read_text()
+    assert f"{index}/{name.replace('+', '%2B')}" in text
+    assert "file:" not in text
 
 
 def test_an_index_that_lacks_it_is_told(server: HostileServer, tmp_path: Path) -> None:
