@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from app.engine_sentences import translated
 from engine import EngineError
 
 
@@ -42,5 +43,5 @@ class Notice:
         on_action: Callable[[], None] | None = None,
     ) -> Notice:
         """Return the notice of an error of the engine, with a sentence behind its hint."""
-        hint = f"{error.hint} {more}".strip()
-        return cls(error.message, hint, "error", action, on_action, is_of_engine=True)
+        hint = f"{translated(error.hint)} {more}".strip()
+        return cls(translated(error.message), hint, "error", action, on_action, is_of_engine=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
+from app.engine_sentences import translated
 from app.split.picture import SpeedFigures
 from app.translation import tr, tr_later
 from app.units import rate_text, signed_percent_text, size_text
@@ -59,8 +60,8 @@ class SplitSummary(QWidget):
         self.measured.setText(rate_text(speed.measured))
         for part in (self.measured, self.measured_note):
             part.setVisible(speed.measured > 0)
-        limit = forecast.decode.reason if forecast else ""
-        self.reason.setText(chosen or limit)
+        limit = translated(forecast.decode.reason) if forecast else ""
+        self.reason.setText(translated(chosen) or limit)
         set_tip(self.reason, limit if chosen else "")
         self.reason.setVisible(forecast is not None)
         self.note.setText(" ".join(notes(plan, speed)) if plan else _empty_text(has_model))

@@ -1,0 +1,92 @@
+"""The engine's commonest sentences in the window's language; the others stay English.
+
+The engine is a library and a command line, too, and its sentences are English and made where the
+fact is known. So the window knows their forms: what fits one is taken apart and put together in
+the catalogue's words. `tests/app/test_engine_sentences.py` makes each of them with the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+from app.translation import ENGLISH, language, tr, tr_later
+from app.units import decimal
+
+FORMS: Final = (
+    tr_later("Limited by memory bandwidth: reading takes {part} of the time."),
+    tr_later("Limited by compute: multiplying takes {part} of the time."),
+    tr_later("Limited by the overhead of operations, which takes {part} of the time."),
+    tr_later("Limited by the links: exchanges between devices take {part} of the time."),
+    tr_later("Limited by the work between tokens, such as sampling: {part} of the time."),
+    tr_later("{device} is slower; the other waits for it {part} of the time."),
+    tr_later("{device} is slowest; the others wait for it {part} of the time."),
+    tr_later("The CPU alone, as there is no GPU: {rate} tok/s."),
+    tr_later("{device} is the only GPU, and holds the model: {rate} tok/s."),
+    tr_later("{device} alone: {rate} tok/s. No split over several GPUs fits."),
+    tr_later("No device has room for the model with this context."),
+    tr_later("{file} is not a usable GGUF file: {problem}."),
+    tr_later("Download the file again, or pick another one."),
+    tr_later("{file} is one part of a split model, of which {names} cannot be found."),
+    tr_later("Put all parts into one folder."),
+    tr_later("{file} has the architecture '{name}', which Tandem cannot run yet."),
+    tr_later("Pick a model of one of the {n} supported architectures, for example of {names}."),
+    tr_later("Pick a model of one of the {n} supported architectures."),
+    tr_later("{file} stores {tensor} as {type}, which Tandem cannot read."),
+    tr_later("Pick the model in another quantisation, such as Q4_K_M or Q8_0."),
+    tr_later("There is no device '{device}' on this machine."),
+    tr_later("{device} has {size} free but {needed} are needed to load the model."),
+    tr_later("Choose a smaller context or a smaller model, or give this device a smaller share."),
+    tr_later("The prompt has {n} tokens but the context holds {n_ctx}."),
+    tr_later("Load the model with a larger context, or shorten the conversation."),
+    tr_later("The model has been unloaded."),
+    tr_later("Load the model again to go on; your chats are kept."),
+    tr_later("{device} has stopped working: {problem}."),
+    tr_later("Restart Tandem to use {device} again; models still run on the CPU."),
+)
+"""Sentences as the engine makes them; the first that fits is taken."""
+
+NUMBERS: Final = frozenset(("part", "rate", "size", "needed"))
+"""What is filled in and has a decimal sign."""
+
+THE_CPU: Final = tr_later("The CPU")
+"""Name of a device at the beginning of a sentence."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+
+
+def translated(text: str) -> str:
+    """Return sentences of the engine in the window's language, as far as their forms are known."""
+    if language() == ENGLISH:
+        return text
+    whole = _sentence(text)
+    if whole is not None:
+        return whole
+    parts = _SENTENCE_END.split(text)
+    return " ".join(_sentence(part) or part for part in parts)
+
+
+def _sentence(text: str) -> str | None:
+    """Return a sentence in the window's language; None if its form is not known."""
+    for form in FORMS:
+        found = _pattern(form).fullmatch(text)
+        if found is not None:
+            values = found.groupdict()
+            return tr(form).format(**{name: _filled(name, v) for name, v in values.items()})
+    return None
+
+
+def _filled(name: str, value: str) -> str:
+    """Return what stands in the place of a name."""
+    if value == THE_CPU:
+        return tr(THE_CPU)
+    return decimal(value) if name in NUMBERS else value
+
+
+@cache
+def _pattern(form: str) -> re.Pattern[str]:
+    """Return what fits the sentences of a form, with a group for each name."""
+    parts = re.split(r"\{(\w+)\}", form)
+    places = (f"(?P<{part}>.+?)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
+    return re.compile("".join(places))
