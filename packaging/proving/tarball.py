@@ -89,7 +89,7 @@ class Proof:
         said = self.root.run_as_person("/home/anna/.local/lib/tandem/install.sh", "--uninstall")
         left = {path for path in self.files() - self.before if "/Tandem/" not in path}
         assert not left, sorted(left)
-        assert (self.root.home / ".local/share/Tandem").is_dir(), said
+        assert (self.root.home / ".config/Tandem/settings.json").is_file(), said
         say("--uninstall leaves the person's data, and nothing else")
 
     def install_elsewhere(self) -> None:
