@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from making.appdir import build_appdir
@@ -13,8 +14,9 @@ from making.project import LINUX, ROOT, Project
 from making.tree import settle
 
 
+@cache
 def build_tarball(tree: Path, out: Path, project: Project) -> Path:
-    """Pack a tree; return the path of the archive."""
+    """Pack a tree, once where several targets need it; return the path of the archive."""
     name = f"tandem-{project.version}-linux-{platform.machine()}"
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
