@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
-    from engine.config import (
-        KV_TYPES,
+    from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
+    from engine.config.load import (
         PEER_MODES,
         ROPE_SCALINGS,
-        SAMPLERS,
         SPLIT_MODES,
         ControlVector,
-        KVTypes,
         LoadParams,
         PeerMode,
-        SamplingParams,
-        kv_types,
     )
+    from engine.config.sampling import SAMPLERS, SamplingParams
     from engine.devices.builds import TorchKind, suitable_torch
     from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
     from engine.devices.links import Link, Pcie, Topology, read_topology
@@ -400,10 +397,11 @@ __all__ = [
 _HOME = {
     "api": ("Model", "load_model"),
     "measuring.benchmark": ("BenchResult", "BenchTest"),
-    "config": (
-        "KV_TYPES", "PEER_MODES", "ROPE_SCALINGS", "SAMPLERS", "SPLIT_MODES", "ControlVector",
-        "KVTypes", "LoadParams", "PeerMode", "SamplingParams", "kv_types",
+    "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
+    "config.load": (
+        "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
     ),
+    "config.sampling": ("SAMPLERS", "SamplingParams"),
     "devices.builds": ("TorchKind", "suitable_torch"),
     "devices.catalog": ("cuda_status", "hidden_gpus", "list_devices"),
     "devices.links": ("Link", "Pcie", "Topology", "read_topology"),

@@ -19,7 +19,8 @@ import numpy as np
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
-from engine.config import LoadParams, PeerMode, SamplingParams
+from engine.config.load import LoadParams, PeerMode
+from engine.config.sampling import SamplingParams
 from engine.errors import Cancelled, EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
 from engine.forward.batch_sizes import PROMPT_BATCH
@@ -29,8 +30,8 @@ from engine.generation.prompts import Prompt, Prompts
 from engine.generation.results import ContextShifted, GenerationEvent
 from engine.generation.session import Session
 from engine.generation.state_file import StateFiles
-from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
+from engine.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import explain_faults, has_stopped
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest

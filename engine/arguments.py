@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine.config import ControlVector
+from engine.config.load import ControlVector
 from engine.devices.selection import parse_devices, parse_target
 from engine.errors import SplitError
 

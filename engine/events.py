@@ -29,7 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.config import SPLIT_MODES, LoadParams, SamplingParams
+from engine.config.load import SPLIT_MODES, LoadParams
+from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
 from engine.generation.results import GenerationEvent
 from engine.hardware.fallbacks import Fallback

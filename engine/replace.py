@@ -10,7 +10,7 @@ from engine.errors import DeviceStopped, EngineError, OutOfDeviceMemory
 from engine.progress import IsCancelled, ProgressSink, never
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
 
 
 def replace_model(

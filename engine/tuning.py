@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api import Model
-from engine.config import SPLIT_MODES, LoadParams
+from engine.config.load import SPLIT_MODES, LoadParams
 from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
 from engine.events import Tune, TuneProgress, TuneStarted
 from engine.files import temporary_folder
-from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
+from engine.gguf.reader import GGUFFile
 from engine.json_file import cache_folder
 from engine.measuring.benchmark import BenchTest
 from engine.measuring.other_load import other_load

@@ -210,3 +210,14 @@ def test_what_reads_html_is_found() -> None:
         "1: QLabel", "2: setToolTip", "3: QLabel", "4: AutoText", "4: setTextFormat",
     }  # fmt: skip
     assert list(bare_tips(tree)) == ["5: tip"]
+
+
+def test_packages_of_the_engine_import_nothing_themselves() -> None:
+    """Threads that import a package and a module of it at once would wait for each other."""
+    wrong = [
+        name
+        for name, path in modules().items()
+        if path.name == "__init__.py" and name.startswith("engine.")
+        if any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(path).body)
+    ]
+    assert not wrong, listed(wrong)

@@ -19,7 +19,7 @@ from engine.ops.file_bytes import FileReader
 if TYPE_CHECKING:
     from engine.forward.communicator import Communicator
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.layers.module import Slot
     from engine.sharding.placement import Slices
 

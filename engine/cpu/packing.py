@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from engine.cpu.worker import Worker
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorBytes, TensorInfo
+    from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensor_bytes import TensorBytes
+    from engine.gguf.tensors import TensorInfo
     from engine.layers.module import Slot
 
     Bytes = NDArray[np.uint8]

@@ -35,9 +35,9 @@ from engine.sampling.slices import (
 )
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.distributed.wire import Wire
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.runtime.rank import Rank
     from engine.sampling.sampler import Sampler
     from engine.sampling.token_source import Logits

@@ -21,7 +21,8 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 # isort: split
 import numpy as np
 
-from engine.config import LoadParams, SamplingParams
+from engine.config.load import LoadParams
+from engine.config.sampling import SamplingParams
 from engine.cpu.kernels.isa import chosen
 from engine.devices.selection import parse_devices
 from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
@@ -31,8 +32,8 @@ from engine.generation.generate import Generation
 from engine.generation.prompts import Prompts
 from engine.generation.results import Finished, GenerationEvent, TokenText
 from engine.generation.session import Session
-from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
+from engine.gguf.reader import GGUFFile
 from engine.hardware.torch_devices import kind_of, torch_device
 from engine.harmless import error_line, json_escaped, one_line, printable
 from engine.models.info import describe

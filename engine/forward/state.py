@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from gguf.constants import GGMLQuantizationType
 
-from engine.config import KV_TYPES, KVTypes, kv_types
+from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
 from engine.errors import EngineError
 from engine.gguf.types import TYPES, TypeInfo, row_bytes
 from engine.sharding.ranges import Ranges

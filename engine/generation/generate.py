@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
 from engine.generation.banned import BannedStrings, Said
 from engine.generation.results import (

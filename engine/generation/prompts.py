@@ -15,7 +15,7 @@ from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.text.messages import ChatMessage
 
 

@@ -23,7 +23,7 @@ from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import KernelTarget, target_of
 
 if TYPE_CHECKING:
-    from engine.config import KVTypes
+    from engine.config.kv_types import KVTypes
     from engine.forward.cache import LayerCache
     from engine.forward.operands import Scores
 

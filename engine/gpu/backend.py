@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.forward.cache import Cache
     from engine.forward.communicator import Communicator
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorBytes
+    from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensor_bytes import TensorBytes
     from engine.gpu.loading.staging import Staging
     from engine.layers.module import Slot
     from engine.models.declare import Declaration

@@ -13,7 +13,7 @@ from engine.layers.keys import Keys
 from engine.layers.rope_keys import read_rope
 
 if TYPE_CHECKING:
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
 
 Flags = tuple[bool, ...]
 Ints = tuple[int, ...]

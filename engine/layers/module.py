@@ -19,7 +19,7 @@ from engine.quants.layout import LAYOUTS
 from engine.sharding.placement import Placement
 
 if TYPE_CHECKING:
-    from engine.gguf import TensorInfo
+    from engine.gguf.tensors import TensorInfo
 
 Shape = tuple[int, ...]
 

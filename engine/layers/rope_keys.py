@@ -9,7 +9,7 @@ from engine.errors import ModelFileError
 from engine.forward.operands import RopeParams, RopeStyle
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.layers.keys import Keys
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")

@@ -13,7 +13,7 @@ from datetime import date
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Protocol
 
-from engine.config import PeerMode
+from engine.config.load import PeerMode
 from engine.devices.routes import Pair, Place, Routes, Way
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.errors import Cancelled, EngineError
 from engine.runtime.timeline import GpuTimes, RankTimes, timed
 from engine.sampling.sampler import Sampler

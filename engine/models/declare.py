@@ -20,8 +20,8 @@ from engine.sharding.shares import Shares
 from engine.sharding.split import BlockDims, ModelSplit, cut_model
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
-    from engine.gguf import GGUFFile
+    from engine.config.load import LoadParams
+    from engine.gguf.reader import GGUFFile
     from engine.models.base import CausalLM
 
 

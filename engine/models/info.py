@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from engine.errors import EngineError, InvalidGGUF
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.models.description import Inspection, ModelInfo, TensorSummary
 from engine.sharding.parts import SplitPart, split_parts
 from engine.text.thinking import can_think, has_effort
@@ -63,7 +63,7 @@ def inspect_model(path: str | Path) -> Inspection:
 
 def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
     """Return what would stop a load, or else how finely the model can be cut."""
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.models.declare import declare
 
     try:
@@ -123,7 +123,7 @@ def _template(file: GGUFFile) -> str:
 
 def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:
     """Return the recommended settings that can be used; others are as if they were not there."""
-    from engine.config import SamplingParams
+    from engine.config.sampling import SamplingParams
 
     found: list[tuple[str, float]] = []
     for name, key in SAMPLING_KEYS.items():

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from engine.forward.communicator import Communicator
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorBytes
+    from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensor_bytes import TensorBytes
     from engine.layers.module import Slot
     from engine.sharding.placement import Slices
 

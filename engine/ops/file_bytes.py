@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.devices.host import usable_cores
-from engine.gguf import TensorBytes
+from engine.gguf.tensor_bytes import TensorBytes
 
 Bytes = NDArray[np.uint8]
 

@@ -22,7 +22,7 @@ from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.search.results import GOALS, Goal, Speeds
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.models.description import ModelInfo
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.workload import ModelWorkload

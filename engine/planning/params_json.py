@@ -7,7 +7,7 @@ from dataclasses import fields
 from math import isfinite
 from typing import Any, TypeVar
 
-from engine.config import ControlVector, LoadParams
+from engine.config.load import ControlVector, LoadParams
 from engine.devices.selection import parse_devices, parse_target
 from engine.errors import EngineError
 

@@ -32,7 +32,7 @@ from engine.planning.memory import MemoryUse
 from engine.planning.rounding import padding_bytes
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.layers.hparams import HParams
     from engine.models.declare import Declaration
     from engine.sharding.shares import Shares

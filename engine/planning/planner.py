@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.models.description import ModelInfo
 from engine.models.info import describe
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
@@ -15,7 +15,7 @@ from engine.planning.evaluation.handle_positions import Positions, positions_of
 from engine.planning.tensor_map import PlacementMap, placement_map
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.planning.plan import Plan
 
 

@@ -18,11 +18,11 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config import LoadParams
+from engine.config.load import LoadParams
 from engine.errors import EngineError
 from engine.files import tandem_folder
-from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
+from engine.gguf.reader import GGUFFile
 from engine.json_file import read_json, replace_json
 from engine.models.info import describe
 from engine.planning.params_json import params_document, params_from

@@ -12,8 +12,8 @@ from engine.planning.footprint import packed_bytes, slot_pieces
 from engine.sharding.shares import part_of
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
-    from engine.gguf import GGUFFile
+    from engine.config.load import LoadParams
+    from engine.gguf.reader import GGUFFile
     from engine.layers.module import Slot
     from engine.sharding.placement import Placement
 

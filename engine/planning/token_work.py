@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import LoadParams
-from engine.gguf import GGUFFile
+from engine.config.load import LoadParams
+from engine.gguf.reader import GGUFFile
 from engine.gguf.tensors import split_name
 from engine.layers.linear import Embedding, ExpertLinear
 from engine.models.declare import Declaration, declare

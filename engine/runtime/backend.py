@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.forward.cache import Cache
     from engine.forward.communicator import Communicator
     from engine.forward.ops import Ops
     from engine.forward.recording import TokenRecorder
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorBytes
+    from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensor_bytes import TensorBytes
     from engine.gpu.launch.graph import Captured
     from engine.layers.module import Slot
     from engine.models.declare import Declaration

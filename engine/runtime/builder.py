@@ -27,10 +27,10 @@ from engine.runtime.micro_batches import MicroBatches, TakesTurns
 from engine.runtime.rank import Rank, warm_rows
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.forward.communicator import Communicator
     from engine.forward.state import State
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.hardware.fallbacks import Fallbacks
     from engine.layers.hparams import HParams
     from engine.runtime.backend import Backend

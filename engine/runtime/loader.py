@@ -22,7 +22,9 @@ from engine.quants.dequantise import QUANTS, dequantise
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.gguf import GGUFFile, TensorBytes, TensorInfo
+    from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensor_bytes import TensorBytes
+    from engine.gguf.tensors import TensorInfo
     from engine.runtime.backend import Backend, WeightLoader
 
 PROGRESS_INTERVAL_S = 0.04

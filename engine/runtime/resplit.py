@@ -34,7 +34,7 @@ from engine.sharding.recut import Move, next_move, runs
 
 if TYPE_CHECKING:
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.parallel.executor import RankExecutor
     from engine.runtime.rank import Rank
 

@@ -42,8 +42,8 @@ from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
-    from engine.gguf import GGUFFile
+    from engine.config.load import LoadParams
+    from engine.gguf.reader import GGUFFile
     from engine.layers.hparams import HParams
     from engine.progress import IsCancelled, ProgressSink
     from engine.sampling.token_source import TokenSource

@@ -5,7 +5,7 @@ Here rather than beside the kernels, as the window says so before anything is lo
 
 from __future__ import annotations
 
-from engine.config import SAMPLERS, SamplingParams
+from engine.config.sampling import SAMPLERS, SamplingParams
 from engine.sampling.sampler import Sampler, penalises
 from engine.sampling.steps import MinP, Penalties, SamplingTemperature, TopK, TopP, all_known
 

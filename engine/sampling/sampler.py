@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.sampling.rare_steps import DynamicTemperature, LogitBias, Mirostat, TopNSigma, Xtc
 from engine.sampling.repetition import Dry, DryHistory, TokenBytes
 from engine.sampling.steps import (

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import SAMPLERS, SamplingParams
+from engine.config.sampling import SAMPLERS, SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.sampling.steps import (
     Candidates,

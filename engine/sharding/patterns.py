@@ -22,7 +22,7 @@ from engine.sharding.shares import (
 )
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
 
 EXPERTS = "_exps"
 """Pattern that the names of routed experts' tensors contain, and no others."""

@@ -29,7 +29,7 @@ from torch.nn.functional import linear
 from engine.cpu.kernels import jit, pack, panels, quantised_gemm
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
-from engine.gguf import TYPES
+from engine.gguf.types import TYPES
 from engine.quants.codes import coded_rows
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE
 from tests.bench.random_blocks import random_tensor

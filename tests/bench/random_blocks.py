@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.gguf import TYPES, row_bytes
+from engine.gguf.types import TYPES, row_bytes
 from engine.quants.dequantise import dequantise
 
 Bytes = NDArray[np.uint8]

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.config import LoadParams
+from engine.config.load import LoadParams
 from engine.forward.cache import Cache
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.checks import drawing, products
 from engine.gpu.checks import operations as operations_
 from engine.gpu.checks.calls import OpCallLog

@@ -13,7 +13,7 @@ from app.split.fit import find_out
 from app.split.state import SplitState
 from engine import Planner, PromptError, SamplingParams, load_model, read_model_info
 from engine.events import Generate
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from engine.config import LoadParams
+from engine.config.load import LoadParams
 from engine.forward.cache import Cache
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.backend import GpuBackend
 from engine.gpu.checks.calls import OpCallLog
 from engine.gpu.checks.rank_check import DryModel, check_rank

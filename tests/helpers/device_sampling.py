@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.gpu.decode import sampling
 from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.config import kv_types
+from engine.config.kv_types import kv_types
 from engine.cpu.kernels import (  # fmt: skip
     activation,
     attention,

@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from engine.config import LoadParams
+from engine.config.load import LoadParams
 from engine.devices.routes import Place
 from engine.forward.cache import Cache
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.backend import GpuBackend
 from engine.gpu.comm import copies
 from engine.gpu.comm.copies import CopyCollectives, Seat

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.gguf import TensorBytes
 from engine.gguf.open_part import OpenPart
+from engine.gguf.tensor_bytes import TensorBytes
 
 
 class MemoryPart(OpenPart):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.config import KVTypes
+from engine.config.kv_types import KVTypes
 from engine.cpu.kernels import maths
 from engine.cpu.kernels.attention_tile import (  # fmt: skip
     BLOCK,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from engine.config import KVTypes
+from engine.config.kv_types import KVTypes
 from engine.cpu.kernels import maths
 from engine.cpu.kernels.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.cpu.kernels.isa import Isa

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import KVTypes
+from engine.config.kv_types import KVTypes
 from engine.cpu.kernels import attention, cache_write, jit
 from engine.cpu.kernels.cache_codec import CODECS
 from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.gpu.checks.comparison import EXACT, Pair
 from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.refusals import allows

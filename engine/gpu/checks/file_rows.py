@@ -20,7 +20,7 @@ from engine.quants.layout import TILE
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.layers.module import Slot
 
 Part = GpuPlanes | GpuPlain

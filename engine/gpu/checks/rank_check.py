@@ -23,7 +23,7 @@ from engine.hardware.card_records import CardRecords, card_key
 
 if TYPE_CHECKING:
     from engine.forward.cache import Cache
-    from engine.gguf import GGUFFile
+    from engine.gguf.reader import GGUFFile
     from engine.hardware.fallbacks import Fallbacks
     from engine.layers.module import Slot
     from engine.models.declare import Declaration

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.devices.routes import Routes
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.decode.sampler_settings import settings_of

@@ -30,7 +30,7 @@ from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
-    from engine.config import SamplingParams
+    from engine.config.sampling import SamplingParams
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.parallel.executor import RankExecutor
     from engine.sampling.token_source import Logits

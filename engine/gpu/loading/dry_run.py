@@ -32,7 +32,7 @@ from engine.quants.layout import LAYOUTS
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.forward.communicator import Group
     from engine.forward.ops import FusedAllReduce, Ops
     from engine.gpu.checks.calls import OpCallLog

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from engine.gguf import TensorBytes
+    from engine.gguf.tensor_bytes import TensorBytes
 
     Bytes = NDArray[np.uint8]
 

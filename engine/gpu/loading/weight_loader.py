@@ -23,7 +23,9 @@ from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
     from engine.forward.weight import Weight
-    from engine.gguf import GGUFFile, TensorBytes, TensorInfo
+    from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensor_bytes import TensorBytes
+    from engine.gguf.tensors import TensorInfo
     from engine.gpu.loading.arenas import Arenas
     from engine.layers.module import Slot
     from engine.sharding.placement import Slices

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.errors import Cancelled, EngineError
 from engine.forward.operands import Routing
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.launch import configs
 from engine.gpu.launch.configs import RULES, Config, Key, config_of, key_of
 from engine.gpu.launch.found_configs import configs_file, read_configs, save_configs

@@ -24,8 +24,8 @@ from engine.sharding.patterns import wanted_shares
 from engine.sharding.split import cut_model
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
-    from engine.gguf import GGUFFile
+    from engine.config.load import LoadParams
+    from engine.gguf.reader import GGUFFile
     from engine.layers.hparams import HParams
     from engine.models.base import CausalLM
     from engine.sharding.ranges import Ranges

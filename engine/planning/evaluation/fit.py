@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from engine.config import KVTypes, kv_types
+from engine.config.kv_types import KVTypes, kv_types
 from engine.devices.types import CPU
 from engine.errors import EngineError
 from engine.forward.state import KV_INFO
 from engine.planning.plan import beside_reserve
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.planning.plan import Plan
 
 CONTEXT_STEP = 256

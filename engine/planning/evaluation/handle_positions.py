@@ -16,7 +16,7 @@ from engine.sharding.shares import normalise
 from engine.sharding.split import COLUMN_UNIT
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.planning.plan import Plan
     from engine.sharding.split import BlockDims
 

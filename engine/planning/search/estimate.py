@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.config import SPLIT_MODES, LoadParams
+from engine.config.load import SPLIT_MODES, LoadParams
 from engine.errors import EngineError
 from engine.planning.search.model_space import ModelSpace
 from engine.planning.search.results import GOALS, Goal

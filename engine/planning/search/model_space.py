@@ -12,7 +12,7 @@ from itertools import combinations
 from math import inf
 from typing import TYPE_CHECKING
 
-from engine.config import SPLIT_MODES, LoadParams
+from engine.config.load import SPLIT_MODES, LoadParams
 from engine.devices.selection import require_devices
 from engine.errors import EngineError
 from engine.planning.search.line_search import minimise, ranges

@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from types import MappingProxyType
 
-from engine.config import LoadParams
+from engine.config.load import LoadParams
 from engine.hardware.fallbacks import Fallback
 from engine.planning.speed.prediction import device_name, rank_name
 

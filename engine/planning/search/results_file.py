@@ -19,7 +19,7 @@ from engine.planning.search.results import Goal, Region, Sample, Speeds, Trial, 
 from engine.planning.speed.calibration import device_set
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecaster
 

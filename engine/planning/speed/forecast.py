@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.config import PEER_MODES, PeerMode
+from engine.config.load import PEER_MODES, PeerMode
 from engine.devices.catalog import list_devices
 from engine.devices.links import read_topology
 from engine.devices.types import CPU, DeviceInfo
@@ -27,7 +27,7 @@ from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.speed_model import SpeedModel
 
 if TYPE_CHECKING:
-    from engine.config import LoadParams
+    from engine.config.load import LoadParams
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.speed.rigs import Rig
 

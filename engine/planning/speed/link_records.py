@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engine.config import PeerMode
+from engine.config.load import PeerMode
 from engine.devices.routes import Place, Way
 from engine.planning.speed.facts import LinkFacts
 

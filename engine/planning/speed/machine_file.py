@@ -14,7 +14,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.config import PeerMode
+from engine.config.load import PeerMode
 from engine.devices.links import Link, Topology
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo

@@ -11,7 +11,7 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from engine import EngineError, LoadParams, Planner, load_model
-from engine.config import KV_TYPES, kv_types
+from engine.config.kv_types import KV_TYPES, kv_types
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
 from engine.sharding.ranges import Ranges

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from engine import ChatMessage
 from engine.generation.prompts import Prompts
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.text.chat_template import ChatTemplate
 from tests.helpers.tiny_gguf import tiny_gguf
 

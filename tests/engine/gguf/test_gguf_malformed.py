@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, InvalidGGUF, UnsupportedQuant
-from engine.gguf import GGUFFile, header
+from engine.gguf import header
+from engine.gguf.reader import GGUFFile
 from tests.helpers.golden import golden_path
 from tests.helpers.raw_gguf import (
     ARRAY,

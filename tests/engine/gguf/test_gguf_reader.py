@@ -12,7 +12,9 @@ import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
 from engine.errors import EngineError, InvalidGGUF, ModelFileError
-from engine.gguf import TYPES, GGUFFile, TensorInfo
+from engine.gguf.reader import GGUFFile
+from engine.gguf.tensors import TensorInfo
+from engine.gguf.types import TYPES
 from tests.helpers import raw_gguf
 from tests.helpers.golden import golden_path
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf import TensorBytes, tensor_bytes
+from engine.gguf import tensor_bytes
 from engine.gguf.open_part import OpenPart
+from engine.gguf.tensor_bytes import TensorBytes
 
 OFFSET = 100
 SHAPE = (5, 40, 300)

@@ -20,8 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
-from engine.config import LoadParams
-from engine.gguf import GGUFFile
+from engine.config.load import LoadParams
+from engine.gguf.reader import GGUFFile
 from engine.gpu.launch import compiling, own_launcher
 from engine.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
 from engine.gpu.launch.kernel_cache import leave_cache

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from engine.config import KV_TYPES, LoadParams
+from engine.config.kv_types import KV_TYPES
+from engine.config.load import LoadParams
 from engine.devices.routes import Routes
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
 from engine.forward.ops import Addend
 from engine.forward.state import KVState
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu import attention, elementwise, kv_write, recurrent, routing
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.slots import PacketSlot

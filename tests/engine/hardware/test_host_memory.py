@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import KV_TYPES
+from engine.config.kv_types import KV_TYPES
 from engine.forward.cache import Cache, HostLayerCache, LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import KVState, RecurrentState

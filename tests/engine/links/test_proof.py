@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import PeerMode
+from engine.config.load import PeerMode
 from engine.devices.routes import Place, Routes, Way
 from engine.errors import DeviceStopped
 from engine.links import exchange, trial

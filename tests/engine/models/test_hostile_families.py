@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import LoadParams
-from engine.gguf import GGUFFile
+from engine.config.load import LoadParams
+from engine.gguf.reader import GGUFFile
 from engine.gguf.types import TYPES
 from engine.layers.keys import BOUNDS, UNPREFIXED
 from engine.layers.rope_keys import SCALING_TYPES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.sharding.shares import movable_tensors
 from tests.helpers.golden import (
     LEAST_BAR,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import LoadParams
-from engine.gguf import GGUFFile
+from engine.config.load import LoadParams
+from engine.gguf.reader import GGUFFile
 from engine.models.declare import Declaration, declare
 from engine.planning import plan as plans
 from engine.planning.buffers import LOADING_BYTES, link_bytes

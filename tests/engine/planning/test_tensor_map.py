@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams, Planner, SplitError
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.models.declare import declare
 from engine.planning.footprint import packed_bytes, slot_pieces
 from engine.planning.tensor_map import PlacementMap, TensorPlace

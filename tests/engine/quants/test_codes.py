@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.cpu.kernels import jit, pack, panels, quantised_gemm
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
-from engine.gguf import TYPES
+from engine.gguf.types import TYPES
 from engine.quants import codes
 from engine.quants.codes import coded_rows
 from engine.quants.dequantise import QUANTS, dequantise

@@ -31,8 +31,8 @@ from engine import (
     Usage,
     errors,
 )
-from engine.config import ROPE_SCALINGS, SAMPLERS
-from engine.config.load import MOST_ROPE_BASE, MOST_ROPE_FACTOR
+from engine.config.load import MOST_ROPE_BASE, MOST_ROPE_FACTOR, ROPE_SCALINGS
+from engine.config.sampling import SAMPLERS
 from engine.events import Unload
 from engine.hardware.cuda_api import CudaCallError
 from engine.hardware.fallbacks import Fallback

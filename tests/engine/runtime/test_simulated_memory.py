@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import LoadParams
-from engine.gguf import GGUFFile
+from engine.config.load import LoadParams
+from engine.gguf.reader import GGUFFile
 from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES
 from engine.models.declare import declare
 from engine.planning.buffers import copying_bytes, link_bytes

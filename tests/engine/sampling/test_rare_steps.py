@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import SAMPLERS, SamplingParams
+from engine.config.sampling import SAMPLERS, SamplingParams
 from engine.errors import EngineError
 from engine.sampling.rare_steps import DynamicTemperature, LogitBias, Mirostat, TopNSigma, Xtc
 from engine.sampling.sampler import Sampler

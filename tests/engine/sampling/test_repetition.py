@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.sampling.repetition import Dry, DryHistory
 from engine.sampling.sampler import Sampler
 from engine.sampling.steps import Candidates

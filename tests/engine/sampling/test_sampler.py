@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
 from engine.sampling.sampler import Sampler, Uniforms
 from engine.sampling.steps import (

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
 
 

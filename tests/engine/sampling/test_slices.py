@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
 from engine.errors import EngineError
 from engine.sampling.sampler import Sampler

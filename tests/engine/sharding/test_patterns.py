@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import LoadParams, SplitError
-from engine.config import default_groups
+from engine.config.load import default_groups
 from engine.sharding.patterns import WantedShares, wanted_shares
 from engine.sharding.shares import Shares
 

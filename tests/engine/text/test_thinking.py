@@ -6,7 +6,7 @@ import pytest
 
 from engine import ChatMessage, read_model_info
 from engine.generation.prompts import Prompts
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.text.thinking import can_think, has_effort
 from tests.helpers.tiny_gguf import tiny_gguf
 

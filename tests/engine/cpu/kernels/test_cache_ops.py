@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.config import kv_types
+from engine.config.kv_types import kv_types
 from engine.cpu.kernels import attention, cache_write, jit
 from engine.cpu.kernels.attention import PIECE
 from engine.cpu.kernels.cache_ops import CacheOps

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading.dry_run import LoneRank, collect_launches

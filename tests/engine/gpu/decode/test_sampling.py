@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import SAMPLERS, SamplingParams
+from engine.config.sampling import SAMPLERS, SamplingParams
 from engine.gpu.decode import sampling
 from engine.gpu.decode.sampler_settings import settings_of
 from engine.gpu.decode.sampling import DeviceSampler, sampling_starts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import SamplingParams
+from engine.config.sampling import SamplingParams
 from engine.gpu.decode.sampler_settings import settings_of
 from engine.gpu.decode.sampling import (
     DeviceSampler,

@@ -6,7 +6,7 @@ import pytest
 
 from engine import LoadParams
 from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading.dry_run import collect_launches

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import LoadParams
-from engine.gguf import GGUFFile
+from engine.config.load import LoadParams
+from engine.gguf.reader import GGUFFile
 from engine.gpu.attention import AttentionShape, work_bytes
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading import dry_run

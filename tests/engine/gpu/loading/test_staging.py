@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gguf import TensorBytes
+from engine.gguf.tensor_bytes import TensorBytes
 from engine.gpu.loading import staging as stages
 from engine.gpu.loading.staging import Buffer, CpuCopier, CudaCopier, Staging
 from tests.helpers.stored_bytes import stored

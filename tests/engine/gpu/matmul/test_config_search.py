@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import Cancelled, EngineError, KernelTuning, tune_kernels
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.gpu.launch import configs
 from engine.gpu.launch.configs import config_of, key_of
 from engine.gpu.launch.found_configs import configs_file, read_configs, save_configs

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import LoadParams, Planner
-from engine.gguf import GGUFFile
+from engine.gguf.reader import GGUFFile
 from engine.models.declare import declare
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.workload import ModelWorkload

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from engine.config import LoadParams
+from engine.config.load import LoadParams
 from engine.errors import Cancelled
 from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, reason_for_best

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import PeerMode
+from engine.config.load import PeerMode
 from engine.devices.links import Link, Pcie, Topology
 from engine.devices.routes import Place, Way
 from engine.devices.types import DeviceInfo
