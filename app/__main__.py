@@ -145,7 +145,7 @@ def _open_window(arguments: Sequence[str]) -> int:
             if hand_over(model, demo=is_demo):
                 write("Tandem is open already: its window has been told.")
                 return 0
-        from app.main import run_window
+        from app.run import run_window
     return run_window(model, demo=is_demo, simulate=args.simulate)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Qt, Slot
+from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QApplication
 
 import engine
@@ -35,13 +34,10 @@ from app.monitor.views.monitor_head import MonitorHead
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.preferences.page import SettingsPage
-from app.process.application import Application
 from app.process.crash import CrashReporter
-from app.process.engine_place import MakeHost, engine_place, start_host
+from app.process.engine_place import MakeHost
 from app.process.interpreter import Interpreter
-from app.process.log_file import LogFile
-from app.process.signals import SignalWatch
-from app.process.single_window import OpenRequest, SecondStarts
+from app.process.single_window import OpenRequest
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
 from app.shell.idle import IdleUnloader
@@ -58,7 +54,7 @@ from app.split.presenter import SplitPresenter
 from app.split.session import SplitSession
 from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
-from app.theme import apply_theme, icon, theme
+from app.theme import apply_theme
 from app.translation import tr_later
 from app.units import GIB
 from app.updates.presenter import UpdatePresenter
@@ -444,51 +440,3 @@ class Shell(QObject):
 
     def _is_idle(self) -> bool:
         return self.client.state not in (EngineState.GENERATING, EngineState.LOADING)
-
-
-def run_window(model_path: str | None = None, demo: bool = False, simulate: str = "") -> int:
-    """Open the window, wait until it closes, and return the program's exit status.
-
-    Args:
-        model_path: model to load at once; None for none.
-
-    Raises:
-        EngineError: the simulated machine is not a valid rig, or `TANDEM_ENGINE` no place.
-    """
-    engine_place()
-    rig = engine.parse_rig(simulate) if simulate else None
-    QApplication.setHighDpiScaleFactorRoundingPolicy(
-        Qt.HighDpiScaleFactorRoundingPolicy.PassThrough
-    )
-    app = Application(sys.argv[:1])
-    app.setApplicationName("Tandem")
-    app.setApplicationDisplayName("Tandem")
-    app.setDesktopFileName("org.tandem_llm.Tandem")  # names the menu entry in packaging/linux
-    app.setWindowIcon(icon("split", theme().accent))
-    log_file = LogFile(paths.log_file())
-    log_file.start()
-    signals = SignalWatch(app)
-    signals.came.connect(app.quit)
-    signals.install()
-    starts = SecondStarts(app)
-    if rig is None:
-        starts.claim()
-    shell = Shell(app, start_host, rig)
-    starts.requested.connect(shell.take)
-    app.opened.connect(shell.take)
-    shell.start_up.host_imported.connect(starts.listen)
-    shell.crashes.install()
-    app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
-    app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards
-    shell.start()
-    if demo:
-        shell.model_presenter.open_demo()
-    elif model_path is not None:
-        shell.models.open(model_path)
-    status = app.exec()
-    starts.close()
-    shell.close()
-    shell.crashes.uninstall()
-    signals.uninstall()
-    log_file.stop()
-    return status

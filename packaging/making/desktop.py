@@ -13,7 +13,7 @@ from making.project import LINUX, ROOT, Project, output
 
 APP_ID = "org.tandem_llm.Tandem"
 """Name of the menu entry, the icon and all that belongs to them; the window says that it has this
-entry (`app/main.py`)."""
+entry (`app/run.py`)."""
 
 
 def install(usr: Path, tree: Path, project: Project) -> Path:

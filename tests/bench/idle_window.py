@@ -136,17 +136,18 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["TANDEM_HOME"] = home
-        from app import main as program
+        from app.main import Shell
+        from app.run import run_window
 
-        begin = program.Shell.start
+        begin = Shell.start
 
         def start(shell: Any) -> None:
             begin(shell)
             shell.keep(replace(shell.settings.current, theme="dark"))
             QTimer.singleShot(0, shell, lambda: measure(shell, args.seconds, args.turns))
 
-        program.Shell.start = start  # type: ignore[method-assign]
-        return program.run_window()
+        Shell.start = start  # type: ignore[method-assign]
+        return run_window()
 
 
 if __name__ == "__main__":

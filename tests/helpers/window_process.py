@@ -16,7 +16,8 @@ from PySide6.QtCore import QTimer, Slot
 from PySide6.QtWidgets import QApplication
 
 import engine
-from app import main as program
+from app.main import Shell
+from app.run import run_window
 from engine import Rig
 from tests.helpers.fake_host import FakeHost, Script, model_info
 
@@ -25,7 +26,7 @@ ANSWER = WORDS * 200
 TYPE_MS = 30
 
 
-class DrivenShell(program.Shell):
+class DrivenShell(Shell):
     """The running application with a scripted engine, and somebody who never rests."""
 
     def __init__(self, app: QApplication, make_host: object, rig: Rig | None = None) -> None:
@@ -89,5 +90,4 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     engine.read_model_info = lambda path: model_info(str(path))
-    program.Shell = DrivenShell  # type: ignore[assignment,misc]
-    sys.exit(program.run_window())
+    sys.exit(run_window(make_shell=DrivenShell))

@@ -13,13 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.token_rate import AnswerMeter, TokenRate
+from app.engine_client.state import AsideAnswer, EngineState
+from app.engine_client.token_rate import AnswerMeter, TokenRate
 from engine import (
     Cancelled,
     ChatMessage,
@@ -64,38 +64,6 @@ log = logging.getLogger(__name__)
 DRAIN_MS = 40
 CLOSE_S = 5.0
 POLL_S = 0.02
-
-
-class EngineState(Enum):
-    """The engine's present activity; `EngineClient.model` is the model it holds.
-
-    LOADING includes a change of the split, in the middle of an answer or not, and a search for the
-    best split.
-    """
-
-    EMPTY = "empty"
-    LOADING = "loading"
-    READY = "ready"
-    GENERATING = "generating"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class AsideAnswer:
-    """Something that is written beside the chats.
-
-    Attributes:
-        number: number of its command.
-        then: called once it has ended.
-        reason: reason why it has ended, as in `Finished`, or "failed".
-        is_ending: whether it was cancelled, which must not be done to what follows it.
-    """
-
-    number: int
-    then: Callable[[AsideAnswer], None]
-    text: str = ""
-    reason: str = ""
-    is_ending: bool = False
 
 
 class EngineClient(QObject):

@@ -1,0 +1,70 @@
+"""Runs the window in a process of its own: its log, its signals, second starts, and its end."""
+
+from __future__ import annotations
+
+import sys
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+import engine
+from app import paths
+from app.main import Shell
+from app.process.application import Application
+from app.process.engine_place import engine_place, start_host
+from app.process.log_file import LogFile
+from app.process.signals import SignalWatch
+from app.process.single_window import SecondStarts
+from app.theme import icon, theme
+
+
+def run_window(
+    model_path: str | None = None, demo: bool = False, simulate: str = "",
+    make_shell: type[Shell] = Shell,
+) -> int:  # fmt: skip
+    """Open the window, wait until it closes, and return the program's exit status.
+
+    Args:
+        model_path: model to load at once; None for none.
+        make_shell: class of the application in it.
+
+    Raises:
+        EngineError: the simulated machine is not a valid rig, or `TANDEM_ENGINE` no place.
+    """
+    engine_place()
+    rig = engine.parse_rig(simulate) if simulate else None
+    QApplication.setHighDpiScaleFactorRoundingPolicy(
+        Qt.HighDpiScaleFactorRoundingPolicy.PassThrough
+    )
+    app = Application(sys.argv[:1])
+    app.setApplicationName("Tandem")
+    app.setApplicationDisplayName("Tandem")
+    app.setDesktopFileName("org.tandem_llm.Tandem")  # names the menu entry in packaging/linux
+    app.setWindowIcon(icon("split", theme().accent))
+    log_file = LogFile(paths.log_file())
+    log_file.start()
+    signals = SignalWatch(app)
+    signals.came.connect(app.quit)
+    signals.install()
+    starts = SecondStarts(app)
+    if rig is None:
+        starts.claim()
+    shell = make_shell(app, start_host, rig)
+    starts.requested.connect(shell.take)
+    app.opened.connect(shell.take)
+    shell.start_up.host_imported.connect(starts.listen)
+    shell.crashes.install()
+    app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
+    app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards
+    shell.start()
+    if demo:
+        shell.model_presenter.open_demo()
+    elif model_path is not None:
+        shell.models.open(model_path)
+    status = app.exec()
+    starts.close()
+    shell.close()
+    shell.crashes.uninstall()
+    signals.uninstall()
+    log_file.stop()
+    return status
