@@ -54,7 +54,7 @@ check_not_running() {
     for link in /proc/[0-9]*/exe; do
         program=$(readlink "$link" 2>/dev/null) || continue
         case $program in
-        "$installed"/*) fail "Tandem is running. Close it first." ;;
+        "$installed"/*) fail "Tandem is running. Close its window first, or run: tandem --quit" ;;
         esac
     done
 }

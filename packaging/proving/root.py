@@ -41,7 +41,7 @@ class Root:
         if base is not None:
             subprocess.run(["cp", "-a", f"{base}/.", str(self.folder)], check=True)
         else:
-            command = ["debootstrap", "--variant=minbase", suite, str(self.folder), mirror(suite)]
+            command = ["debootstrap", "--variant=minbase", suite, str(self.folder), mirror()]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"debootstrap has failed:\n{done.stdout[-2000:]}")
@@ -131,21 +131,20 @@ def leave_network() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
-def mirror(suite: str) -> str:
-    """Return the mirror of Debian that this machine uses, for debootstrap.
+def mirror() -> str:
+    """Return the mirror of Debian that this machine uses; it has all versions.
 
     Raises:
-        SystemExit: it has none for that version.
+        SystemExit: apt knows none.
     """
-    form = "$(REPO_URI) $(CODENAME) $(ORIGIN) $(COMPONENT)"
+    form = "$(CODENAME) $(ORIGIN) $(COMPONENT) $(REPO_URI)"
     done = subprocess.run(
         ["apt-get", "indextargets", "--format", form], capture_output=True, text=True, check=True
     )
-    for line in done.stdout.splitlines():
-        uri, *facts = line.split()
-        if facts == [suite, "Debian", "main"]:
-            return uri
-    raise SystemExit(f"apt knows no mirror with {suite}. Run `apt-get update`, or give --base.")
+    found = re.search(r"^\w+ Debian main (\S+)$", done.stdout, re.MULTILINE)  # not -updates etc.
+    if found is None:
+        raise SystemExit("apt knows no mirror of Debian. Run `apt-get update`, or give --base.")
+    return found[1]
 
 
 def _checked(command: list[str], timeout: float) -> str:
