@@ -215,12 +215,18 @@ def _lock() -> QLockFile:
 
 
 def _address() -> str:
-    """Return the name of the socket, which no other person's Tandem has."""
+    """Return the name of the socket, which no other person's Tandem has.
+
+    In a Flatpak each start has a folder for such files of its own; one in it belongs to all.
+    """
     folder = str(paths.settings_file().parent.absolute())
     name = f"tandem-{hashlib.sha256(folder.encode(errors='surrogateescape')).hexdigest()[:16]}"
     if sys.platform == "win32":
         return name
-    return str(Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / name)
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    shared = runtime / "app" / os.environ.get("FLATPAK_ID", ".")
+    is_shared = "FLATPAK_ID" in os.environ and shared.is_dir()
+    return str((shared if is_shared else runtime) / name)
 
 
 def _is_own(address: str) -> bool:

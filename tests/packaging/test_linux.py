@@ -111,7 +111,12 @@ def test_wrong_options_are_sentences(
 
 
 def test_all_parts_bear_the_name_that_the_window_says() -> None:
-    assert f'setDesktopFileName("{APP_ID}")' in (ROOT / "app" / "main.py").read_text()
+    calls = {
+        call
+        for path in (ROOT / "app").rglob("*.py")
+        for call in re.findall(r"setDesktopFileName\((.*?)\)", path.read_text(encoding="utf-8"))
+    }
+    assert calls == {f'"{APP_ID}"'}
     entry = (LINUX / f"{APP_ID}.desktop").read_text()
     assert f"Icon={APP_ID}" in entry.splitlines()
     assert "application/x-gguf" in entry

@@ -82,6 +82,20 @@ def test_the_file_of_a_second_start_arrives(
 
 
 @pytest.mark.usefixtures("home")
+def test_starts_in_a_flatpak_meet_in_the_folder_that_they_share(
+    home: Path, monkeypatch: pytest.MonkeyPatch, qapp: QApplication, handed: Callable[..., bool]
+) -> None:
+    shared = Path(os.environ["XDG_RUNTIME_DIR"]) / "app" / "org.tandem_llm.Tandem"
+    shared.mkdir(parents=True)
+    monkeypatch.setenv("FLATPAK_ID", shared.name)
+    starts = SecondStarts(QObject(qapp))
+    assert starts.claim()
+    starts.listen()
+    assert [path.name[:7] for path in shared.iterdir()] == ["tandem-"]
+    assert handed()
+    starts.close()
+
+
 def test_without_a_window_nothing_is_handed_over(handed: Callable[..., bool]) -> None:
     assert not handed("model.gguf")
     assert quit_window()
