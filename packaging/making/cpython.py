@@ -7,7 +7,6 @@ packaging/python --renew RELEASE VERSION     writes another release and its hash
 from __future__ import annotations
 
 import argparse
-import hashlib
 import platform
 import re
 import sys
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import quote
+
+from making.files import hash_of
 
 TABLE = Path(__file__).resolve().parents[1] / "python.toml"
 SYSTEMS = {"Linux": "linux", "Darwin": "macos", "Windows": "windows"}
@@ -76,9 +77,9 @@ def fetch_python(name: str, folder: Path, table: Path = TABLE) -> Path:
     build = read_build(name, table)
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / build.file
-    if not archive.is_file() or _sha256(archive) != build.sha256:
+    if not archive.is_file() or hash_of(archive) != build.sha256:
         archive.write_bytes(_get(build.url))
-    found = _sha256(archive)
+    found = hash_of(archive)
     if found != build.sha256:
         archive.unlink()
         raise SystemExit(f"{build.url} has the SHA-256 {found}, not {build.sha256}.")
@@ -125,11 +126,6 @@ def _get(url: str) -> bytes:
     except (URLError, OSError) as error:
         raise SystemExit(f"{url} cannot be fetched: {error}") from None
     return data
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from making.cpython import TABLE, read_build
+from making.files import delete_matching
 from making.project import output
 from making.tree import UV, pip, window_requirements
 
@@ -38,9 +39,7 @@ def check_builder() -> None:
 def install_window_libraries(target: Path, platform: str) -> None:
     """Install the window's libraries for a platform, without what Tandem does not use."""
     install_for(platform, target, *window_requirements())
-    for pattern in UNUSED:
-        for path in sorted(target.glob(pattern)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    delete_matching(target, UNUSED)
     for path in sorted(target.rglob("*")):
         if path.suffix in UNUSED_SUFFIXES and path.is_file():
             path.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from making.desktop import install, write_gzip
+from making.files import hash_of
 from making.libraries import elf_files
 from making.licences import copyright_file, shipped_parts
 from making.project import LINUX, ROOT, Project, output
@@ -54,7 +54,7 @@ def build_deb(tree: Path, out: Path, project: Project) -> Path:
     write_documents(root / "usr" / "share", home, project)
     control = root / "DEBIAN"
     control.mkdir()
-    sums = [f"{_md5(path)}  {path.relative_to(root)}\n" for path in _files(root / "usr")]
+    sums = [f"{hash_of(path, 'md5')}  {path.relative_to(root)}\n" for path in _files(root / "usr")]
     (control / "md5sums").write_text("".join(sums))
     architecture = output("dpkg", "--print-architecture")
     text = CONTROL.format(
@@ -93,11 +93,6 @@ def write_documents(share: Path, home: Path, project: Project) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()]
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def depends(home: Path) -> str:

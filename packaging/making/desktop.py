@@ -28,7 +28,7 @@ def install(usr: Path, tree: Path, project: Project) -> Path:
 
 
 def write_desktop_files(share: Path, project: Project) -> None:
-    """Write all of it below a `share` folder."""
+    """Write menu entry, file type, metadata, icons and man page below a `share` folder."""
     day = f"{datetime.fromtimestamp(project.epoch, UTC):%Y-%m-%d}"
     texts = {"@VERSION@": project.version, "@DATE@": day}
     _copy(share / "applications" / f"{APP_ID}.desktop", texts)

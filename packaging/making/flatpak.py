@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from making.desktop import APP_ID
+from making.files import hash_of
 from making.project import ROOT, Project
 from making.tarball import build_tarball
 
@@ -29,10 +29,7 @@ def build_flatpak(tree: Path, out: Path, project: Project) -> Path:
     folder.mkdir(exist_ok=True)
     manifest = folder / MANIFEST.name
     text = MANIFEST.read_text().replace("@ARCHIVE@", f"../{archive.name}")
-    with archive.open("rb") as file:
-        manifest.write_text(
-            text.replace("@SHA256@", hashlib.file_digest(file, "sha256").hexdigest())
-        )
+    manifest.write_text(text.replace("@SHA256@", hash_of(archive)))
     if shutil.which("flatpak-builder") is None:
         sys.stderr.write("There is no flatpak-builder here, so the bundle is not built.\n")
         return manifest

@@ -65,7 +65,7 @@ OWNERS = {
     "shiboken6": "The Qt Company Ltd. and other contributors",
     "tokenizers": "The Hugging Face team",
 }
-"""Who has the copyright of parts whose texts do not begin with it."""
+"""Holders of the copyright of parts whose texts do not begin with it."""
 
 LEAST_TEXT = 100
 """Smallest number of characters that can be the text of a licence."""

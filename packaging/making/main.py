@@ -1,4 +1,4 @@
-"""Builds packages: `packaging/build TARGET ...`, see packaging/README.md."""
+"""The command that builds packages: `packaging/build TARGET ...`, see packaging/README.md."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TARGETS = {
     "tarball": build_tarball,
     "tree": lambda tree, _out, _project: tree,
 }
-"""What makes each target of Linux from a tree."""
+"""Functions that make each target of Linux from a tree."""
 
 OTHER_SYSTEMS = {"macos": build_macos, "windows": build_windows}
-"""What makes the targets whose trees differ."""
+"""Functions that make the targets whose trees differ."""
 
 
 def main() -> None:

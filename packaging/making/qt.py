@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from making.files import keep_only
 from making.libraries import needed_libraries
 
 MODULES = ("QtCore", "QtGui", "QtWidgets", "QtNetwork", "QtSvg", "QtDBus")
@@ -39,9 +39,13 @@ def prune_qt(pyside: Path) -> None:
     for folder in (qt / "plugins").iterdir():
         if not any(folder.iterdir()):
             folder.rmdir()
-    texts = qt / "translations"
-    keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
+    keep_languages(qt / "translations")
     _keep_libraries(qt / "lib", [*pyside.glob("*.so*"), *sorted(plugins)])
+
+
+def keep_languages(texts: Path) -> None:
+    """Remove from a folder of Qt's translations what Tandem's window does not speak."""
+    keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
 
 
 def _matching(plugins: Path, pattern: str) -> Iterable[Path]:
@@ -59,13 +63,3 @@ def _keep_libraries(folder: Path, users: list[Path]) -> None:
                 waiting.append(folder / name)
     kept |= {(folder / name).resolve().name for name in kept}
     keep_only(folder, {folder / name for name in kept})
-
-
-def keep_only(folder: Path, kept: set[Path]) -> None:
-    """Delete from a folder what is not among the kept files and folders."""
-    for path in folder.iterdir():
-        if path not in kept:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()

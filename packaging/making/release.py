@@ -10,7 +10,6 @@ SHA256SUMS                                hashes of all of these; `sha256sum --c
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from making.cpython import fetch_python, this_platform
+from making.files import hash_of
 from making.licences import check_parts, licences_text, shipped_parts
 from making.project import ROOT, Project
 from making.sbom import write_sbom
@@ -70,8 +70,8 @@ def main() -> None:
     if args.twice:
         compare(packages, build.run(work / "second"))
     results += [Path(shutil.copy2(package, out)) for package in packages]
-    for of, tree in sorted({TREES.get(target, (platform, "tandem")) for target in targets}):
-        results += describe(work / "first" / tree, out, project, of)
+    for built_for, tree in sorted({TREES.get(target, (platform, "tandem")) for target in targets}):
+        results += describe(work / "first" / tree, out, project, built_for)
     write_sums(out / SUMS, results)
     sys.stdout.write("".join(f"{path}\n" for path in (*results, out / SUMS)))
 
@@ -144,7 +144,7 @@ def compare(first: Iterable[Path], second: Iterable[Path]) -> None:
     Raises:
         SystemExit: some do.
     """
-    differing = [a.name for a, b in zip(first, second, strict=True) if sha256_of(a) != sha256_of(b)]
+    differing = [a.name for a, b in zip(first, second, strict=True) if hash_of(a) != hash_of(b)]
     if differing:
         raise SystemExit(f"Two builds differ: {', '.join(differing)}.")
 
@@ -190,13 +190,8 @@ def changes(changelog: str, version: str) -> str:
 
 def write_sums(path: Path, files: Iterable[Path]) -> None:
     """Write the hashes of files, by name."""
-    lines = [f"{sha256_of(file)}  {file.name}\n" for file in sorted(files, key=lambda f: f.name)]
+    lines = [f"{hash_of(file)}  {file.name}\n" for file in sorted(files, key=lambda f: f.name)]
     path.write_text("".join(lines), encoding="utf-8")
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from making.files import delete_matching
 from making.libraries import elf_files, needed_libraries
 from making.licences import check_parts, licences_text, shipped_parts
 from making.project import ROOT, Project, output
@@ -121,9 +122,7 @@ def window_requirements() -> list[str]:
 def install_libraries(target: Path) -> None:
     """Install the window's libraries as wheels, without what Tandem does not use."""
     pip("install", "--target", str(target), *window_requirements())
-    for pattern in UNUSED_IN_WHEELS:
-        for path in sorted(target.glob(pattern)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    delete_matching(target, UNUSED_IN_WHEELS)
     for folder in sorted(path for path in target.rglob("*") if path.is_dir())[::-1]:
         if not any(folder.iterdir()):
             folder.rmdir()

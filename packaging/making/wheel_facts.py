@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import urllib.request
 import zipfile
 from pathlib import Path
 
+from making.files import hash_of
 from making.lock_file import LockedWheel
 
 WAIT_S = 60.0
@@ -86,10 +86,8 @@ def folder_wheels(folder: Path) -> list[LockedWheel]:
             raise SystemExit(f"{folder} has two wheels of {name}.")
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(info.file_size for info in archive.infolist())
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = path.stat().st_size
-        found[name] = LockedWheel(name, version, "", path.name, size, digest, unpacked)
+        found[name] = LockedWheel(name, version, "", path.name, size, hash_of(path), unpacked)
     if not found:
         raise SystemExit(f"{folder} has no wheels.")
     return [*found.values()]

@@ -1,4 +1,4 @@
-"""Proves the Debian package: a clean Debian, the package, a person at a desktop, and no network.
+"""The proof of the Debian package: a clean Debian, a person at a desktop, and no network.
 
 packaging/prove-deb PACKAGE [--wheels FOLDER] [--shots FOLDER] [--base ROOT] [--suite bookworm]
 
@@ -22,11 +22,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from making.desktop import APP_ID
 from proving.desktop import PACKAGES, Desktop, wait_for
 from proving.root import Root, enter_namespaces, leave_network
 from proving.steps import run_steps, say
 
-APP_ID = "org.tandem_llm.Tandem"
 PACK = "cpu-linux-x86_64"
 QUESTION = "What is tensor parallelism?"
 IGNORED = ("dev", "proc", "run", "sys", "tmp", "home", "root", "var/cache", "var/log", "var/lib")
@@ -36,7 +36,7 @@ PACKAGING = Path(__file__).parents[1]
 
 
 class Proof:
-    """The steps, in their order."""
+    """Proof of the Debian package: its steps, in their order."""
 
     def __init__(self, package: Path, wheels: Path | None, root: Root, shots: Path) -> None:
         self.package = package

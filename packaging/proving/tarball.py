@@ -1,4 +1,4 @@
-"""Proves the archive: a Debian of another version, a person without root, and no network.
+"""The proof of the archive: a Debian of another version, a person without root, and no network.
 
 packaging/prove-tarball ARCHIVE [--shots FOLDER] [--base ROOT] [--suite trixie]
 
@@ -18,24 +18,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from making.desktop import APP_ID
 from proving.desktop import PACKAGES, Desktop
 from proving.root import Root, enter_namespaces, leave_network
 from proving.steps import run_steps, say
 
-APP_ID = "org.tandem_llm.Tandem"
 LIBRARIES = (
     "libegl1", "libgl1", "libfontconfig1", "libxkbcommon-x11-0", "libgssapi-krb5-2", "libglib2.0-0",
     "libdbus-1-3", "libxcb-glx0", "libxcb-xkb1", "libxcb-shape0", "libwayland-cursor0",
     "desktop-file-utils", "shared-mime-info", "xdg-utils", "xz-utils", "ca-certificates",
 )  # fmt: skip
-"""What every desktop brings; xcb-util's libraries are not among it."""
+"""Packages of libraries that every desktop has; those of xcb-util are not among them."""
 
 FOLDER = "Down loads"
 PREFIX = "my own apps"
 
 
 class Proof:
-    """The steps, in their order."""
+    """Proof of the archive: its steps, in their order."""
 
     def __init__(self, archive: Path, root: Root, shots: Path) -> None:
         self.archive = archive

@@ -25,6 +25,7 @@ from making.macos.qt import prune_qt
 from making.project import ROOT, Project, output
 from making.tree import (
     LAUNCHER,
+    UNUSED_ANYWHERE,
     UNUSED_PYTHON,
     install_tandem,
     settle,
@@ -43,7 +44,7 @@ ICON_PARTS = {
 """Pictures of an .icns file and their sizes; from ic10 on for screens of double density."""
 
 MACOS_TAG = re.compile(r"^Tag: .*macosx_(\d+)_(\d+)_(?:arm64|universal2)$", re.MULTILINE)
-UNUSED_ANYWHERE = ("__pycache__", "test", "tests", "config-3*", "*.a")
+UNUSED_HERE = (*UNUSED_ANYWHERE, "config-3*", "*.a")
 UNUSED_MODULES = ("_tkinter*", "_test*", "_ctypes_test*", "xxlimited*")
 
 
@@ -97,7 +98,7 @@ def copy_python(source: Path, target: Path) -> None:
     library = source / "lib" / name
 
     def is_unused(folder: str, names: list[str]) -> set[str]:
-        unused = set(shutil.ignore_patterns(*UNUSED_ANYWHERE, *UNUSED_MODULES)(folder, names))
+        unused = set(shutil.ignore_patterns(*UNUSED_HERE, *UNUSED_MODULES)(folder, names))
         return unused | (set(UNUSED_PYTHON) & set(names) if Path(folder) == library else set())
 
     shutil.copytree(library, target / "lib" / name, ignore=is_unused, symlinks=True)

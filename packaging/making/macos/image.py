@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 from making.cpython import fetch_python
+from making.files import check_size
 from making.macos.bundle import make_bundle
 from making.project import ROOT, Project, output
-
-MOST_BYTES = 120 * 10**6
-"""Largest size of a disk image."""
 
 
 def build_macos(out: Path, project: Project, python: Path | None) -> Path:
@@ -33,6 +31,5 @@ def build_macos(out: Path, project: Project, python: Path | None) -> Path:
         return app
     image = out / f"Tandem-{project.version}-macos-arm64{mark}.dmg"
     output(str(ROOT / "packaging" / "macos" / "make_dmg"), str(app), str(image))
-    if image.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{image.name} has {image.stat().st_size} bytes, more than {MOST_BYTES}.")
+    check_size(image)
     return image

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from making.files import keep_only
 from making.macos.binaries import loaded_libraries
-from making.qt import LANGUAGES, MODULES, keep_only
+from making.qt import MODULES, keep_languages
 
 PLUGINS = (
     "platforms/libqcocoa.dylib", "platforms/libqoffscreen.dylib", "platforms/libqminimal.dylib",
@@ -25,8 +26,7 @@ def prune_qt(pyside: Path) -> None:
     keep_only(qt / "plugins", {path.parent for path in plugins})
     for folder in (qt / "plugins").iterdir():
         keep_only(folder, plugins)
-    texts = qt / "translations"
-    keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
+    keep_languages(qt / "translations")
     keep_only(qt / "lib", _frameworks(qt / "lib", modules | plugins | library))
 
 

@@ -15,7 +15,7 @@ FLAGS = ("-O2", "-s", "-municode", "-Wall", "-Wextra", "-Werror", "-D_WIN32_WINN
 
 
 def write_launchers(folder: Path, project: Project) -> None:
-    """Write both into the tree, whose Python they load."""
+    """Write Tandem.exe and bin/tandem.exe into the tree, whose Python they load."""
     library = next((folder / "python").glob("python3[0-9]*.dll")).name
     with tempfile.TemporaryDirectory() as work:
         resources = write_resources(Path(work), project)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from making.qt import LANGUAGES, MODULES, keep_only
+from making.files import keep_only
+from making.qt import MODULES, keep_languages
 from making.windows.binaries import loaded_libraries
 
 PLUGINS = (
@@ -25,7 +26,7 @@ def prune_qt(pyside: Path) -> None:
     keep_only(pyside / "plugins", {path.parent for path in plugins})
     for folder in (pyside / "plugins").iterdir():
         keep_only(folder, plugins)
-    keep_only(texts, {texts / f"qtbase_{language}.qm" for language in LANGUAGES})
+    keep_languages(texts)
 
 
 def _with_libraries(folder: Path, users: set[Path]) -> set[Path]:

@@ -8,14 +8,12 @@ import tempfile
 from pathlib import Path
 
 from making.cpython import fetch_python
+from making.files import check_size
 from making.project import ROOT, Project, output
 from making.windows.launchers import version_numbers, write_ico
 from making.windows.tree import make_windows_tree
 
 SOURCES = ROOT / "packaging" / "windows"
-MOST_BYTES = 120 * 10**6
-"""Largest size of an installer."""
-
 ENTRY = re.compile(r"^Path = (.+)$", re.MULTILINE)
 OF_INSTALLER = ("uninstall.exe",)
 
@@ -90,5 +88,4 @@ def check_setup(setup: Path, names: list[str], tree: Path) -> None:
         raise SystemExit(
             f"{setup.name} lacks {sorted(wanted - found)[:5]} and has {sorted(found - wanted)[:5]}."
         )
-    if setup.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{setup.name} has {setup.stat().st_size} bytes, more than {MOST_BYTES}.")
+    check_size(setup)

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from making.cross import check_builder, compile_for, install_uv_for, install_window_libraries
 from making.project import ROOT, Project
-from making.tree import UNUSED_PYTHON, install_tandem, settle, tidy_install_records, write_licences
+from making.tree import (
+    UNUSED_ANYWHERE,
+    UNUSED_PYTHON,
+    install_tandem,
+    settle,
+    tidy_install_records,
+    write_licences,
+)
 from making.windows.binaries import missing_libraries
 from making.windows.launchers import write_launchers
 from making.windows.qt import prune_qt
@@ -34,7 +41,6 @@ UNUSED_LIBRARIES = (
     "*.pdb",
     "*.ico",
 )
-UNUSED_ANYWHERE = ("__pycache__", "test", "tests")
 
 RUNTIME = (
     "vcruntime140.dll", "vcruntime140_1.dll", "msvcp140.dll", "msvcp140_1.dll", "msvcp140_2.dll",
