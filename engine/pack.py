@@ -15,7 +15,6 @@ from pathlib import Path
 VARIABLE = "TANDEM_ENGINE_PACK"
 """Environment variable with the folders, separated as in PATH."""
 
-
 LIBRARIES = ("torch", "llvmlite", "tokenizers")
 """Requirements that only the engine imports, and that a pack brings with all that they need."""
 

@@ -1,4 +1,4 @@
-"""Which engine packs this machine could use, and which of them is best."""
+"""Engine packs that this machine could use, the best first, and the update of the one in use."""
 
 from __future__ import annotations
 

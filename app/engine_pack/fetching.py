@@ -63,7 +63,7 @@ def fetch_wheels(
 
 
 class _Counter:
-    """Tells of the progress of one wheel as that of all."""
+    """Callback that reports one wheel's progress as a part of that of all wheels."""
 
     def __init__(self, lock: Lock, wheel: Wheel, n_before: int, told: Told) -> None:
         self._n_bytes, self._name = lock.n_bytes, wheel.file.name

@@ -37,7 +37,7 @@ class Installed:
 
 
 class Installation:
-    """Installs one pack; `run` works on any thread, and again after a stop or a failure.
+    """Installation of one pack; `run` works on any thread, and again after a stop or a failure.
 
     What has arrived is kept by `run` in each case, so a stop is a pause: `run` goes on, also in
     another process. `discard` makes it a cancellation.

@@ -31,9 +31,8 @@ HOSTS = ("files.pythonhosted.org", "download.pytorch.org")
 SYSTEMS = {"linux": "linux", "win32": "windows", "darwin": "macos"}
 MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
-
 WRONG = (EngineError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading something else than a lock raises."""
+"""Errors that are raised where something else is read as a lock."""
 
 
 class BadLock(EngineError):

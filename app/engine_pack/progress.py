@@ -1,4 +1,4 @@
-"""What an installation is doing, as the window and the command line show it."""
+"""Progress of an installation, as the window and the command line show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries a pack in a child process: the bundled model has to answer with its libraries."""
+"""Trial of a pack in a child process: the bundled model has to answer with its libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PackFails(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a pack that answers is.
+    """Facts of a pack that has answered.
 
     Attributes:
         version: version of PyTorch.

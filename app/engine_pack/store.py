@@ -1,4 +1,4 @@
-"""The folder of the engine packs: which one is in use, which one before it, and what is left over.
+"""The folder of the engine packs: the one in use, the one before it, and what is left over.
 
     engines/
       current.json            names the pack in use and the one before it; replaced atomically
@@ -37,7 +37,7 @@ LOCK = "lock"
 MOST_BYTES = 1 << 20
 IS_WINDOWS = os.name == "nt"
 TEXTS = ("backend", "version", "python", "digest", "source")
-"""What a pack's file says in words."""
+"""Fields of a pack's manifest that are texts."""
 
 MOVE_TRIES = 10
 MOVE_PAUSE_S = 0.3

@@ -26,7 +26,6 @@ LOOK_S = 1.0
 FULL = re.compile(r"os error (28|112|122)\b")
 """How uv names a full disk or quota; the numbers are the system's."""
 
-
 PLACES = (Path(__file__).resolve().parents[3] / "bin", Path(sys.executable).parent)
 """Folders that may have uv: that of Tandem's programs, and that of this Python."""
 

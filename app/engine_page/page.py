@@ -52,7 +52,7 @@ class EnginePage(QObject):
 
     @property
     def words(self) -> str:
-        """What the search of the settings finds its panel by."""
+        """Words by which the search of the settings finds its panel."""
         return tr("PyTorch CUDA ROCm update remove environment wheels")
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of engines and installations, as texts of the window."""
+"""Texts of the window about engines and installations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 USES = {
     "cpu": tr_later("Computes on the processor. GPUs are not used."),
-    "cuda13": tr_later("For NVIDIA GPUs with a driver from 580 on, and the processor."),
+    "cuda13": tr_later("For NVIDIA GPUs with driver 580 or newer, and the processor."),
     "cuda12": tr_later("For NVIDIA GPUs with an older driver, and the processor."),
     "rocm": tr_later("For AMD GPUs, and the processor."),
 }
-"""What each kind of PyTorch computes on."""
+"""Devices that each kind of PyTorch computes on."""
 
 
 def missing_intro(former: Pack | None) -> str:
@@ -136,7 +136,7 @@ def stage_text(stage: InstallStage | None, progress: TransferProgress, total_byt
         return tr("Fetching: {amount}").format(amount=moving_text(progress, total_bytes))
     amount = amount_text(progress.n_bytes, total_bytes)
     if name == "CHECKING":
-        return tr("Comparing with its hash: {amount}").format(amount=amount)
+        return tr("Checking the hash: {amount}").format(amount=amount)
     if name == "UNPACKING":
         return tr("Unpacking: {amount}").format(amount=amount)
     if name == "TRYING":

@@ -18,7 +18,7 @@ SLICE_S: Final = 0.006
 
 
 class SpareTime(QObject):
-    """The work that waits, each with the object whose end is its end.
+    """Queue of work that can wait; work is dropped when the object that owns it is gone.
 
     Attributes:
         until: end of the present slice, by the thread's processor time.
@@ -71,7 +71,7 @@ class SpareTime(QObject):
 
 
 class LaterSteps(QObject):
-    """A step that is taken in each turn, if others leave time for it, from `start` to `stop`."""
+    """Step that is repeated from `start` to `stop`, in each turn that others leave time for."""
 
     def __init__(self, step: Callable[[], None], parent: QObject) -> None:
         super().__init__(parent)

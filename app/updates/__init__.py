@@ -1,1 +1,1 @@
-"""Whether a newer release exists: asked only after consent, told in a banner, never installed."""
+"""Newer releases: asked for only after consent, told in a banner, never installed."""

@@ -1,4 +1,4 @@
-"""Tells of a newer release: in a banner, in the page about Tandem, and what is new in it."""
+"""The telling of a newer release: in a banner, on the page about Tandem, and what is new in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATER_MS: Final = 60_000
 
 
 class UpdatePresenter(QObject):
-    """What connects the session with the banner and the dialogs.
+    """Connection of the session with the banner and the dialogs.
 
     Args:
         over: the window that dialogs belong to.

@@ -1,4 +1,4 @@
-"""What is published about the newest release, read without trust, and compared. It knows no Qt.
+"""The newest release as its publisher tells of it: read without trust, and compared. Knows no Qt.
 
     {"version": "0.2.0", "page": "https://…", "news": "- Faster on …"}
 

@@ -1,4 +1,4 @@
-"""When the address of releases is asked, and what is known from it: no widgets."""
+"""The question for the newest release: when it is asked, and what is known from it. No widgets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GIVE_UP_MS: Final = 15_000
 
 
 class UpdateSession(QObject):
-    """What asks for the newest release: once a day after consent, else only by a click.
+    """The question for the newest release: asked once a day after consent, else only by a click.
 
     Args:
         keep: uses settings and has them written.
@@ -102,7 +102,7 @@ class UpdateSession(QObject):
         elif not address:
             self.failed.emit(
                 EngineError(
-                    tr("This Tandem names no address that tells of releases."),
+                    tr("This Tandem has no address to ask for releases."),
                     tr("Enter one in the settings."),
                 )
             )

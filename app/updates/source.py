@@ -1,4 +1,4 @@
-"""Asks one address what the newest release is: a short answer, soon, or none. It knows no Qt."""
+"""The request for the newest release: a short answer, soon, or none. Knows no Qt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pages of a KV cache hold which tokens, who uses them, and which go first.
+"""Pages of a KV cache: which tokens they hold, who uses them, and which go first.
 
 A *page* is room for `PAGE` neighbouring tokens in all layers of one *group*; layers with the same
 window are one group. Here it is a number: its memory lies with the ranks, who have the same pages

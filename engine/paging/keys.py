@@ -36,6 +36,6 @@ def page_keys(ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
 
 
 def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+    """Return the length of the common prefix of two sequences."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)

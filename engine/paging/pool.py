@@ -9,7 +9,7 @@ from engine.paging.keys import PAGE, n_alike, page_key
 
 
 class OutOfPages(Exception):
-    """Each page is used by a sequence."""
+    """Error of a pool all of whose pages are used by sequences."""
 
 
 class Content(NamedTuple):

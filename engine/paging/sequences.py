@@ -10,10 +10,10 @@ from engine.paging.pool import OutOfPages, PagePool
 from engine.paging.sight import Sight
 
 GONE = -1
-"""Stands in a table for a page that no token will see again."""
+"""Entry of a table in place of a page that no token will see again."""
 
 CopyPage = Callable[[int, int, int], None]
-"""Copies a page on all ranks at once: number of the group, source, target."""
+"""Function that copies a page on all ranks at once: number of the group, source, target."""
 
 
 class Group(NamedTuple):
@@ -59,7 +59,7 @@ class Sequences:
 
 
 class _Match:
-    """What groups know of the beginning of a sequence."""
+    """Beginning of a sequence, as far as the pages of the groups hold it."""
 
     def __init__(self, groups: Sequence[Group], ids: Sequence[int], keys: Sequence[bytes]) -> None:
         self._groups, self._ids, self._keys = groups, ids, keys

@@ -1,4 +1,4 @@
-"""How far back the layers of a group see."""
+"""The earlier tokens that the layers of a group see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.paging.keys import PAGE
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """How far back the layers of a group see.
+    """Attention window of a group of layers: how far back its tokens see.
 
     Attributes:
         n: number of tokens; None for all.

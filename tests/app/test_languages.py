@@ -127,6 +127,13 @@ def test_faults_of_a_catalog_are_found(german: Path) -> None:
     assert "other placeholders" in problems(german)[0]
 
 
+def test_a_translation_that_was_pasted_twice_is_found(german: Path) -> None:
+    (german.parent / "app" / "page.py").write_text('tr("Quit")\n')
+    languages.update(german)
+    translate(german, "Quit", "Programm beenden.Programm beenden.")
+    assert problems(german) == ["says something twice: 'Quit'"]
+
+
 def test_a_catalog_that_is_not_compiled_is_found(german: Path) -> None:
     translate(german, "New chat", "Neuer Chat")
     german.with_suffix(".mo").write_bytes(languages.compiled(Catalog(locale="de")))

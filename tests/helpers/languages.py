@@ -167,6 +167,8 @@ def _faults(message: Message) -> Iterator[str]:
         given = placeholders(text) | (english & {"n"} if is_plural else set())
         if given != english:
             yield f"other placeholders: {name}: {text!r}"
+        if re.search(r"(.{12,})\1", text):
+            yield f"says something twice: {name}"
 
 
 def _strings(catalog: Catalog) -> dict[tuple[str, ...], list[str]]:

@@ -69,7 +69,7 @@ def batched(pieces: list[Piece]) -> Iterator[list[Piece]]:
 
 
 def portions(text: str) -> Generator[None, None, list[Portion]]:
-    """Return the portions of a text, with a pause behind each step."""
+    """Return the portions of a text; yield after each step, so that other work comes between."""
     text = normal(text)
     blocks: list[TopBlock] = []
     at, size = 0, MOST_SCANNED

@@ -18,7 +18,7 @@ class ShownEngine:
     """An engine as the page offers it.
 
     Attributes:
-        key: what its choice is named by.
+        key: kind of PyTorch, which names the choice.
         title: its name, in a few words.
         details: what it is for and how large it is.
         problem: why it cannot be chosen here; "" if it can.

@@ -1,1 +1,1 @@
-"""What is shown of a newer release."""
+"""Widgets that show a newer release."""

@@ -35,7 +35,7 @@ class NewsDialog(PageDialog):
         """Show a release beside the version that runs here."""
         line = tr("Tandem {version} is out; this is {own}. Tandem never replaces itself.")
         self.head_line.setText(line.format(version=release.version, own=own))
-        self.text.setPlainText(release.news or tr("Nothing is told of what is new."))
+        self.text.setPlainText(release.news or tr("This release does not say what is new."))
         self._page = release.page
         self.address.setText(release.page)
 

@@ -172,7 +172,7 @@ def test_failures_are_told_where_somebody_has_asked(
     shell = make_shell()
     dialog = about(shell)
     dialog.check.click()
-    assert "names no address" in dialog.update_line.text()
+    assert "has no address" in dialog.update_line.text()
     server.plan = lambda _: Mischief(body=b"<html>")
     consent(shell, server)
     qtbot.waitUntil(lambda: "not understood" in dialog.update_line.text())
