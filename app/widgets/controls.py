@@ -7,6 +7,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QDoubleSpinBox,
+    QFrame,
     QLayout,
     QScrollArea,
     QScrollBar,
@@ -75,6 +76,23 @@ class _MarginKeeper(QObject):
 def keep_margin(scroll: QScrollArea, layout: QLayout) -> None:
     """Keep the right edge of `layout` in place whether or not the scroll bar shows."""
     _MarginKeeper(scroll.verticalScrollBar(), layout)
+
+
+def page_scroll(content: QWidget, layout: QLayout, name: str) -> QScrollArea:
+    """Return what scrolls the content of a page up and down, without a frame.
+
+    Args:
+        layout: that of the content.
+        name: name for screen readers.
+    """
+    scroll = QScrollArea()
+    scroll.setFrameShape(QFrame.Shape.NoFrame)
+    scroll.setWidgetResizable(True)
+    scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    scroll.setWidget(content)
+    scroll.setAccessibleName(name)
+    keep_margin(scroll, layout)
+    return scroll
 
 
 def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QHideEvent, QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.engine_page.views.choice_list import EngineChoices
 from app.engine_page.views.install_panel import InstallPanel
 from app.theme import set_role
 from app.translation import tr
 from app.widgets.buttons import back_button, button
-from app.widgets.controls import keep_margin
+from app.widgets.controls import page_scroll
 from app.widgets.flow import FlowBox
 from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
@@ -141,14 +141,8 @@ class EngineView(QWidget):
         for widget in (self._intro, self._found, self._problem, self._choice, self.panel):
             layout.addWidget(widget)
         layout.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll = page_scroll(content, layout, tr("Engine"))
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        scroll.setWidget(content)
-        scroll.setAccessibleName(tr("Engine"))
-        keep_margin(scroll, layout)
         return scroll
 
     def _build(self) -> None:

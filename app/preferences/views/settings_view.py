@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtCore import Signal, Slot
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
 
 from app.preferences.views.setting_row import SettingRow
 from app.settings import SECTIONS, Settings, shown_settings
 from app.translation import tr
 from app.widgets.buttons import back_button, button
-from app.widgets.controls import keep_margin
+from app.widgets.controls import page_scroll
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.sizes import scaled
 from app.widgets.text import PlainLabel, label
@@ -117,14 +117,7 @@ class SettingsView(QWidget):
             end = self._ends[section] = QVBoxLayout()
             layout.addLayout(end)
         layout.addStretch()
-        scroll = QScrollArea()
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setWidget(content)
-        scroll.setAccessibleName(tr("Settings"))
-        keep_margin(scroll, layout)
-        return scroll
+        return page_scroll(content, layout, tr("Settings"))
 
     def _build(self) -> None:
         back = back_button()
