@@ -14,7 +14,6 @@ from pathlib import Path
 from engine.errors import EngineCrashed
 from engine.events import (
     Command,
-    CountTokens,
     Generate,
     Load,
     LoadState,
@@ -163,7 +162,6 @@ def _activity(command: Command | None) -> str:
         Generate: "answering",
         Resplit: "changing the split",
         Tune: "searching for the best split",
-        CountTokens: "counting tokens",
         SaveState: "saving the chat's cache",
         LoadState: "loading the chat's cache",
     }

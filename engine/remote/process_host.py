@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from engine.errors import CommError, DeviceStopped, EngineCrashed, EngineError
 from engine.events import (
     Command,
+    CountTokens,
     EngineReady,
     Event,
     Failed,
@@ -234,7 +235,8 @@ class ProcessHost:
             self._process = None
             if was_asked:
                 return
-            running = next(iter(self._unanswered.values()), None)
+            wanted = (one for one in self._unanswered.values() if not isinstance(one, CountTokens))
+            running = next(wanted, None)  # nobody has asked for counting, which a gauge shows
             doing = doing_of(running, self._model, self._is_ready)
         log.error("the engine's process %s %s\n%s", death.manner, doing, "\n".join(death.log))
         self._deaths.append(time.monotonic())

@@ -18,6 +18,7 @@ import pytest
 from engine import (
     ChatMessage,
     Command,
+    CountTokens,
     EngineCrashed,
     EngineReady,
     Event,
@@ -166,6 +167,17 @@ def test_a_death_while_idle_is_told_too_and_only_a_command_starts_another(
     os.kill(pid_of(office.host), signal.SIGKILL)
     generation, failed, error = office.crash()
     assert (generation, failed.is_model_lost) == (0, True)
+    assert error.message == "The engine was killed (SIGKILL) while it was idle on cpu."
+
+
+def test_a_death_while_tokens_are_counted_is_one_while_idle(office: Office, path: str) -> None:
+    """Nobody has asked for that: a gauge shows it."""
+    assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
+    os.kill(pid_of(office.host), signal.SIGSTOP)
+    number = office.host.submit(CountTokens(None, "hello"))
+    os.kill(pid_of(office.host), signal.SIGKILL)
+    generation, failed, error = office.crash()
+    assert (generation, failed.is_model_lost) == (number, True)
     assert error.message == "The engine was killed (SIGKILL) while it was idle on cpu."
 
 
