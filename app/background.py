@@ -121,6 +121,11 @@ class KeyedJobs(QObject):
         self._is_working = self._is_closed = False
         self._ended.connect(self._report)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job waits, is done at the moment, or was not reported."""
+        return bool(self._newest)
+
     def run(
         self, key: str, work: Callable[[], None], then: Callable[[Exception | None], None]
     ) -> None:

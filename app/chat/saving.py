@@ -6,6 +6,7 @@ One thread writes them all, so that no disk ever holds up the window.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
@@ -53,6 +54,27 @@ class ChatSaver(QObject):
         self._retry = QTimer(self, interval=RETRY_MS)
         self._retry.timeout.connect(self._save_unsaved)
         self._jobs = KeyedJobs("tandem-save", self)
+        self._being_written: set[str] = set()  # ids
+        self._n_awaited = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written, but what could not be."""
+        return not self._waiting and not self._jobs.is_busy
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call `then` once all that waits by now was written, as far as that is possible."""
+        self._soon.stop()
+        self._save_waiting()
+        chat_ids = set(self._being_written)
+
+        def tell() -> None:
+            for chat_id in chat_ids & self._being_written:  # which are written once more
+                self.written.emit(chat_id)
+            then()
+
+        self._n_awaited += 1  # a key of its own: a later job with the same would take its place
+        self._jobs.run(f"written {self._n_awaited}", lambda: None, lambda _: tell())
 
     def save(self, chat: Conversation) -> None:
         """Write a chat as it is now, as soon as the thread is free."""
@@ -74,6 +96,7 @@ class ChatSaver(QObject):
         self._waiting = [chat for chat in self._waiting if chat.id != chat_id]
         self._unsaved = [chat for chat in self._unsaved if chat.id != chat_id]
         deleted = DeletedChat(chat_id)
+        self._being_written.discard(chat_id)
 
         def work() -> None:
             deleted.files = self._store.delete(chat_id)
@@ -111,10 +134,11 @@ class ChatSaver(QObject):
 
     def _write(self, chat: Conversation, *, may_append: bool) -> None:
         copy = chat.copy()
+        self._being_written.add(copy.id)
         self._jobs.run(
             copy.id,
             lambda: self._store.save(copy, may_append=may_append),
-            lambda error: self._on_written(chat, error),
+            lambda error: self._on_written(chat, copy.id, error),
         )
 
     def _on_deleted(self, chat_id: str, error: Exception | None) -> None:
@@ -128,7 +152,8 @@ class ChatSaver(QObject):
         if error is not None:
             self.noticed.emit(Notice(str(error), kind="error"))
 
-    def _on_written(self, chat: Conversation, error: Exception | None) -> None:
+    def _on_written(self, chat: Conversation, chat_id: str, error: Exception | None) -> None:
+        self._being_written.discard(chat_id)
         if error is None:
             self._forget(chat)
             self.written.emit(chat.id)

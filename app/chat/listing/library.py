@@ -102,6 +102,15 @@ class ChatLibrary(QObject):
             self.unread.discard(chat_id)
         return whole
 
+    @property
+    def is_written(self) -> bool:
+        """Whether all chats are on the disk, but those that could not be written."""
+        return self._saver.is_idle
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call `then` once all that waits by now was written, as far as that is possible."""
+        self._saver.when_written(then)
+
     def save(self, chat: Conversation) -> None:
         """Write a chat, a new one as well, as soon as the thread is free."""
         self._enlist(chat)

@@ -41,6 +41,7 @@ class ListPresenter(QObject):
         super().__init__(parent)
         self._session, self._chats, self._shelf = session, chats, shelf
         self._finder: ChatFinder | None = None
+        self._n_awaited = 0  # searches that are made again once all is written
         self._view = view
         self._wire_chats()
         self._wire_folders()
@@ -148,13 +149,26 @@ class ListPresenter(QObject):
     def _search(self, typed: str) -> None:
         if self._finder is not None and typed.strip():
             self._finder.find(typed)
+            library = self._session.library
+            if not library.is_written:  # a message that was sent just now is found, too
+                self._n_awaited += 1
+                library.when_written(self._search_again)
         elif self._finder is not None:
             self._finder.drop()
+
+    def _search_again(self) -> None:
+        """Search for what is typed now, in chats that were being written."""
+        self._n_awaited -= 1
+        typed = self._view.search.text()
+        if self._finder is not None and typed.strip():
+            self._finder.find(typed)
 
     @Slot(str, object)
     def _show_hits(self, typed: str, hits: list[Hit]) -> None:
         known = {chat.id for chat in self._session.library.summaries}
-        self._view.show_hits(typed, [hit for hit in hits if hit.chat_id in known])
+        is_final = not self._n_awaited and self._finder is not None and self._finder.is_current
+        shown = [hit for hit in hits if hit.chat_id in known]
+        self._view.show_hits(typed, shown, is_final=is_final)
 
     @Slot(int)
     def _on_progress(self, n_waiting: int) -> None:

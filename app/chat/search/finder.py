@@ -79,11 +79,17 @@ class ChatFinder(QObject):
         self._index = ChatIndex(path)
         self._jobs = KeyedJobs("tandem-search", self)
         self._written: set[str] = set()  # waiting for a pause
+        self._taken: set[str] = set()  # indexed by searches that have not ended
         self._waiting: set[str] = set()  # waiting for the thread
         self._n_tries = self._number = 0
-        self._is_closed = self._is_reading = False
+        self._is_closed = self._is_reading = self._is_compared = False
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(self._read_written)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all chats on the disk are indexed, but those that the next search indexes."""
+        return self._is_compared and not self._is_reading and not self._waiting
 
     def start(self, wanted: Iterable[str] = ()) -> None:
         """Compare the index with the files of all chats, and read those that have changed.
@@ -91,8 +97,10 @@ class ChatFinder(QObject):
         Args:
             wanted: ids of chats to be read even if they are in the index.
         """
-        survey = _Reading(set(wanted))
-        self._jobs.run("survey", lambda: self._survey(survey), lambda e: self._add(survey, e))
+        survey, self._is_compared = _Reading(set(wanted)), False
+        self._jobs.run(
+            "survey", lambda: self._survey(survey), lambda e: self._on_compared(survey, e)
+        )
 
     @Slot(str)
     def note(self, chat_id: str) -> None:
@@ -103,9 +111,12 @@ class ChatFinder(QObject):
 
     def find(self, typed: str) -> None:
         """Search for what is typed; `found` reports the hits, unless another search follows."""
+        if self._is_closed:
+            return
         self._number += 1
-        search = _Search(typed, self._number, self._written)
+        self._taken |= self._written  # with those of a search that this one takes the place of
         self._written = set()
+        search = _Search(typed, self._number, set(self._taken))
         self._jobs.run("find", lambda: self._find(search), lambda e: self._on_found(search, e))
 
     def drop(self) -> None:
@@ -174,10 +185,15 @@ class ChatFinder(QObject):
     def _on_found(self, search: _Search, error: Exception | None) -> None:
         if error is not None:
             log.error("a search has failed", exc_info=error)
+        self._taken -= search.written
         if search.number == self._number:
             self.found.emit(search.typed, search.hits)
         if search.is_index_lost:
             self._make_anew()
+
+    def _on_compared(self, survey: _Reading, error: Exception | None) -> None:
+        self._is_compared = True
+        self._add(survey, error)
 
     @Slot()
     def _read_written(self) -> None:

@@ -42,7 +42,7 @@ class ChatList(QWidget):
         scaled(self, self.setMinimumWidth, MIN_WIDTH)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._contents = ListContents()
-        self._is_chosen_when_found = False
+        self._is_chosen_when_found, self._is_final = False, True
         self._searched = ""  # what the shown hits were found for
         self.search = _Search(self)
         self._set_up_search()
@@ -82,8 +82,12 @@ class ChatList(QWidget):
         self.list.show_contents(contents)
         self._show_status()
 
-    def show_hits(self, typed: str, hits: Sequence[Hit]) -> None:
-        """Show what was found for a search, unless something else is typed by now."""
+    def show_hits(self, typed: str, hits: Sequence[Hit], *, is_final: bool = True) -> None:
+        """Show what was found for a search, unless something else is typed by now.
+
+        Args:
+            is_final: whether all chats were searched; else more may be found in a moment.
+        """
         if typed != self.search.text() or not typed.strip():
             return
         is_other, self._searched = typed != self._searched, typed
@@ -91,7 +95,8 @@ class ChatList(QWidget):
         if is_other or list(hits) != self.hits.hits:
             self.hits.show_hits(hits)
         self._show_status()
-        if self._is_chosen_when_found:
+        self._is_final = is_final
+        if self._is_chosen_when_found and (hits or is_final):
             self._is_chosen_when_found = False
             self.hits.choose_current()
 
@@ -140,7 +145,8 @@ class ChatList(QWidget):
     def _choose_hit(self) -> None:
         """Open the current hit, if need be once it is found."""
         typed = self.search.text()
-        if typed.strip() and typed == self._searched:
+        is_shown = bool(typed == self._searched and (self._is_final or self.hits.hits))
+        if typed.strip() and is_shown:
             self.hits.choose_current()
         elif typed.strip():
             self._is_chosen_when_found = True

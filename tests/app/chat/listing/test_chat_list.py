@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from app import paths
 from app.chat.conversation import Conversation
 from app.chat.listing.rows import RowKind
 from app.chat.message import Message
+from app.chat.search.finder import ChatFinder
 from app.chat.store import ChatStore
 from app.chat.views.chat_rows_view import ChatRowsView
 from app.main import Shell
@@ -79,6 +81,60 @@ def test_a_hit_opens_the_chat_at_the_message(qtbot: QtBot, make_shell: MakeShell
         return 0 <= top < view.viewport().height()
 
     qtbot.waitUntil(is_seen)
+
+
+def test_a_message_is_found_while_it_is_being_written(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow disk, Enter opens it once it is there."""
+    shell = make_shell(model=MODEL)
+    gate, save = threading.Event(), ChatStore.save
+
+    def save_late(store: ChatStore, chat: Conversation, **how: bool) -> None:
+        gate.wait(10)
+        save(store, chat, **how)
+
+    monkeypatch.setattr(ChatStore, "save", save_late)
+    shell.chat_presenter.send("apples")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    wanted = shell.session.current
+    shell.window.new_chat_requested.emit()
+    assert search(qtbot, shell, "apples") == []
+    qtbot.keyClick(shell.window.chat_list.search, Qt.Key.Key_Return)
+    gate.set()
+    qtbot.waitUntil(lambda: shell.session.current is wanted)
+
+
+def test_a_search_right_after_the_start_opens_what_it_finds_once_chats_are_read(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, _ = store_chats("Whales", "Birds")
+    gate, survey = threading.Event(), ChatFinder._survey
+    monkeypatch.setattr(
+        ChatFinder, "_survey", lambda *what: (gate.wait(10), survey(*what)) and None
+    )
+    shell = make_shell()
+    field = shell.window.chat_list.search
+    finder = shell.chat_listing.finder
+    assert finder is not None
+    qtbot.keyClicks(field, "whales")
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    gate.set()
+    qtbot.waitUntil(lambda: shell.session.current.id == wanted)
+
+
+def test_enter_opens_nothing_that_comes_later(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    finder = shell.chat_listing.finder
+    assert finder is not None
+    qtbot.waitUntil(lambda: finder.is_current)
+    assert search(qtbot, shell, "apples") == []
+    qtbot.keyClick(shell.window.chat_list.search, Qt.Key.Key_Return)
+    assert shell.session.current.is_empty
+    store_chats("Apples")
+    finder.start()
+    qtbot.waitUntil(lambda: len(shell.window.chat_list.hits.hits) > 0)
+    assert shell.session.current.is_empty
 
 
 def test_a_hit_in_another_version_shows_that_version(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QTimer
 from pytestqt.qtbot import QtBot
 
 from app.chat.chat_file import write_chat
@@ -92,6 +93,18 @@ def test_what_was_just_written_is_found_at_once(
 ) -> None:
     settle(qtbot, finder)
     finder.note(write(folder, "a moment ago").id)
+    assert search(qtbot, finder, "moment") == ["a moment ago"]
+
+
+def test_what_a_search_was_to_index_is_found_by_the_one_in_its_place(
+    qtbot: QtBot, finder: ChatFinder, folder: Path
+) -> None:
+    settle(qtbot, finder)
+    gate = threading.Event()
+    finder._jobs.run("gate", lambda: gate.wait(5) and None, lambda _: None)
+    finder.note(write(folder, "a moment ago").id)
+    finder.find("mom")  # it waits for the thread, where the next one takes its place
+    QTimer.singleShot(0, gate.set)
     assert search(qtbot, finder, "moment") == ["a moment ago"]
 
 
