@@ -331,7 +331,8 @@ class ChatSession(QObject):
 
     def _may_answer(self, *, is_message: bool = False) -> bool:
         is_loading = self._client.state is EngineState.LOADING
-        is_ready = self._client.model is not None and not is_loading
+        client = self._client
+        is_ready = client.model is not None and not is_loading and not client.is_unloading
         if is_message and not is_ready:
             self.model_wanted.emit(is_loading)
             return False

@@ -141,6 +141,11 @@ class EngineClient(QObject):
         return self._model
 
     @property
+    def is_unloading(self) -> bool:
+        """Whether the loaded model is about to leave, so that it answers no more."""
+        return self._unload_number >= 0
+
+    @property
     def answer_ids(self) -> tuple[int, ...]:
         """The tokens of the last answer so far, with those that it began with."""
         return tuple(self._answer_ids)
@@ -408,10 +413,12 @@ class EngineClient(QObject):
             self._count_numbers.discard(number)
             self._note_model(event)
             self.counted.emit(event if isinstance(event, TokensCounted) else None)
-        elif number == self._unload_number and isinstance(event, ModelUnloaded):
-            self._model = None
+        elif number == self._unload_number:
+            self._unload_number = -1
+            self._note_model(event)
             self._settle()
-            self.unloaded.emit()
+            if isinstance(event, ModelUnloaded):
+                self.unloaded.emit()
         else:
             self._note_model(event)
 

@@ -28,6 +28,9 @@ class ModelSession(QObject):
         plan: returns how to load the selected model; called when loading starts.
         suggest: called when a file is opened; returns a function that chooses, on another thread,
             how to load a model for which nobody has chosen a split.
+
+    Attributes:
+        is_returning: whether the model is loaded again soon, with the engine in place of this one.
     """
 
     selected = Signal(object)  # ModelInfo
@@ -59,7 +62,7 @@ class ModelSession(QObject):
         self._number = 0
         self._reader: threading.Thread | None = None
         self._is_held, self._waiting = False, ""
-        self._is_blocked = False
+        self._is_blocked = self.is_returning = False
         self._wanted = ""  # path that `unblock` opens
         self._read.connect(self._on_read)
         client.load_progress.connect(self.progressed)
@@ -87,13 +90,18 @@ class ModelSession(QObject):
         if path:
             self.open(path)
 
-    def block(self) -> None:
-        """Load nothing until `unblock`: there is no engine. Files are opened and planned."""
-        self._is_blocked = True
+    def block(self, *, is_returning: bool = False) -> None:
+        """Load nothing until `unblock`: there is no engine. Files are opened and planned.
+
+        Args:
+            is_returning: whether the loaded model is loaded again by then.
+        """
+        self._is_blocked, self.is_returning = True, is_returning
 
     def unblock(self) -> bool:
         """Load models again, and open what was asked for meanwhile; return whether that was any."""
-        self._is_blocked, wanted, self._wanted = False, self._wanted, ""
+        self._is_blocked = self.is_returning = False
+        wanted, self._wanted = self._wanted, ""
         if wanted:
             self.open(wanted)
         return bool(wanted)

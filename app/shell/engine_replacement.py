@@ -75,7 +75,8 @@ class EngineReplacement(QObject):
         client = self._client
         if self._then is None or self._chats.is_busy or self._closing.is_busy:
             return
-        self._models.block()
+        has_model = self._lost is not None or client.model is not None
+        self._models.block(is_returning=has_model and self._then == self.start)
         if client.state is EngineState.LOADING:
             client.cancel()
         elif client.model is None:

@@ -54,6 +54,11 @@ class OpenOnSend(QObject):
             action = tr("Send when it is loaded")
             self.noticed.emit(Notice(text, action=action, on_action=self._wait))
             return
+        if self._models.is_returning:
+            text = tr("The engine is being replaced, so the message stays here as a draft.")
+            action = tr("Send when the model is back")
+            self.noticed.emit(Notice(text, action=action, on_action=self._wait))
+            return
         text = tr("No model is loaded yet, so the message stays here as a draft.")
         path = self._last()
         if not path:
@@ -89,6 +94,8 @@ class OpenOnSend(QObject):
     @Slot(object)
     def _send(self, _: object) -> None:
         """Send what stands in the composer, if it is still that of the chat that waits."""
+        if self._models.is_returning:
+            return  # it was loaded, and leaves already
         chat, self._chat = self._chat, ""
         if chat and chat == self._session.current.id:
             self._composer.submit()

@@ -79,6 +79,32 @@ def test_an_answer_is_finished_before_the_engine_is_replaced(
     assert shown(shell)[1].startswith("Hello")
 
 
+def test_a_message_sent_while_the_engine_is_replaced_waits_for_the_model(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the moment in which the model is being unloaded."""
+    shell = make_shell()
+    install(qtbot, shell)
+    shell.models.open(MODEL)
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    unload = shell.client.unload
+
+    def unload_and_send() -> None:
+        unload()
+        shell.window.composer.set_text("Hi")
+        shell.window.composer.submit()
+        assert banner(shell).startswith("The engine is being replaced")
+        shell.window.banner._act()
+
+    monkeypatch.setattr(shell.client, "unload", unload_and_send)
+    old = host_of(shell)
+    page_of(shell).session.rolled_back.emit(PackStore().current)
+    qtbot.waitUntil(lambda: len(shown(shell)) == 2 and not shell.session.is_busy)
+    assert host_of(shell) is not old
+    assert prompts(shell) == [[("user", "Hi")]]
+    assert shell.window.composer.text == ""
+
+
 def test_the_engine_is_removed_after_a_question(
     qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,17 @@ def test_the_selected_model_comes_before_the_last(qtbot: QtBot, make_shell: Make
     qtbot.waitUntil(lambda: prompts(shell) == [[("user", "Hi")]])
 
 
+def test_a_message_to_a_model_that_is_leaving_stays(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    shell.models.eject()
+    assert shell.client.model is not None
+    type_and_send(qtbot, shell, "Hi")
+    assert banner(shell).startswith("No model is loaded yet")
+    assert shell.window.composer.text == "Hi"
+    shell.window.banner._act()
+    qtbot.waitUntil(lambda: prompts(shell) == [[("user", "Hi")]])
+
+
 def test_a_model_that_is_loading_is_waited_for(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
