@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from engine.models.description import Inspection, ModelInfo, TensorSummary
     from engine.models.info import inspect_model, read_model_info
     from engine.models.registry import supported_architectures
-    from engine.pack import leave_pack, pack_folders, use_pack
+    from engine.pack import delete_pack, leave_pack, make_holdable, pack_folders, use_pack
     from engine.planning.alternative import Alternative
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
@@ -334,6 +334,7 @@ __all__ = [
     "chosen_way",
     "collect_garbage",
     "cuda_status",
+    "delete_pack",
     "ending_after",
     "error_line",
     "export_plan",
@@ -356,6 +357,7 @@ __all__ = [
     "load_chat_template",
     "load_model",
     "load_tokenizer",
+    "make_holdable",
     "make_private",
     "measure_device",
     "measure_facts",
@@ -425,7 +427,7 @@ _HOME = {
     "generation.results": (
         "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenText", "Usage",
     ),
-    "pack": ("leave_pack", "pack_folders", "use_pack"),
+    "pack": ("delete_pack", "leave_pack", "make_holdable", "pack_folders", "use_pack"),
     "programs": (
         "NO_WINDOW", "child_environment", "program_command", "tie_child", "tie_to_parent",
     ),

@@ -12,10 +12,12 @@ from app.cli.output import note, note_progress, table, write, write_json
 from app.engine_pack.activation import activate, has_own_engine
 from app.engine_pack.backends import PackOffer, find_offers, find_update, title_of
 from app.engine_pack.existing import use_environment
+from app.engine_pack.fetching import LackingWheels, MissingAddresses
 from app.engine_pack.installation import Installation, Installed
 from app.engine_pack.lock import Lock, read_lock
 from app.engine_pack.progress import InstallProgress, InstallStage
 from app.engine_pack.store import Pack, PackStore
+from app.engine_pack.unpacking import UvMissing
 from app.units import decimal_size
 from engine import EngineError
 
@@ -28,6 +30,12 @@ DOING = {
 HEADERS = ("BACKEND", "FOR", "PYTORCH", "DOWNLOAD", "DISK", "")
 RIGHT = frozenset({3, 4})
 EVERY_S = 0.1
+HINTS: dict[type[EngineError], str] = {
+    LackingWheels: "`tandem engine wheels` lists all of them.",
+    MissingAddresses: "Name a folder that has them with --wheels.",
+    UvMissing: "Install Tandem again, or run: pip install uv",
+}
+"""Hints that name commands, in place of those that a window shows as well."""
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +136,9 @@ def _install(lock: Lock, wheels: Path | None) -> None:
     installation = Installation(lock, store, wheels, ProgressLine())
     try:
         installed = installation.run()
+    except EngineError as error:
+        error.hint = HINTS.get(type(error), error.hint)
+        raise
     except KeyboardInterrupt:
         note_progress()
         note("Stopped. What has arrived is kept: `tandem engine install` goes on from there.")

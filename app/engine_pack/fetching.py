@@ -24,6 +24,14 @@ class MissingWheels(EngineError):
     """Error of a folder that does not have the wheels of a lock."""
 
 
+class LackingWheels(MissingWheels):
+    """Error of a folder that lacks some wheels altogether."""
+
+
+class MissingAddresses(EngineError):
+    """Error of a lock whose wheels cannot be fetched, only taken from a folder."""
+
+
 def n_fetched(lock: Lock, folder: Path) -> int:
     """Return how many bytes of a lock's wheels have arrived in a folder."""
     total = 0
@@ -108,9 +116,9 @@ def _fetch(
 
 def _check_addresses(lock: Lock) -> None:
     if not lock.is_complete:
-        raise EngineError(
-            tr("This lock file has no addresses of its wheels."),
-            tr("Name a folder that has them with --wheels."),
+        raise MissingAddresses(
+            tr("This engine cannot be fetched: there are no addresses of its wheels."),
+            tr("Use a folder that has its wheels."),
         )
 
 
@@ -162,12 +170,12 @@ def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
             tr("Put exactly that file there."),
         )
     names = ", ".join(wheel.file.name for wheel in missing[:3])
-    return MissingWheels(
+    return LackingWheels(
         tr_n(
             "{folder} lacks {n} wheel: {names}.", "{folder} lacks {n} wheels, such as {names}.",
             len(missing), folder=folder, names=names,
         ),
-        tr("`tandem engine wheels` lists all of them."),
+        tr("Put all wheels of this engine there."),
     )  # fmt: skip
 
 

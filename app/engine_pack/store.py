@@ -2,7 +2,8 @@
 
     engines/
       current.json            names the pack in use and the one before it; replaced atomically
-      cuda13-2.15.0-4/        a pack: pack.json, and site/ with the unpacked wheels
+      cuda13-2.15.0-4/        a pack: pack.json, site/ with the unpacked wheels, and in-use,
+                              which the processes that use it keep open
       environment-5/          an existing Python environment: pack.json alone, which names folders
       fetched/                wheels that have arrived, whole or in part
       .tandem-….tmp/          a pack in the making; deleted with the process that makes it
@@ -27,7 +28,16 @@ from typing import Any
 from app.engine_pack.lock import this_python
 from app.paths import engines_dir
 from app.translation import tr
-from engine import EngineError, exposure, make_private, replace_json, sweep_temporaries
+from engine import (
+    EngineError,
+    delete_pack,
+    exposure,
+    leave_pack,
+    make_holdable,
+    make_private,
+    replace_json,
+    sweep_temporaries,
+)
 
 POINTER = "current.json"
 MANIFEST = "pack.json"
@@ -165,6 +175,7 @@ class PackStore:
         pack = replace(pack, name=name, folders=folders)
         old = self.current
         try:
+            make_holdable(made)
             replace_json(made / MANIFEST, asdict(pack))
             _move(made, home)
             self._point(name, old.name if old else "")
@@ -194,6 +205,8 @@ class PackStore:
     def remove(self) -> None:
         """Delete all packs and all wheels that have arrived; an environment itself stays.
 
+        This process uses none from now on. One that another uses goes with a later sweep.
+
         Raises:
             EngineError: something cannot be deleted.
         """
@@ -202,6 +215,7 @@ class PackStore:
                 (self.folder / POINTER).unlink(missing_ok=True)
             except OSError as error:
                 raise disk_error(self.folder, error) from None
+            leave_pack()
             self.sweep_left_over()
             shutil.rmtree(self.fetched, ignore_errors=True)
 
@@ -221,12 +235,15 @@ class PackStore:
                 self.sweep_left_over()
 
     def sweep_left_over(self) -> None:
-        """Delete all packs but the two that are named; the caller holds the lock."""
+        """Delete all packs but the two that are named and those that living processes use.
+
+        The caller holds the lock.
+        """
         sweep_temporaries(self.folder)
         kept = self._names()
         for path in self.folder.iterdir():
             if path.is_dir() and _number(path.name) and path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                delete_pack(path)
 
     def _names(self) -> tuple[str, str]:
         """Return the names of the pack in use and the one before; "" for none."""

@@ -30,11 +30,15 @@ PLACES = (Path(__file__).resolve().parents[3] / "bin", Path(sys.executable).pare
 """Folders that may have uv: that of Tandem's programs, and that of this Python."""
 
 
+class UvMissing(EngineError):
+    """Error of a Tandem without the program that unpacks wheels."""
+
+
 def find_uv() -> Path:
     """Return the program uv: the one that Tandem brings, else that of the PATH.
 
     Raises:
-        EngineError: there is none.
+        UvMissing: there is none.
     """
     name = "uv.exe" if sys.platform == "win32" else "uv"
     others = (Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder)
@@ -42,9 +46,9 @@ def find_uv() -> Path:
         path = folder / name
         if path.is_file() and os.access(path, os.X_OK):
             return path
-    raise EngineError(
+    raise UvMissing(
         tr("uv, which unpacks the engine, is missing."),
-        tr("Install Tandem again, or run: pip install uv"),
+        tr("Install Tandem again."),
     )
 
 
@@ -83,6 +87,7 @@ def unpack(
         "-r", str(requirements),
     ]  # fmt: skip
     try:
+        look()  # a quick uv ends before the first look
         ended = run_child(command, _environment(), LIMIT_S, is_stopped, look)
     except OSError as error:
         raise EngineError(

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from engine.limited.answering import OUT_OF_MEMORY, PIPE_BUFFER
+from engine.pack import VARIABLE
 from engine.programs import NO_WINDOW, child_environment, tie_child
 
 LOOK_S = 0.01
@@ -69,7 +70,7 @@ class LimitedChild:
     def __init__(self, command: Sequence[str], max_bytes: int, start_s: float = 20.0) -> None:
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=child_environment(), creationflags=NO_WINDOW, bufsize=PIPE_BUFFER,
+            env=_environment(), creationflags=NO_WINDOW, bufsize=PIPE_BUFFER,
         )  # fmt: skip
         tie_child(self.pid)
         self._max_bytes, self._start_s = max_bytes, start_s
@@ -207,3 +208,8 @@ def _memory_of(pid: int) -> int:
     except psutil.Error:
         return 0
     return int(getattr(memory, "private", memory.rss))  # "private" is Windows's
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a child without the engine's libraries, which it would hold."""
+    return {name: value for name, value in child_environment().items() if name != VARIABLE}

@@ -101,7 +101,9 @@ def test_a_lock_of_ones_own_can_be_named(run: Run, bare: Bare, tmp_path: Path) -
 def test_what_cannot_be_done_is_one_line(run: Run, bare: Bare, tmp_path: Path) -> None:
     assert_refused(run("engine", "install", "--backend", "xpu"), "no engine “xpu” for this system")
     assert_refused(run("engine", "install", "--lock", tmp_path / "no"), "cannot be read")
-    assert_refused(run("engine", "install", "--wheels", tmp_path), "lacks 3 wheels")
+    done = run("engine", "install", "--wheels", tmp_path)
+    assert_refused(done, "lacks 3 wheels")
+    assert "`tandem engine wheels` lists all of them." in done.err
     assert_refused(run("engine", "use", tmp_path), "There is no Python in")
     assert_refused(run("engine", "rollback"), "no earlier engine")
     with bare.store.locked():

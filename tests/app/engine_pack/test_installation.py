@@ -272,8 +272,9 @@ def test_without_uv_nothing_is_fetched(
     bench.server.asked.clear()
     monkeypatch.setattr(unpacking, "PLACES", ())
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(EngineError, match="uv, which unpacks the engine, is missing"):
+    with pytest.raises(EngineError, match="uv, which unpacks the engine, is missing") as found:
         bench.install(pack)
+    assert "pip" not in found.value.hint, "a window shows it, too"
     assert not bench.server.asked
     assert_unchanged(bench, old)
 

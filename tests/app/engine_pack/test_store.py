@@ -80,6 +80,52 @@ def test_sweeping_keeps_what_is_named_and_what_lives(store: PackStore) -> None:
     assert left == {pack.name, f".tandem-b.{process_mark()}.tmp", "mine"}
 
 
+USER = """
+import sys, engine
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""Program of a process to which its parent has named a pack."""
+
+
+def test_a_pack_in_use_stays_until_its_last_process_ends(store: PackStore) -> None:
+    """Also under the child of a window that has moved on to another one."""
+    first = adopt_pack(store)
+    engine.use_pack(first.folders)
+    try:
+        command = [sys.executable, "-c", USER]
+        with subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            engine.use_pack(adopt_pack(store, "9.1.0").folders)
+            adopt_pack(store, "9.2.0")
+            assert Path(first.folders[0]).is_dir()
+            store.sweep()
+            assert Path(first.folders[0]).is_dir()
+            child.kill()
+        store.sweep()
+        assert not (store.folder / first.name).exists()
+    finally:
+        engine.leave_pack()
+
+
+def test_the_pack_of_another_window_stays_when_all_are_removed(store: PackStore) -> None:
+    pack = adopt_pack(store)
+    command = [sys.executable, "-c", USER]
+    engine.use_pack(pack.folders)
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as it:
+        assert it.stdout is not None
+        assert it.stdout.readline() == "ready\n"
+        store.remove()
+        assert (store.current, Path(pack.folders[0]).is_dir()) == (None, True)
+        assert engine.pack_folders() == []
+        it.kill()
+    store.remove()
+    assert not (store.folder / pack.name).exists()
+
+
 def test_the_lock_ends_with_its_process(store: PackStore) -> None:
     code = (
         "import sys; from pathlib import Path; from app.engine_pack.store import PackStore\n"
