@@ -74,7 +74,7 @@ class ChatSaver(QObject):
             then()
 
         self._n_awaited += 1  # a key of its own: a later job with the same would take its place
-        self._jobs.run(f"written {self._n_awaited}", lambda: None, lambda _: tell())
+        self._jobs.run(f"after-{self._n_awaited}", lambda: None, lambda _: tell())
 
     def save(self, chat: Conversation) -> None:
         """Write a chat as it is now, as soon as the thread is free."""
