@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Qt, Signal, Slot
 
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient
+from app.engine_client import EngineClient, EngineState
 from app.model.session import ModelSession
 from app.notice import Notice
 from app.settings import SettingsStore
@@ -34,7 +34,7 @@ class OpenOnSend(QObject):
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._models, self._session = models, session
+        self._client, self._models, self._session = client, models, session
         self._composer, self._settings = composer, settings
         self._chat = ""  # id of the chat whose message waits
         session.model_wanted.connect(self._offer)
@@ -94,8 +94,10 @@ class OpenOnSend(QObject):
     @Slot(object)
     def _send(self, _: object) -> None:
         """Send what stands in the composer, if it is still that of the chat that waits."""
-        if self._models.is_returning:
-            return  # it was loaded, and leaves already
+        client = self._client
+        is_leaving = self._models.is_returning or client.is_unloading
+        if is_leaving or client.state is EngineState.LOADING:
+            return  # another load follows
         chat, self._chat = self._chat, ""
         if chat and chat == self._session.current.id:
             self._composer.submit()
