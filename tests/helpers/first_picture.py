@@ -81,7 +81,10 @@ def _drive(is_picture: bool) -> None:
             _note("answer")
             shell.window.close()
 
+        # before what follows the picture, which imports on a thread
+        shell.window.painted.disconnect(shell.start_up.begin)
         shell.window.painted.connect(on_picture)
+        shell.window.painted.connect(shell.start_up.begin)
         begin(shell)
         shell.window.sampling.set_params(SamplingParams(temperature=0))
         shell.client.loaded.connect(lambda _: shell.chat_presenter.send(PROMPT))
