@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon, QResizeEvent
-from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
+from PySide6.QtWidgets import QPushButton, QStyle, QStyleOptionButton, QToolButton, QWidget
 
 from app.scale import px
 from app.theme import icon, theme, theme_signals
@@ -105,29 +105,32 @@ class ElidedButton(QPushButton):
         self._elide()
 
     def sizeHint(self) -> QSize:
-        hint = super().sizeHint()  # and a pixel, as texts are as wide as fractions of one
-        return QSize(self._frame(hint) + self._advance(self._full) + 1, hint.height())
+        return self._size_for(self._full)
 
     def minimumSizeHint(self) -> QSize:
-        hint = super().sizeHint()
-        return QSize(self._frame(hint) + self._advance(LEAST_SHOWN), hint.height())
+        return self._size_for(LEAST_SHOWN)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._elide()
 
     def _elide(self) -> None:
-        room = self.width() - self._frame(super().sizeHint())
+        wanted = self.fontMetrics().horizontalAdvance(self._full) + 1
+        room = wanted + self.width() - self.sizeHint().width()
         shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, room)
         self.setText(caption_text(shown, 0))
         set_tip(self, self._full if shown != self._full else "")
 
-    def _frame(self, hint: QSize) -> int:
-        """Return the pixels of a size that are not the present text's."""
-        return hint.width() - self._advance(self.text().replace("&&", "&"))
+    def _size_for(self, text: str) -> QSize:
+        """Return the size of a button with a text, whatever it shows now.
 
-    def _advance(self, text: str) -> int:
-        return self.fontMetrics().horizontalAdvance(text)
+        Texts are as wide as fractions of a pixel, so there is one pixel more.
+        """
+        option = QStyleOptionButton()
+        self.initStyleOption(option)
+        room = QSize(self.fontMetrics().horizontalAdvance(text) + 1, super().sizeHint().height())
+        size = self.style().sizeFromContents(QStyle.ContentsType.CT_PushButton, option, room, self)
+        return QSize(size.width(), room.height())
 
 
 def button(text: str, role: str = "", name: str = "") -> QPushButton:
