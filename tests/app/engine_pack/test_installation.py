@@ -25,6 +25,8 @@ from engine import Cancelled, EngineError
 from tests.helpers.fake_pack import FakePack, adopt_pack, fake_attempt, make_pack
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
 
+ROOT = Path(__file__).parents[3]
+
 QUICK = Patience(tries=2, base_s=0.01, most_s=0.02)
 
 
@@ -362,15 +364,9 @@ def test_an_old_macos_is_told_before_anything_is_fetched(
 def test_a_killed_installer_leaves_the_old_engine_and_can_go_on(bench: Bench, old: Pack) -> None:
     pack = bench.pack(n_bytes=2_000_000)
     bench.server.plan = lambda asked: Mischief(pause_s=0.01) if "torch" in asked.path else None
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "tests.helpers.installing",
-        str(pack.lock),
-        str(bench.store.folder),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "tests.helpers.installing"]
+    command += [str(pack.lock), str(bench.store.folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["CHECKING\n", "FETCHING\n"]
         time.sleep(0.2)

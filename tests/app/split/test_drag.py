@@ -12,6 +12,7 @@ from engine import Evaluation, LoadParams
 from engine.planning.evaluation.evaluator import Evaluator
 from tests.bench.drag import drag_frames, make_panel
 from tests.helpers.hollow import hollow_moe
+from tests.helpers.tiers import swept
 
 MOST_BUSY_S = 0.06
 """Largest processor time of a frame: several times the usual one, as CI may be slow."""
@@ -22,7 +23,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hollow_moe(tmp_path_factory.mktemp("drag") / "hollow.gguf")
 
 
-@pytest.mark.parametrize("mode", ["tensor", "layer", "groups"])
+@pytest.mark.parametrize("mode", swept(["tensor", "layer", "groups"], ["groups"]))
 def test_a_drag_over_80_layers_and_4_devices_is_followed(
     mode: str, path: Path, qapp: QApplication, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

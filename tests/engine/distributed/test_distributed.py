@@ -89,11 +89,12 @@ def check(task: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "splits", "end", "said"),
     [
-        (
+        pytest.param(
             2,
             [{"split": (3, 1)}, {"split": (1, 2), "split_mode": "layer"}],
             "sleep",
             "(rank 1) has not answered for 1.5 seconds.",
+            marks=pytest.mark.slow,
         ),
         (
             3,

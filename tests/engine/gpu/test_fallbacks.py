@@ -78,6 +78,7 @@ def run(model: Model, sampling: SamplingParams) -> None:
     assert len(list(model.generate([5, 9], sampling))) > 2
 
 
+@pytest.mark.slow
 def test_a_model_without_any_says_nothing(path: Path) -> None:
     with load_model(path, n_ctx=32) as model:
         run(model, GREEDY)
