@@ -3,8 +3,8 @@
 Such a folder comes last on the path of imports, so that it replaces nothing. Child processes find
 it by an environment variable, which `import engine` reads.
 
-Who uses a folder keeps a file beside it open, and locked where the system can share a lock. So
-nobody deletes a pack under a living process, and a dead one holds nothing.
+Each process that uses a pack keeps a file beside its folder open, locked where the system can share
+a lock. So no pack is deleted under a living process, and a dead one holds nothing.
 """
 
 from __future__ import annotations

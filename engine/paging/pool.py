@@ -132,7 +132,7 @@ class PagePool:
     def best(self, before: bytes, ids: Sequence[int]) -> tuple[int, int]:
         """Return the page behind `before` that begins most like `ids`, and the tokens in common.
 
-        Of several, one that nobody uses comes first, and one that holds nothing else.
+        Among pages with equally many, idle ones come first, then those with fewer other tokens.
 
         Returns:
             (-1, 0) if none has a token in common.
