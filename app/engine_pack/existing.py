@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.engine_pack import activation
+from app.engine_pack.children.environment_facts import NAMES
 from app.engine_pack.children.running import run_child
 from app.engine_pack.installation import Installed
 from app.engine_pack.lock import this_python
@@ -23,7 +24,6 @@ from engine import EngineError, one_line, temporary_folder
 LIMIT_S = 60.0
 BACKEND = "environment"
 PACKAGE = "tandem-llm"
-LIBRARIES = ("torch", "llvmlite", "tokenizers")
 REQUIREMENT = re.compile(r"([\w-]+)\s*((?:[<>]=?[\d.]+,?)+)")
 BOUND = re.compile(r"(>=|<)([\d.]+)")
 NUMBERS = re.compile(r"\d+(\.\d+)*")
@@ -178,4 +178,4 @@ def _bounds() -> dict[str, str]:
         return {}
     found = (REQUIREMENT.match(line) for line in lines)
     known = {match[1]: match[2] for match in found if match}
-    return {name: known[name] for name in LIBRARIES if name in known}
+    return {name: known[name] for name in NAMES if name in known}
