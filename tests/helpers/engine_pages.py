@@ -2,6 +2,7 @@
 
 from pytestqt.qtbot import QtBot
 
+from app.engine_pack.store import Pack, PackStore
 from app.engine_page.page import EnginePage
 from app.engine_page.views.engine_panel import EnginePanel
 from app.engine_page.views.engine_view import EngineView
@@ -37,3 +38,10 @@ def panel_of(qtbot: QtBot, shell: Shell) -> EnginePanel:
     assert isinstance(panel, EnginePanel)
     qtbot.waitUntil(lambda: bool(panel.text))
     return panel
+
+
+def current_pack() -> Pack:
+    """Return the pack in use; there is one."""
+    current = PackStore().current
+    assert current is not None
+    return current

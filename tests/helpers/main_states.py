@@ -136,11 +136,16 @@ def with_models(shell: Shell) -> QWidget:
     return shell.window
 
 
-def split(shell: Shell) -> QWidget:
-    """Show a split by tensor over three ranks, with the details of one."""
+def split_in_three(shell: Shell) -> None:
+    """Load the bundled model, and plan it over three ranks of the CPU."""
     shell.models.open(str(demo_model()))
     wait(lambda: shell.split.load_state == "loaded")
     shell.split.change(shell.split.settings.with_cpu_ranks(3))
+
+
+def split(shell: Shell) -> QWidget:
+    """Show a split by tensor over three ranks, with the details of one."""
+    split_in_three(shell)
     shell.split_panel.rows[0].more.click()
     pause(1500)
     return shell.window
@@ -163,9 +168,7 @@ def sampling(shell: Shell) -> QWidget:
 
 def tensor_map(shell: Shell) -> QWidget:
     """Show where the tensors of a split model lie."""
-    shell.models.open(str(demo_model()))
-    wait(lambda: shell.split.load_state == "loaded")
-    shell.split.change(shell.split.settings.with_cpu_ranks(3))
+    split_in_three(shell)
     shell.window.show_dock(shell.window.placement_dock, True)
     pause(1500)
     return shell.window

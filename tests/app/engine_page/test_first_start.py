@@ -16,7 +16,7 @@ from app.engine_page.session import EngineSession
 from app.split.picture import SplitPicture
 from engine import EngineError, pack_folders
 from engine.models.info import read_model_info
-from tests.helpers.engine_pages import install, page_of, view_of
+from tests.helpers.engine_pages import current_pack, install, page_of, view_of
 from tests.helpers.fake_engine_pack import PackScript
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
 
@@ -70,9 +70,7 @@ def test_the_keyboard_is_enough(qtbot: QtBot, make_shell: MakeShell, pack: PackS
     view.install.setFocus()
     with qtbot.waitSignal(shell.client.ready):
         qtbot.keyClick(view.install, Qt.Key.Key_Space)
-    current = PackStore().current
-    assert current is not None
-    assert current.backend == "cpu"
+    assert current_pack().backend == "cpu"
 
 
 def test_a_model_opened_before_is_loaded_once_there_is_an_engine(

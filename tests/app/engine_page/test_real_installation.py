@@ -15,7 +15,7 @@ from app.downloads.transfer.transfer import Patience
 from app.engine_pack import installation
 from app.engine_pack.store import PackStore
 from engine import leave_pack
-from tests.helpers.engine_pages import view_of
+from tests.helpers.engine_pages import current_pack, view_of
 from tests.helpers.fake_pack import FakePack, fake_attempt, make_pack
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
 from tests.helpers.shell_driver import MakeShell, banner
@@ -69,9 +69,7 @@ def test_a_failure_a_pause_and_an_engine(
         view.panel.resume.click()
     assert min(asked.start for asked in server.asked) > 0, "it went on where it stopped"
     assert banner(shell) == "The engine is installed: PyTorch 9.1.0."
-    current = PackStore().current
-    assert current is not None
-    assert (Path(current.folders[0]) / "torch" / "__init__.py").is_file()
+    assert (Path(current_pack().folders[0]) / "torch" / "__init__.py").is_file()
     assert not PackStore().fetched.exists()
 
 

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_pack.store import PackStore
 from app.engine_page.session import InstallRequest
 from engine import EngineError, pack_folders
-from tests.helpers.engine_pages import install, page_of, panel_of, view_of
+from tests.helpers.engine_pages import current_pack, install, page_of, panel_of, view_of
 from tests.helpers.fake_engine_pack import PackScript, write_lock
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
@@ -48,9 +48,7 @@ def test_the_settings_say_what_is_used_and_go_back(
     assert len(prompts(shell)[0]) == 3, "the chat goes on"
     with qtbot.waitSignal(shell.client.loaded):
         panel.roll_back.click()
-    current = PackStore().current
-    assert current is not None
-    assert current.version == "2.15.0"
+    assert current_pack().version == "2.15.0"
 
 
 def test_an_answer_is_finished_before_the_engine_is_replaced(
@@ -163,9 +161,7 @@ def test_an_engine_that_does_not_start_offers_the_one_before(
     script.start_error = None
     with qtbot.waitSignal(shell.client.ready):
         shell.window.banner._action.click()
-    current = PackStore().current
-    assert current is not None
-    assert current.backend == "cuda13"
+    assert current_pack().backend == "cuda13"
 
 
 def test_a_damaged_engine_leads_to_the_page(
