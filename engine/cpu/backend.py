@@ -10,8 +10,9 @@ from torch import Tensor
 
 from engine.cpu.ops import CpuOps
 from engine.cpu.packing import load_for_kernels
+from engine.cpu.plain_weights import PlainWeight
 from engine.cpu.recorder import Recorder
-from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
+from engine.cpu.weights import JoinedColumns, PlaneWeight
 from engine.cpu.worker import Worker
 from engine.ops.backend import NothingToCompile, PlainLoader
 from engine.ops.file_bytes import FileReader
@@ -44,6 +45,7 @@ class CpuBackend:
 
     Args:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        fast_prompts: see `LoadParams`.
 
     Attributes:
         worker: the rank's threads and their memory for activations.
@@ -52,8 +54,8 @@ class CpuBackend:
     records, captures, compiles, samples = True, False, False, False
     has_arenas = False
 
-    def __init__(self, n_threads: int, x_bytes: int) -> None:
-        self.worker = Worker(n_threads, x_bytes)
+    def __init__(self, n_threads: int, x_bytes: int, *, fast_prompts: bool = False) -> None:
+        self.worker = Worker(n_threads, x_bytes, fast_prompts=fast_prompts)
 
     @property
     def memory(self) -> Sequence[Tensor]:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.cpu.flash_attention import attend_fused, serves
-from engine.cpu.kernels.cache_ops import MAX_TOKENS, CacheOps
+from engine.cpu.angles import RopeAngles
+from engine.cpu.kernels.cache_ops import CacheOps
 from engine.cpu.kernels.small_ops import SmallOps
+from engine.cpu.plain_weights import float_product
+from engine.cpu.recurrent import RecurrentOps
 from engine.cpu.routing import RoutingOps
 from engine.cpu.weights import JointProduct, PlaneWeight
+from engine.forward.operands import SIGMOID
 from engine.forward.recording import refuse_replay
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
 
 if TYPE_CHECKING:
     from engine.cpu.kernels.team import Team
+    from engine.forward.batch import Batch
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
-    from engine.forward.operands import Activation, RopeParams, Routing, Scores
+    from engine.forward.operands import (
+        Activation,
+        DeltaInputs,
+        RopeParams,
+        Routing,
+        ScanInputs,
+        Scores,
+    )
     from engine.forward.ops import LinearLayer
     from engine.ops.recurrent import Chunks
-
-ANGLES = 256
-"""Number of positions whose angles are computed at once."""
 
 
 class CpuOps(CompositeOps):
@@ -45,20 +53,20 @@ class CpuOps(CompositeOps):
         self._small_ops = SmallOps(team)
         self._cache_ops = CacheOps(team)
         self._joint: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
-        self._angles: dict[tuple[int, int], _Angles] = {}
-        self._n_past = 0
+        self._angles: dict[tuple[int, int], RopeAngles] = {}
+        self._singles: tuple[int, ...] = ()
         self._routing_ops = RoutingOps(team)
+        self._recurrent_ops = RecurrentOps(team)
 
     @property
     def memory(self) -> Sequence[Tensor]:
         return (self._cache_ops.memory,)
 
-    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
-        if n_tokens == 1:
-            self._n_past = n_past
-            self._cache_ops.move(n_past)
-            for angles in self._angles.values():
-                angles.move(n_past)
+    def begin(self, batch: Batch, positions: Tensor) -> None:
+        self._cache_ops.begin(batch)
+        self._singles = tuple(p.n_past for p in batch.pieces) if batch.is_of_singles else ()
+        for angles in self._angles.values():
+            angles.move(self._singles)
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         joint, are_bare = self._joint_product(layers)
@@ -106,6 +114,26 @@ class CpuOps(CompositeOps):
         y = self._small_ops.gated(act.kind, act.limit, gate, up)
         return REFERENCE.gated(act, gate, up) if y is None else y
 
+    def softplus(self, x: Tensor) -> Tensor:
+        y = self._small_ops.function("softplus", x)
+        return REFERENCE.softplus(x) if y is None else y
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        y = self._small_ops.function("softcap", x, cap)
+        return super().softcap(x, cap) if y is None else y
+
+    def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+        y = self._small_ops.function("xielu", x, positive, negative, beta, eps)
+        return REFERENCE.xielu(x, positive, negative, beta, eps) if y is None else y
+
+    def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
+        if x.dtype is not torch.float32:
+            return REFERENCE.opened(x, door, y, other)
+        logits = torch.empty(x.shape[0], 1)
+        float_product(self._team, door[None, None], x[:, None], logits[:, None])
+        y = y * self.activate(SIGMOID, logits)
+        return y if other is None else other + y
+
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups]:
@@ -119,91 +147,71 @@ class CpuOps(CompositeOps):
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if positions.numel() != 1:
-            return REFERENCE.rope_angles(params, factors, positions)
         key = id(params), id(factors)
         if key not in self._angles:
-            self._angles[key] = _Angles(partial(REFERENCE.rope_angles, params, factors))
-            self._angles[key].move(self._n_past)
-        return self._angles[key].current
+            self._angles[key] = RopeAngles(partial(REFERENCE.rope_angles, params, factors))
+        found = self._angles[key]
+        return found.of_singles(self._singles) if self._singles else found.at(positions.tolist())
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         y = self._small_ops.rope(x, cos, sin, style)
         return REFERENCE.rope(x, cos, sin, style) if y is None else y
 
-    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
-        if not self._cache_ops.write(cache, k, v, start):
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
+        if not self._cache_ops.write(cache, k, v, batch):
             refuse_replay("no kernel writes such a cache")
-            REFERENCE.write_cache(cache, k, v, start)
+            REFERENCE.write_cache(cache, k, v, batch)
 
     def attention(
         self,
         q: Tensor,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        n_tokens = q.shape[0]
-        if n_tokens <= MAX_TOKENS:
-            y = self._cache_ops.attention(q, cache, n_past, scores, sinks, slopes)
-            if y is not None:
-                return y
-        elif sinks is None and slopes is None and serves(cache, scores, n_past + n_tokens):
-            self._team.rest()
-            return attend_fused(q, cache, n_past, scores)
+        y = self._cache_ops.attention(q.contiguous(), cache, batch, scores, sinks, slopes)
+        if y is not None:
+            return y
         refuse_replay("no kernel reads such a cache")
-        return REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
+        return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
+
+    def causal_conv(
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        y = self._recurrent_ops.causal_conv(x, state, weight, bias, act, gates)
+        return super().causal_conv(x, state, weight, bias, act, gates) if y is None else y
+
+    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+        y = self._recurrent_ops.delta_net(x, state)
+        return super().delta_net(x, state) if y is None else y
+
+    def selective_scan(
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
+        state: Tensor,
+    ) -> Tensor:  # fmt: skip
+        y = self._recurrent_ops.selective_scan(x, step, a, b, c, d, gate, state)
+        return super().selective_scan(x, step, a, b, c, d, gate, state) if y is None else y
+
+    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+        y = self._recurrent_ops.state_space_scan(x, state)
+        return super().state_space_scan(x, state) if y is None else y
 
     # no kernel: torch
 
     def concat(self, *parts: Tensor) -> Tensor:
         return REFERENCE.concat(*parts)
 
-    def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        return REFERENCE.route(routing, logits, bias)
-
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         return REFERENCE.l2_norm(x, eps)
 
-    def softplus(self, x: Tensor) -> Tensor:
-        return REFERENCE.softplus(x)
-
-    def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-        return REFERENCE.xielu(x, positive, negative, beta, eps)
-
-    def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
-        return REFERENCE.opened(x, door, y, other)
+    def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        return REFERENCE.route(routing, logits, bias)
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
         return REFERENCE.scan_chunks(chunks, state)
-
-
-class _Angles:
-    """Cosines and sines of a rotation at the current position, always in the same memory.
-
-    Args:
-        compute: function from positions (T,) to cosines and sines.
-
-    Attributes:
-        current: cosines and sines, each (1, 1, n_rot / 2).
-    """
-
-    def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        self._compute = compute
-        self._block_index = -1
-        self._block = self.current = compute(torch.zeros(1, dtype=torch.int64))
-
-    def move(self, position: int) -> None:
-        """Move to another position; angles are computed for a block of positions at once."""
-        block_index, index = divmod(position, ANGLES)
-        if block_index != self._block_index:
-            self._block_index = block_index
-            start = block_index * ANGLES
-            self._block = self._compute(torch.arange(start, start + ANGLES))
-        for current, block in zip(self.current, self._block, strict=True):
-            current.copy_(block[index : index + 1])
 
 
 def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.cpu.kernels import compiled
 from engine.cpu.large_pages import weight_memory
-from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
+from engine.cpu.plain_weights import PlainWeight
+from engine.cpu.weights import JoinedColumns, PlaneWeight
 from engine.gguf.types import TYPES
 from engine.ops.file_bytes import FileReader, copy_rows
 from engine.quants.codes import coded_rows

@@ -11,8 +11,9 @@ from torch import Tensor
 from engine.cpu.kernels import jit, routing
 from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import chosen as chosen_isa
-from engine.cpu.kernels.isa import supported
+from engine.cpu.kernels.isa import named
 from engine.cpu.kernels.small_ops import f32_bits
+from engine.forward.batch import MOST_AT_ONCE
 from engine.forward.expert_rows import Groups
 from engine.ops.reference import SMALLEST_SUM
 
@@ -35,7 +36,7 @@ def kernels(name: str) -> dict[str, BoundKernel]:
     Returns:
         The kernels by name.
     """
-    isa = next(kind for kind in supported() if kind.name == name)
+    isa = named(name)
     names = (*routing.GATINGS, "sum_of_experts")
     addresses = jit.addresses_by_source("routing", isa, names, routing.build)
     n_arguments = dict.fromkeys(names, len(routing.ASSIGN)) | {"sum_of_experts": len(routing.SUM)}
@@ -92,14 +93,16 @@ class RoutingOps:
         chosen = torch.empty(n_token * n_used, dtype=torch.int64)
         order = self._order_buffers(n_token, n_used)
         expert_of = chosen if n_token == 1 else torch.empty_like(chosen)
-        table = torch.empty(min(n_expert, chosen.shape[0]), 3, dtype=torch.int64)
+        is_whole = n_token <= MOST_AT_ONCE  # so that a recording does not depend on the choice
+        shape = min(n_expert, chosen.shape[0]), 3
+        table = (torch.zeros if is_whole else torch.empty)(shape, dtype=torch.int64)
         self._kernel(rule.gating, n_token)(
             self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
             0 if bias is None else bias.data_ptr(), int(rule.normalise), f32_bits(rule.scale),
             f32_bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
             chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *order.addresses,
         )  # fmt: skip
-        if n_token > 1:
+        if not is_whole:
             table = table[: int(order.n_found)]
         return weights, Groups(table, expert_of, order.pair_of, order.row_of)
 

@@ -1,9 +1,9 @@
-"""Matrices in the layouts of the CPU's kernels: quantised ones in planes, others as in the file."""
+"""Quantised matrices in the planes of the CPU's kernels, and matrices of several parts."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 
 import torch
@@ -14,27 +14,15 @@ from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
+from engine.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.cpu.worker import Worker
 from engine.forward.expert_rows import Groups
 from engine.forward.weight import ALL, Weight
-from engine.ops.weights import gathered_rows
 from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
 from engine.quants.layout import BLOCK, TILE
 
-PIECE_BYTES = 128 << 10
-"""Bytes of weights that a thread takes at a time: enough to prefetch, few enough that all threads
-end at the same time."""
-
 PASS_BYTES = 1 << 20
 """Bytes of quantised activations per pass over the weights; they stay in a core's cache."""
-
-GEMV_BATCH = 16
-"""Largest number of tokens that our kernels multiply by unquantised weights; torch does more."""
-
-KINDS: Mapping[torch.dtype, str] = {
-    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
-}  # fmt: skip
-"""Kernel name of each type of unquantised weights."""
 
 
 class PlaneWeight:
@@ -176,11 +164,12 @@ class PlaneWeight:
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         ids = torch.arange(self.n_rows)[rows]
-        heads = []
+        n_out = self.extent.n_columns if transposed else len(ids)
+        y = torch.empty(x.shape[0], x.shape[1], n_out)
         for head in range(self.planes.shape[0]):
-            matrix = self._matrix(head).lookup(ids)
-            heads.append(x[:, head] @ (matrix if transposed else matrix.T))
-        return torch.stack(heads, dim=1)
+            matrix, one = self._matrix(head).lookup(ids)[None], slice(head, head + 1)
+            float_product(self.worker.team, matrix, x[:, one], y[:, one], transposed=transposed)
+        return y
 
 
 class JointProduct:
@@ -261,76 +250,6 @@ class JointProduct:
     def _one_token_gated(self) -> Tensor:
         """Memory for the gated product with one token."""
         return torch.empty(1, self._rows[0])
-
-
-class PlainWeight:
-    """An unquantised matrix (F16, BF16 or F32) as in the file, or one per expert or head.
-
-    Args:
-        data: values, (n_out, n_in) or (n, n_out, n_in).
-    """
-
-    def __init__(self, data: Tensor, worker: Worker) -> None:
-        self.data = data
-        self.worker = worker
-        self._multiply = compiled.multiply_plain(KINDS[data.dtype])
-        row_bytes = data.shape[-1] * data.element_size()
-        per_thread = data.shape[-2] // (2 * worker.n_threads)
-        self._piece = max(1, min(PIECE_BYTES // max(1, row_bytes), per_thread))
-
-    @property
-    def n_bytes(self) -> int:
-        return self.data.nbytes
-
-    def matmul(self, x: Tensor) -> Tensor:
-        n_tokens, data = x.shape[0], self.data
-        if n_tokens > GEMV_BATCH:
-            return self._torch_product(x)
-        y = torch.empty(n_tokens, data.shape[0])
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        self.worker.team.wake()
-        self._multiply(
-            self.worker.team.address, data.data_ptr(), data.shape[1] * data.element_size(),
-            data.shape[0], data.shape[1], x.data_ptr(), 4 * x.stride(0), n_tokens, y.data_ptr(),
-            4 * data.shape[0], self._piece,
-        )  # fmt: skip
-        return y
-
-    def _torch_product(self, x: Tensor) -> Tensor:
-        """Multiply with torch: in BF16 for 16-bit weights, if that is faster than F32."""
-        self.worker.team.rest()
-        if self.data.dtype == torch.float32 or not self.worker.is_bf16_fast:
-            return self._converted_product(x, torch.float32)
-        return self._converted_product(x.bfloat16(), torch.bfloat16)
-
-    def _converted_product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return `x Wᵀ` in `dtype`, converting the weights some rows at a time."""
-        if self.data.dtype == dtype:
-            return linear(x, self.data).float()
-        n_rows, n_columns = self.data.shape
-        step = max(1, BF16_CHUNK // n_columns)
-        y = torch.empty(x.shape[0], n_rows)
-        for start in range(0, n_rows, step):
-            rows = self.data[start : start + step].to(dtype)
-            y[:, start : start + step] = linear(x, rows)
-        return y
-
-    def lookup(self, ids: Tensor) -> Tensor:
-        data = self.data
-        return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())
-
-    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        return torch.cat([self._matrix(expert).matmul(x[rows]) for expert, rows in groups])
-
-    def _matrix(self, index: int) -> PlainWeight:
-        """Return the matrix of one expert or head."""
-        return PlainWeight(self.data[index], self.worker)
-
-    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        matrices = self.data[:, rows].float()
-        if not transposed:
-            matrices = matrices.transpose(1, 2)
-        return (x.transpose(0, 1) @ matrices).transpose(0, 1)
 
 
 class JoinedColumns:

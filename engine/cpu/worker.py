@@ -28,15 +28,18 @@ class Worker:
     Args:
         x_bytes: bytes of a quantised activation; two where a small error can have large
             consequences, see `engine.cpu.kernels.panels`.
+        fast_prompts: whether many tokens are multiplied in BF16 where that is faster; their bits
+            then depend on how many there are.
 
     Attributes:
         team: the rank's threads.
     """
 
-    def __init__(self, n_threads: int, x_bytes: int = 1) -> None:
+    def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
         self.team = Team(n_threads)
         self._address = self.team.address
         self.x_bytes = x_bytes
+        self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._quantise = compiled.quantise(x_bytes)
         self._quantise_address = compiled.quantise_address(x_bytes)
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -57,12 +60,12 @@ class Worker:
     @cached_property
     def bf16_from(self) -> float:
         """Smallest number of tokens for which quantised products use torch's BF16 GEMM."""
-        return gemm_choice.bf16_from(self.n_threads) if self.x_bytes == 1 else inf
+        return gemm_choice.bf16_from(self.n_threads) if self._may_use_bf16 else inf
 
     @cached_property
     def is_bf16_fast(self) -> bool:
-        """Whether unquantised 16-bit matrices use torch's BF16 GEMM rather than the F32 one."""
-        return self.x_bytes == 1 and gemm_choice.is_bf16_fast(self.n_threads)
+        """Whether long prompts use torch's BF16 GEMM for unquantised 16-bit matrices."""
+        return self._may_use_bf16 and gemm_choice.is_bf16_fast(self.n_threads)
 
     def bf16_scratch(self, n: int) -> Tensor:
         """Return memory for n BF16 numbers, valid until the next call."""

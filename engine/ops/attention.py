@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
+    from engine.forward.batch import Batch, Piece
     from engine.forward.cache import LayerCache
     from engine.forward.operands import Scores
 
@@ -25,13 +26,31 @@ LOWEST = torch.finfo(torch.float32).min
 def attend(
     q: Tensor,
     cache: LayerCache,
-    n_past: int,
+    batch: Batch,
     scores: Scores,
     sinks: Tensor | None,
     slopes: Tensor | None,
 ) -> Tensor:
     """Compute `Ops.attention` of q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
-    first, stop = scores.first_visible(n_past), n_past + q.shape[0]
+    parts = q.split_with_sizes([piece.n for piece in batch.pieces])
+    found = [
+        _attend_alone(part, cache, piece, scores, sinks, slopes)
+        for part, piece in zip(parts, batch.pieces, strict=True)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _attend_alone(
+    q: Tensor,
+    cache: LayerCache,
+    piece: Piece,
+    scores: Scores,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+) -> Tensor:
+    """Compute attention of the tokens of one sequence."""
+    n_past, stop = piece.n_past, piece.stop
+    first = scores.first_visible(n_past)
     step = CPU_STEP if q.device.type == "cpu" else DEVICE_STEP
     # the queries of each row of keys and values: (n_row, T, size, head_dim)
     q = torch.unflatten(q * scores.scale, 1, (cache.n_row, -1)).transpose(0, 1).contiguous()
@@ -41,7 +60,7 @@ def attend(
     means = _Means(q, cache.head_dim_v, sinks)
     for start in range(first, stop, n_keys):
         keys = slice(start, min(start + n_keys, stop))
-        k, v = cache.read(keys.start, keys.stop)
+        k, v = cache.read(piece, keys.start, keys.stop)
         n_queries = max(1, step.scores // (size * n_keys))
         for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries):
             tokens = slice(queries.start - n_past, queries.stop - n_past)

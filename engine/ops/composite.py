@@ -5,16 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
+
 from engine.forward.expert_rows import Groups
 from engine.forward.operands import SILU
 from engine.forward.ops import Ops
 from engine.ops import recurrent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from engine.forward.batch import Batch, Tables
     from engine.forward.cache import LayerCache
     from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
     from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
@@ -48,8 +51,11 @@ class CompositeOps(Ops):
         """Rotate the first elements of each head of x (T, n_head, head_dim) (arXiv 2104.09864)."""
 
     @abstractmethod
-    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
-        """Write k and v to the cache from position `start` on; see `LayerCache.write`."""
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
+        """Write k and v to the cache at the rows' positions; see `LayerCache.write`."""
+
+    def extend(self, tables: Tables) -> None:
+        """Do nothing: nothing is computed ahead of the host."""
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         return [layer(x) for layer in layers]
@@ -86,6 +92,9 @@ class CompositeOps(Ops):
             x = x * addend.sum_scale
         return x, None if norm is None or norm.is_absent else norm.apply(x, self)
 
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        return (x / cap).tanh() * cap
+
     def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
         return self.gated(act, gate, norm.apply(x, self).flatten(1))
 
@@ -93,12 +102,21 @@ class CompositeOps(Ops):
         self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
+        if state.dim() == 3:
+            return _of_each(
+                state,
+                lambda row, one: self.causal_conv(
+                    x[row], one, weight, bias, act, gates and (gates[0][row], gates[1][row])
+                ),
+            )
         y = recurrent.causal_conv(x if gates is None else gates[0] * x, state, weight, bias)
         if act is not None:
             y = self.activate(act, y)
         return y if gates is None else gates[1] * y
 
     def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+        if state.dim() == 4:
+            return _of_each(state, lambda row, one: self.delta_net(x.rows(row), one))
         q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
         if x.key_of is not None:
             q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
@@ -112,10 +130,19 @@ class CompositeOps(Ops):
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
         state: Tensor,
     ) -> Tensor:  # fmt: skip
+        if state.dim() == 3:
+            return _of_each(
+                state,
+                lambda row, one: self.selective_scan(
+                    x[row], step[row], a, b[row], c[row], d, gate[row], one
+                ),
+            )
         y = recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
         return self.gated(SILU, gate, y)
 
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+        if state.dim() == 4:
+            return _of_each(state, lambda row, one: self.state_space_scan(x.rows(row), one))
         dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
         if x.key_of is not None:
             b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
@@ -173,10 +200,20 @@ class CompositeOps(Ops):
         k: Tensor,
         v: Tensor | None,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        self.write_cache(cache, k, v, n_past)
-        return self.attention(q, cache, n_past, scores, sinks, slopes)
+        self.write_cache(cache, k, v, batch)
+        return self.attention(q, cache, batch, scores, sinks, slopes)
+
+
+def _of_each(states: Tensor, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
+    """Return what sequences with a token each compute, one after the other.
+
+    Args:
+        states: state of each sequence.
+        compute: returns the result of one row, given its index as a slice, and its state.
+    """
+    return torch.cat([compute(slice(n, n + 1), state) for n, state in enumerate(states)])

@@ -17,6 +17,7 @@ from engine.ops.attention import attend
 from engine.ops.composite import CompositeOps
 
 if TYPE_CHECKING:
+    from engine.forward.batch import Batch
     from engine.forward.cache import LayerCache
     from engine.forward.operands import (
         Activation,
@@ -32,7 +33,7 @@ class ReferenceOps(CompositeOps):
     They have no state, so one instance serves all ranks.
     """
 
-    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
+    def begin(self, batch: Batch, positions: Tensor) -> None:
         """Do nothing: no operation keeps state between passes."""
 
     @property
@@ -117,19 +118,19 @@ class ReferenceOps(CompositeOps):
             rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return rotated if not rest.shape[-1] else torch.cat((rotated, rest), dim=-1)
 
-    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
-        cache.write(k, v, start)
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
+        cache.write(k, v, batch)
 
     def attention(
         self,
         q: Tensor,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        return attend(q, cache, n_past, scores, sinks, slopes)
+        return attend(q, cache, batch, scores, sinks, slopes)
 
 
 REFERENCE = ReferenceOps()

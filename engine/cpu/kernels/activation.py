@@ -11,7 +11,7 @@ from engine.cpu.kernels.values import F32, I32, VOID, Code, Value, function
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 from engine.forward.operands import OAI_ALPHA
 
-KINDS = ("silu", "gelu", "relu", "relu2", "oai")
+KINDS = ("silu", "gelu", "relu", "relu2", "oai", "sigmoid")
 """Activations, see `engine.forward.operands.Activation`."""
 
 ARGUMENTS = ("gate", "gate_stride", "up", "up_stride", "n_rows", "n", "limit", "out")
@@ -95,6 +95,8 @@ def activated(code: Code, kind: str, x: Value) -> Value:
     if kind == "gelu":  # (1 + tanh u) / 2 is 1 / (1 + exp(-2u))
         cubic = code.fma(x * x * x, code.constant(x.kind, GELU_CUBE), x)
         return over_one_plus_exp(code, x, cubic * (-2 * GELU_SCALE))
+    if kind == "sigmoid":
+        return maths.sigmoid(code, x)
     positive = code.maximum(x, code.constant(x.kind, 0.0))
     return positive * positive if kind == "relu2" else positive
 

@@ -7,7 +7,9 @@ in tiles of every size.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 from llvmlite import ir
 
@@ -19,6 +21,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     F32,
     FLOATS,
     I32,
+    INTS,
     LANES,
     VOID,
     Code,
@@ -26,9 +29,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     Variable,
     function,
 )
-
-BLOCK = 64
-"""Positions of a block, and floats that the scores of a head take."""
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
 
 LARGEST, SUM, FACTOR = 0, 4, 8
 """Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,
@@ -37,6 +38,10 @@ and the factor by which the values so far are to be rescaled."""
 STATE_BYTES = 64
 """Size of a head's state, in bytes."""
 
+FRESH = -1.0
+"""Sum and factor in a head's state where nothing has been added up yet: what lies in its memory
+means nothing."""
+
 MINUS_INFINITY = float("-inf")
 
 
@@ -44,16 +49,17 @@ def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     """Write `scores`, `online_softmax` and `weighted_sum`: see the functions below."""
     for size in sizes(isa):
         _add_dots(module, isa, types.k, size)
-        _add_weighted_sum(module, isa, types.v, size)
+        add_weighted_sum(module, isa, "weighted_sum", types.v, size)
     _add_scores(module, isa)
+    _add_cap(module)
     _add_online_softmax(module)
-    code, (n, weights, *others, row, row_bytes, is_first) = function(module, "weighted_sum", 12)
+    code, (n, weights, *others, row, row_bytes) = function(module, "weighted_sum", 11)
     code.builder.function.linkage = "internal"
     for_heads(
-        code, isa, n,
+        code, sizes(isa), code.number(0), n,
         lambda size, head: code.call(
             f"weighted_sum_{size}", VOID, weights + head * (4 * BLOCK), *others,
-            row + head * row_bytes, row_bytes, is_first,
+            row + head * row_bytes, row_bytes,
         ),
     )  # fmt: skip
     code.builder.ret_void()
@@ -64,36 +70,49 @@ def sizes(isa: Isa) -> tuple[int, ...]:
     return (4, 2, 1) if isa.tile_tokens >= 8 else (2, 1)
 
 
-def for_heads(code: Code, isa: Isa, n: Value, body: Callable[[int, Value], object]) -> None:
-    """Write a loop over n heads, in the largest tiles that they fill."""
-    most, *fewer = sizes(isa)
-    with code.loop(code.number(0), n - n % most, most) as head:
+def for_heads(
+    code: Code,
+    tiles: Sequence[int],
+    start: Value,
+    stop: Value,
+    body: Callable[[int, Value], object],
+) -> None:
+    """Write a loop over heads start … stop - 1, in the largest tiles that they fill.
+
+    Args:
+        tiles: sizes of tiles: a power of two and all smaller ones, largest first.
+    """
+    most, *fewer = tiles
+    n = stop - start
+    with code.loop(start, stop - n % most, most) as head:
         body(most, head)
     for size in fewer:
         with code.when((n & size) > 0):
-            body(size, n - n % (2 * size))
+            body(size, stop - n % (2 * size))
 
 
 def _add_scores(module: ir.Module, isa: Isa) -> None:
-    """Write `scores(n, q, head_dim, k, stride, count, ahead, ahead_stride, out)`.
+    """Write `scores(n, q, head_dim, k, stride, start, stop, ahead, ahead_stride, out)`.
 
-    Computes q·k for n heads and `count` positions, and prefetches the rows at `ahead` meanwhile.
+    Computes q·k for n heads and the positions start … stop - 1 of a block, and prefetches the rows
+    at `ahead` meanwhile. Results at other positions mean nothing.
     """
-    code, (n, q, dim, k, stride, count, ahead, ahead_stride, out) = function(module, "scores", 9)
+    code, arguments = function(module, "scores", 10)
+    n, q, dim, k, stride, start, stop, ahead, ahead_stride, out = arguments
     code.builder.function.linkage = "internal"
-    with code.loop(code.number(0), count, LANES) as near:
-        stop = code.min_signed(near + LANES, count)
-        with code.loop(near * ahead_stride, stop * ahead_stride, 64) as at:
+    with code.loop(start - start % LANES, stop, LANES) as near:
+        end = code.min_signed(near + LANES, stop)
+        with code.loop(near * ahead_stride, end * ahead_stride, 64) as at:
             code.prefetch(ahead + at)
 
         def tiles(size: int, head: Value) -> None:
-            with code.loop(near, stop, _n_sums(isa) // size) as position:
+            with code.loop(near, end, _n_sums(isa) // size) as position:
                 code.call(
                     f"dots_{size}", VOID, q + head * dim * 4, dim, k + position * stride, stride,
-                    count - position - 1, out + (head * BLOCK + position) * 4,
+                    stop - position - 1, out + (head * BLOCK + position) * 4,
                 )  # fmt: skip
 
-        for_heads(code, isa, n, tiles)
+        for_heads(code, sizes(isa), code.number(0), n, tiles)
     code.builder.ret_void()
 
 
@@ -165,70 +184,108 @@ def _folded(a: Value, b: Value | None, n_groups: int) -> Value:
     return a.shuffle(low, b) + a.shuffle(high, b)
 
 
-def _add_online_softmax(module: ir.Module) -> None:
-    """Write `online_softmax(x, count, distance, scale, softcap, slope, state, is_first)`.
-
-    Replaces the scores x of one head (q·k) by weights and updates the head's state. `distance` is
-    the first position minus that of the query. scale, softcap and slope are the bits of F32.
-    """
-    code, (x, count, distance, *factors, state, is_first) = function(module, "online_softmax", 8)
+def _add_cap(module: ir.Module) -> None:
+    """Write `cap(x, scale, softcap)`: scales the scores x of a block and caps them."""
+    code, (x, *factors) = function(module, "cap", 3)
     code.builder.function.linkage = "internal"
-    scale, softcap, slope = (factor.to(I32).bitcast(F32) for factor in factors)
-    lowest = code.constant(FLOATS, MINUS_INFINITY)
-    top = code.variable(lowest)
-    with code.loop(code.number(0), count, LANES) as index:
-        score = code.variable(code.load(x + index * 4, FLOATS) * code.splat(scale))
-        with code.when(softcap > 0.0):
-            cap = code.splat(softcap)
-            score.set(cap * maths.tanh(code, score.get() / cap))
-        places = code.vector_of(FLOATS, range(LANES)) + code.splat((distance + index).to(F32))
-        sloped = code.fma(places, code.splat(slope), score.get())
-        sloped = code.where(code.lane_mask(count - index), sloped, lowest)
-        code.store(sloped, x + index * 4)
-        top.set(code.maximum(top.get(), sloped))
-    zero, least = code.constant(F32, 0.0), code.constant(F32, MINUS_INFINITY)
-    fresh = is_first.differs(0)
-    before = code.where(fresh, least, code.load(state + LARGEST, F32))
-    largest = code.maximum(code.reduce("max", top.get()), before)
-    base = code.where(largest > least, largest, zero)
-    total = code.variable(code.constant(FLOATS, 0.0))
-    with code.loop(code.number(0), count, LANES) as index:
-        weights = maths.exp(code, code.load(x + index * 4, FLOATS) - code.splat(base))
-        code.store(weights, x + index * 4)
-        total.set(total.get() + weights)
-    factor = maths.exp(code, before - base)
-    so_far = code.where(fresh, zero, code.load(state + SUM, F32) * factor)
-    code.store(largest, state + LARGEST)
-    code.store(so_far + code.reduce("add", total.get()), state + SUM)
-    code.store(factor, state + FACTOR)
+    scale, softcap = (code.splat(factor.to(I32).bitcast(F32)) for factor in factors)
+    with code.loop(code.number(0), code.number(BLOCK), LANES) as index:
+        score = code.load(x + index * 4, FLOATS) * scale
+        code.store(softcap * maths.tanh(code, score / softcap), x + index * 4)
     code.builder.ret_void()
 
 
-def _add_weighted_sum(module: ir.Module, isa: Isa, type_v: str, size: int) -> None:
-    """Write `weighted_sum_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, …)`.
+def _add_online_softmax(module: ir.Module) -> None:
+    """Write `online_softmax(x, start, stop, distance, scale, softcap, slope, state)`.
 
-    The last arguments are `row, row_bytes, is_first`. Rescales the sums of m heads by the factors
-    in their states and adds weights × values of `count` positions. The sums are rows `row_bytes`
-    apart, each with its state `offset` bytes on; if `is_first`, they start from zero. The cache's
-    rows at `ahead` are prefetched meanwhile.
+    Replaces the scores x of one head (q·k) in a block by weights and updates the head's state; all
+    positions but start … stop - 1 get no weight. `distance` is the block's first position minus
+    that of the query. scale, softcap and slope are the bits of F32.
     """
-    code, arguments = function(module, f"weighted_sum_{size}", 11)
-    weights, count, v, stride, ahead, ahead_stride, dim, offset, row, row_bytes, is_first = (
-        arguments
+    code, (x, start, stop, distance, *factors, state) = function(module, "online_softmax", 8)
+    code.builder.function.linkage = "internal"
+    code.builder.function.attributes.add("alwaysinline")
+    scale, slope = (factor.to(I32).bitcast(F32) for factor in factors[::2])
+    factor_left = code.variable(scale)
+    with code.when(factors[1].differs(0)):
+        code.call("cap", VOID, x, *factors[:2])
+        factor_left.set(code.constant(F32, 1.0))
+    scale, slope = code.splat(factor_left.get()), code.splat(slope)
+    begin, end = code.splat(start.to(I32)), code.splat(stop.to(I32))
+    places, lowest = code.splat(distance.to(F32)), code.constant(FLOATS, MINUS_INFINITY)
+    scores = []
+    for index in range(0, BLOCK, LANES):
+        score = code.load(x + index * 4, FLOATS) * scale
+        numbers = range(index, index + LANES)
+        lanes = code.vector_of(INTS, numbers)
+        sloped = code.fma(places + code.vector_of(FLOATS, numbers), slope, score)
+        scores.append(code.where((lanes >= begin) & (lanes < end), sloped, lowest))
+    zero, least = code.constant(F32, 0.0), code.constant(F32, MINUS_INFINITY)
+    so_far = code.load(state + SUM, F32)
+    fresh = so_far < 0.0
+    before = code.where(fresh, least, code.load(state + LARGEST, F32))
+    largest = larger(code, _largest(code, reduce(partial(larger, code), scores)), before)
+    base = code.where(largest > least, largest, zero)
+    weights = [maths.exp(code, score - code.splat(base)) for score in scores]
+    for n, weight in enumerate(weights):
+        code.store(weight, x + n * (4 * LANES))
+    factor = maths.exp(code, before - base)
+    total = code.reduce("add", reduce(operator.add, weights))
+    code.store(largest, state + LARGEST)
+    code.store(code.where(fresh, zero, so_far * factor) + total, state + SUM)
+    code.store(code.where(fresh, code.constant(F32, FRESH), factor), state + FACTOR)
+    code.builder.ret_void()
+
+
+def larger(code: Code, a: Value, b: Value) -> Value:
+    """Return the larger of two floats, element by element: one instruction; b where one is NaN.
+
+    The weight of a score that is NaN is NaN whatever the largest one.
+    """
+    return code.where(a > b, a, b)
+
+
+def _largest(code: Code, a: Value) -> Value:
+    """Return the largest element of a vector, as `larger` does."""
+    while a.kind.count > 1:
+        half = a.kind.count // 2
+        a = larger(code, a.shuffle(range(half)), a.shuffle(range(half, 2 * half)))
+    return a[0]
+
+
+def mark_fresh(code: Code, state: Value) -> None:
+    """Write into a head's state that nothing has been added up yet."""
+    code.store(code.constant(F32, FRESH), state + SUM)
+
+
+def add_weighted_sum(
+    module: ir.Module, isa: Isa, name: str, type_v: str, size: int, *, prefetches: bool = True
+) -> None:
+    """Write `name_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, …)`.
+
+    The last arguments are `row, row_bytes`. Rescales the sums of m heads by the factors in their
+    states and adds weights × values of `count` positions. The sums are rows `row_bytes` apart, each
+    with its state `offset` bytes on. The cache's rows at `ahead` are prefetched meanwhile.
+
+    Args:
+        prefetches: whether the kernel does so, and takes `ahead` and `ahead_stride`.
+    """
+    code, (weights, count, v, stride, *others) = function(
+        module, f"{name}_{size}", 10 if prefetches else 8
     )
+    *ahead, dim, offset, row, row_bytes = others
     state = row + offset
     code.builder.function.linkage = "internal"
     codec = CODECS[type_v](code, isa)
-    fresh = is_first.differs(0)
 
     def columns(start: Value, n_units: int, left: Value | None = None) -> None:
         column = start // codec.width * codec.n_bytes
-        places, next_places = v + column, ahead + column
+        places = v + column
         goals = [row + row_bytes * head + start * 4 for head in range(size)]
-        sums = _begun(code, fresh, goals, state, row_bytes, n_units * codec.width // LANES)
+        sums = _begun(code, goals, state, row_bytes, n_units * codec.width // LANES)
         with code.loop(code.number(0), count) as position:
-            for at in range(0, n_units * codec.n_bytes, 64):
-                code.prefetch(next_places + position * ahead_stride + at)
+            for at in range(0, n_units * codec.n_bytes if ahead else 0, 64):
+                code.prefetch(ahead[0] + column + position * ahead[1] + at)
             values = _values(codec, places + position * stride, n_units, left)
             for head, totals in enumerate(sums):
                 weight = code.load(weights + head * (4 * BLOCK) + position * 4, F32)
@@ -250,7 +307,7 @@ def _add_weighted_sum(module: ir.Module, isa: Isa, type_v: str, size: int) -> No
 
 
 def _begun(
-    code: Code, fresh: Value, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
+    code: Code, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
 ) -> list[list[Variable]]:
     """Return the sums to start from: each head's n vectors at its goal, rescaled, or zeros."""
     zero = code.constant(FLOATS, 0.0)
@@ -258,6 +315,7 @@ def _begun(
     for head, goal in enumerate(goals):
         factor = code.splat(code.load(state + row_bytes * head + FACTOR, F32))
         parts = [code.load(goal + 64 * part, FLOATS) * factor for part in range(n)]
+        fresh = factor.equals(FRESH)
         sums.append([code.variable(code.where(fresh, zero, part)) for part in parts])
     return sums
 

@@ -9,14 +9,16 @@ from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import FLOATS, I64, VOID, Code, Value, function
+from engine.paging.keys import PAGE
 
 ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "cells", "cells_token_stride",
-    "cells_head_stride", "position",
+    "cells_head_stride", "positions", "tables",
 )  # fmt: skip
 """Arguments of the kernel. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
-address of position 0 and head 0 in the cache, `position` the address of the first token's position.
-For block types, n is a multiple of 32."""
+address of slot 0 and head 0 in the cache. positions, tables: addresses of n_tokens 64-bit integers,
+the position of each token and the address of its sequence's table of pages. For block types, n is a
+multiple of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
@@ -26,12 +28,18 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
     with piece(module, "store", ARGUMENTS) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
         stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
-        start = code.load(given["position"], I64)
-        tokens = code.loop(index * per_piece, stop)
-        with tokens as token, code.loop(code.number(0), given["n_heads"]) as head:
-            x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
-            at = (start + token) * given["cells_token_stride"] + head * given["cells_head_stride"]
-            code.call("row", VOID, x, given["n"], given["cells"] + at)
+        with code.loop(index * per_piece, stop) as token:
+            position, table = (
+                code.load(given[name] + token * 8, I64) for name in ("positions", "tables")
+            )
+            slot = code.load(table + position // PAGE * 8, I64) * PAGE + position % PAGE
+            x = given["x"] + token * given["token_stride"]
+            cells = given["cells"] + slot * given["cells_token_stride"]
+            with code.loop(code.number(0), given["n_heads"]) as head:
+                source, goal = (
+                    x + head * given["head_stride"], cells + head * given["cells_head_stride"]
+                )  # fmt: skip
+                code.call("row", VOID, source, given["n"], goal)
     add_kernel(module, "store", ARGUMENTS, _n_pieces)
 
 

@@ -14,7 +14,7 @@ from llvmlite import ir
 from engine.cpu.kernels import (
     dequantise,
     experts,
-    float_gemv,
+    float_gemm,
     fused_gemv,
     jit,
     pack,
@@ -142,10 +142,10 @@ def pack_rows(type_number: int) -> Kernel:
 
 
 @cache
-def multiply_plain(kind: str) -> Kernel:
-    """Return the kernel of `float_gemv` that multiplies by an unquantised matrix."""
-    isa = chosen()
+def multiply_plain(kind: str, *, transposed: bool = False) -> Kernel:
+    """Return the kernel of `float_gemm` that multiplies by an unquantised matrix."""
+    isa, names = chosen(), float_gemm.NAMES
     found = jit.addresses_by_source(
-        f"float-gemv-{kind}", isa, ["multiply"], lambda m: float_gemv.build(m, isa, kind)
+        f"float-gemm-{kind}", isa, names, lambda m: float_gemm.build(m, isa, kind)
     )
-    return callable_at(found["multiply"], float_gemv.ARGUMENTS)
+    return callable_at(found[names[transposed]], float_gemm.ARGUMENTS)

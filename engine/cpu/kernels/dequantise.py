@@ -10,8 +10,8 @@ from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, piece
-from engine.cpu.kernels.quantised_gemm import TileAddresses, TileReader
 from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.tile_reader import TileAddresses, TileReader, tile_at
 from engine.cpu.kernels.values import F32, FLOATS, I64, INTS, LANES, Value, vector
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout
 
@@ -33,17 +33,6 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
         _emit_bf16(TileReader(code, isa, layout), given, index)
     add_kernel(module, "lookup", LOOKUP, lambda _, given: given["n_ids"])
     add_kernel(module, "bf16_rows", BF16_ROWS, lambda _, given: given["n_tile"])
-
-
-def _tile_at(
-    layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value
-) -> TileAddresses:
-    """Return the addresses of a block of the tile at `planes`."""
-    high, scales, supers = layout.starts(planes, n_blocks)
-    return TileAddresses(
-        planes + block * layout.low_bytes, high + block * layout.high_bytes,
-        scales + block * layout.scale_bytes, supers + (block + skip) // SUPER * layout.super_bytes,
-    )  # fmt: skip
 
 
 def _columns(reader: TileReader, tile: TileAddresses) -> list[Value]:
@@ -75,7 +64,7 @@ def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
     start, lane = planes + row // TILE * tile_bytes, row % TILE
     buffer = code.stack_buffer(FLOATS, BLOCK)
     with code.loop(code.number(0), n_blocks) as block:
-        tile = _tile_at(layout, start, n_blocks, skip, block)
+        tile = tile_at(layout, start, n_blocks, block, (block + skip) // SUPER)
         for n, column in enumerate(_columns(reader, tile)):
             code.store(column, buffer + 64 * n)
         goal = out + index * stride + block * (4 * BLOCK)
@@ -91,7 +80,7 @@ def _emit_bf16(reader: TileReader, given: Named, index: Value) -> None:
     row_bytes = n_blocks * (2 * BLOCK)
     goal = out + index * row_bytes * TILE
     with code.loop(code.number(0), n_blocks) as block:
-        columns = _columns(reader, _tile_at(layout, start, n_blocks, skip, block))
+        columns = _columns(reader, tile_at(layout, start, n_blocks, block, (block + skip) // SUPER))
         pairs = [_bf16_pair(*columns[n : n + 2]) for n in range(0, BLOCK, 2)]
         for row, numbers in enumerate(transposed(pairs)):
             code.store(numbers, goal + row_bytes * row + block * (2 * BLOCK))

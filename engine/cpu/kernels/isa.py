@@ -285,6 +285,11 @@ def supported() -> tuple[Isa, ...]:
     return tuple(kind() for kind in ISAS if all(found.get(need) for need in kind.needs))
 
 
+def named(name: str) -> Isa:
+    """Return the instruction set of this processor with a name."""
+    return next(isa for isa in supported() if isa.name == name)
+
+
 def _has_dot_products() -> bool:
     """Ask the system whether an ARM processor has `sdot`; not every LLVM finds it out."""
     if sys.platform == "win32":

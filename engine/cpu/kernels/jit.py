@@ -29,7 +29,10 @@ Build = Callable[[ir.Module], None]
 REVISION = 1
 """Number in all cache keys; raised when compiling the same IR in another way."""
 
-SOURCES_ELSEWHERE = ("forward/operands.py", "quants/extent.py", "quants/layout.py")
+SOURCES_ELSEWHERE = (
+    "forward/operands.py", "forward/state.py", "paging/keys.py", "quants/extent.py",
+    "quants/layout.py",
+)  # fmt: skip
 """Files of the engine outside this package whose constants and formulas stand in the IR."""
 
 _lock = threading.Lock()

@@ -15,9 +15,9 @@ from math import inf
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import activation, elementwise, jit, norm, rope
+from engine.cpu.kernels import activation, elementwise, functions, jit, norm, rope
 from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.isa import Isa, chosen, supported
+from engine.cpu.kernels.isa import Isa, chosen, named
 from engine.cpu.kernels.team import Team
 
 F32 = torch.float32
@@ -35,27 +35,30 @@ class SmallKernels:
         activations: activations, gated or not.
         ropes: RoPE, by the style of pairing.
         pairwise: element-wise sum and product.
+        functions: softplus and other functions with parameters.
     """
 
     norms: dict[str, BoundKernel]
     activations: dict[str, BoundKernel]
     ropes: dict[str, BoundKernel]
     pairwise: dict[str, BoundKernel]
+    functions: dict[str, BoundKernel]
 
 
 @cache
 def kernels(name: str) -> SmallKernels:
     """Compile the small kernels for an instruction set, by its name."""
-    isa = next(isa for isa in supported() if isa.name == name)
+    isa = named(name)
     found = []
-    for group, functions, arguments, build in (
+    for group, names, arguments, build in (
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
         ("elementwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
+        ("functions", functions.NAMES, functions.ARGUMENTS, functions.build),
     ):
-        at = jit.addresses_by_source(group, isa, functions, build)
-        found.append({function: bind_both(at[function], len(arguments)) for function in functions})
+        at = jit.addresses_by_source(group, isa, names, build)
+        found.append({name: bind_both(at[name], len(arguments)) for name in names})
     return SmallKernels(*found)
 
 
@@ -88,6 +91,7 @@ class SmallOps:
         self._activations = found.activations
         self._ropes = found.ropes
         self._pairwise = found.pairwise
+        self._functions = found.functions
 
     def rms_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -123,19 +127,34 @@ class SmallOps:
         kernel = self._activations.get(kind)
         if kernel is None or (up is not None and up.shape != gate.shape):
             return None
+        if not _is_f32(gate) or (up is not None and not _is_f32(up)):
+            return None
         n_rows, n = 1, gate.numel()
         strides = [0, 0]
-        if not is_plain(gate) or (up is not None and not is_plain(up)):
+        if not gate.is_contiguous() or (up is not None and not up.is_contiguous()):
             cut = [row_layout(x) for x in (gate, up) if x is not None]
-            if gate.dim() != 2 or None in cut:
-                return None
-            n_rows, n = gate.shape
-            strides = [rows[0] for rows in cut if rows is not None]
+            if gate.dim() == 2 and None not in cut:
+                n_rows, n = gate.shape
+                strides = [rows[0] for rows in cut if rows is not None]
+            else:
+                gate, up = gate.contiguous(), None if up is None else up.contiguous()
         out = _empty(gate)
         self._binding(kernel, out)(
             self._address, gate.data_ptr(), strides[0], 0 if up is None else up.data_ptr(),
             strides[-1], n_rows, n, _limit(kind, limit), out.data_ptr(),
         )  # fmt: skip
+        return out
+
+    def function(self, name: str, x: Tensor, *parameters: float) -> Tensor | None:
+        """Compute a function of `engine.cpu.kernels.functions` for x of any shape."""
+        if not _is_f32(x):
+            return None
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        bits = [f32_bits(number) for number in parameters]
+        bits += [0] * (len(functions.PARAMETERS) - len(bits))
+        run = self._binding(self._functions[name], out)
+        run(self._address, x.data_ptr(), x.numel(), *bits, out.data_ptr())
         return out
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
@@ -212,7 +231,12 @@ def _weights(
 
 def is_plain(x: Tensor) -> bool:
     """Return whether x is F32, on the CPU and contiguous."""
-    return x.dtype is F32 and x.is_cpu and x.is_contiguous()
+    return _is_f32(x) and x.is_contiguous()
+
+
+def _is_f32(x: Tensor) -> bool:
+    """Return whether x is F32 and on the CPU."""
+    return x.dtype is F32 and x.is_cpu
 
 
 def _empty(x: Tensor) -> Tensor:

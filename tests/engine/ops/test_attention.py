@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import CPU_STEP, KVState, Step
@@ -85,10 +86,11 @@ def test_attention_equals_the_plain_formula(case: dict[str, Any]) -> None:
     sinks = rng.normal(size=n_head) if case["has_sinks"] else None
     slopes = rng.uniform(0, 1, size=n_head) if case["has_slopes"] else None
     scores = Scores(0.7, case["window"], case["chunk"], case["softcap"])
-    cache.write(tensor(k), None if case["v_in_k"] else tensor(v), 0)
+    cache.write(tensor(k), None if case["v_in_k"] else tensor(v), Batch.of_one(0, stop, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "CPU_STEP", case["step"])
-        out = attention.attend(tensor(q), cache, n_past, scores, maybe(sinks), maybe(slopes))
+        batch = Batch.of_one(n_past, n_tokens, 0)
+        out = attention.attend(tensor(q), cache, batch, scores, maybe(sinks), maybe(slopes))
     expected = plain(q, k, v, n_past, scores, sinks, slopes)
     assert np.abs(out.numpy() - expected).max() < 1e-5
 
@@ -130,7 +132,8 @@ def test_working_memory_does_not_grow_with_what_is_cached(
         largest = LargestResult(q, cache.k, cache.v)
         with pytest.MonkeyPatch.context() as patch, largest:
             patch.setattr(attention, "CPU_STEP", step)
-            attention.attend(q, cache, n_ctx - n_tokens, Scores(0.1, **options), None, None)
+            batch = Batch.of_one(n_ctx - n_tokens, n_tokens, 0)
+            attention.attend(q, cache, batch, Scores(0.1, **options), None, None)
         found.append(largest.n_elements)
         assert largest.n_elements <= max(step.keys, step.scores, n_tokens * n_head * head_dim)
         whole = 2 * n_ctx * n_kv * head_dim
@@ -149,9 +152,10 @@ def test_the_usual_step_gives_the_same(n_tokens: int) -> None:
     assert n_past * cache.width > CPU_STEP.keys
     generator = torch.Generator().manual_seed(n_tokens)
     k, v = torch.randn(2, n_past + n_tokens, n_kv, head_dim, generator=generator)
-    cache.write(k, v, 0)
+    cache.write(k, v, Batch.of_one(0, len(k), 0))
     q = torch.randn(n_tokens, n_head, head_dim, generator=generator)
-    out = attention.attend(q, cache, n_past, Scores(head_dim**-0.5), None, None)
+    batch = Batch.of_one(n_past, n_tokens, 0)
+    out = attention.attend(q, cache, batch, Scores(head_dim**-0.5), None, None)
     mask = torch.ones(n_tokens, n_past + n_tokens, dtype=torch.bool).tril(n_past)
     expected = scaled_dot_product_attention(
         *(x.transpose(0, 1).double() for x in (q, k, v)), mask, enable_gqa=True

@@ -13,53 +13,29 @@ from torch import Tensor
 
 from engine.config.kv_types import kv_types
 from engine.cpu.kernels import attention, cache_write, jit
-from engine.cpu.kernels.attention import PIECE
 from engine.cpu.kernels.cache_ops import CacheOps
 from engine.cpu.kernels.call_log import CallLog
 from engine.cpu.kernels.isa import ISAS, Isa, supported
 from engine.cpu.kernels.replay import KernelReplay
 from engine.cpu.kernels.team import Team
+from engine.forward.batch import Batch, Piece
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
-from engine.forward.state import KVState
 from engine.ops.attention import attend
-from engine.sharding.ranges import Ranges
+from engine.paging.keys import PAGE
+from tests.helpers.kv_layers import layer, numbers
 from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import paired
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-CPU = torch.device("cpu")
 KINDS = pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
-
-
-def numbers(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def layer(
-    kv_type: str,
-    n_head: int,
-    n_kv: int,
-    dim_k: int,
-    dim_v: int,
-    n_ctx: int,
-    *,
-    v_in_k: bool = False,
-) -> LayerCache:
-    """Return a layer's cache full of random numbers."""
-    heads, kv_heads = (Ranges(((0, n),), n) for n in (n_head, n_kv))
-    state = KVState(heads, kv_heads, dim_k, dim_v, v_in_k=v_in_k)
-    held = LayerCache(state, 0, n_ctx, kv_type, CPU)
-    v = None if v_in_k else numbers(2, n_ctx, n_kv, dim_v)
-    held.write(numbers(1, n_ctx, n_kv, dim_k), v, 0)
-    return held
 
 
 def attended(
     steps: CacheOps, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
     sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    found = steps.attention(q, held, n_past, scores, sinks, slopes)
+    found = steps.attention(q, held, Batch.of_one(n_past, len(q), 0), scores, sinks, slopes)
     assert found is not None
     return found
 
@@ -76,8 +52,8 @@ def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int)
     whole = numbers(3, n_tokens, 3 * (96 + 64)) * 5
     k = whole[:, : 3 * 96].reshape(n_tokens, 3, 96)
     v = whole[:, 3 * 96 :].reshape(n_tokens, 3, 64)
-    assert steps.write(fast, k, v, 7)
-    plain.write(k, v, 7)
+    assert steps.write(fast, k, v, Batch.of_one(7, n_tokens, 0))
+    plain.write(k, v, Batch.of_one(7, n_tokens, 0))
     assert torch.equal(fast.k, plain.k)
     assert torch.equal(fast.v, plain.v)
 
@@ -97,7 +73,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -
     x[6] = 1 + np.arange(64) * 2.0**-12
     held = layer(kv_type, 1, 1, 64, 64, 2000)
     k = torch.from_numpy(x).unsqueeze(1)
-    assert CacheOps(Team(1), isa).write(held, k, None, 0)
+    assert CacheOps(Team(1), isa).write(held, k, None, Batch.of_one(0, 2000, 0))
     if kv_type in ("q8_0", "q4_0"):
         kind = gguf.GGMLQuantizationType[kv_type.upper()]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -115,13 +91,15 @@ def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
         held = layer(kv_type, 6, 2, dim_k, dim_v, 150)
         k, v = numbers(4, 1, 2, dim_k), numbers(5, 1, 2, dim_v)
         expected = layer(kv_type, 6, 2, dim_k, dim_v, 150)
-        expected.write(k, v, 140)
-        assert steps.write(held, k, v, 140)
+        expected.write(k, v, Batch.of_one(140, 1, 0))
+        assert steps.write(held, k, v, Batch.of_one(140, 1, 0))
         assert torch.equal(held.k, expected.k)
         assert torch.equal(held.v, expected.v)
         q = numbers(6, 1, 6, dim_k)
         found = attended(steps, q, held, 140, Scores(dim_k**-0.5))
-        torch.testing.assert_close(found, attend(q, held, 140, Scores(dim_k**-0.5), None, None))
+        torch.testing.assert_close(
+            found, attend(q, held, Batch.of_one(140, len(q), 0), Scores(dim_k**-0.5), None, None)
+        )
 
 
 @KINDS
@@ -131,11 +109,11 @@ def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
 )
 def test_attention_for_groups_of_all_sizes(isa: Isa, kv_type: str, n_head: int, n_kv: int) -> None:
     steps = CacheOps(Team(2), isa)
-    held = layer(kv_type, n_head, n_kv, 64, 96, 2 * PIECE + 20)
-    for n_past in (0, 1, 16, 62, PIECE - 1, PIECE, 2 * PIECE + 17):
+    held = layer(kv_type, n_head, n_kv, 64, 96, 2 * PAGE + 20)
+    for n_past in (0, 1, 16, 62, PAGE - 1, PAGE, 2 * PAGE + 17):
         q = numbers(7, 1, n_head, 64) * 2
         found = attended(steps, q, held, n_past, Scores(0.2))
-        expected = attend(q, held, n_past, Scores(0.2), None, None)
+        expected = attend(q, held, Batch.of_one(n_past, len(q), 0), Scores(0.2), None, None)
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
 
 
@@ -149,7 +127,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "n_kv": n_kv,
         "n_head": n_kv * draw(st.integers(1, 9)),
         "n_past": draw(st.integers(0, 1500)),
-        "n_tokens": draw(st.integers(1, 3)),
+        "n_tokens": draw(st.sampled_from([1, 2, 5, 40])),
         "window": draw(st.just(0) | size),
         "chunk": draw(st.just(0) | size),
         "softcap": draw(st.sampled_from([0.0, 2.0])),
@@ -175,15 +153,15 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
     scores = Scores(0.15, case["window"], case["chunk"], case["softcap"])
     found = attended(CacheOps(Team(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
     for t in range(n_tokens):
-        expected = attend(q[t : t + 1], held, n_past + t, scores, sinks, slopes)
+        expected = attend(q[t : t + 1], held, Batch.of_one(n_past + t, 1, 0), scores, sinks, slopes)
         torch.testing.assert_close(found[t : t + 1], expected, rtol=2e-5, atol=8e-6)
 
 
 @pytest.mark.parametrize("kv_type", MIXED)
 def test_any_type_of_keys_goes_with_any_of_values(kv_type: str) -> None:
-    held, q = layer(kv_type, 6, 2, 64, 96, PIECE + 20), numbers(7, 1, 6, 64) * 2
-    found = attended(CacheOps(Team(2)), q, held, PIECE + 9, Scores(0.2))
-    expected = attend(q, held, PIECE + 9, Scores(0.2), None, None)
+    held, q = layer(kv_type, 6, 2, 64, 96, PAGE + 20), numbers(7, 1, 6, 64) * 2
+    found = attended(CacheOps(Team(2)), q, held, PAGE + 9, Scores(0.2))
+    expected = attend(q, held, Batch.of_one(PAGE + 9, len(q), 0), Scores(0.2), None, None)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
 
 
@@ -206,25 +184,27 @@ def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
     held.k[0, 3] = -torch.inf
     q = numbers(13, 1, 2, 16).abs() * 10
     found = attended(CacheOps(Team(1), isa), q, held, 599, Scores(1.0))
-    torch.testing.assert_close(found, attend(q, held, 599, Scores(1.0), None, None))
+    torch.testing.assert_close(
+        found, attend(q, held, Batch.of_one(599, len(q), 0), Scores(1.0), None, None)
+    )
     held.v[0, 5] = torch.nan
     assert attended(CacheOps(Team(1), isa), q, held, 599, Scores(1.0)).isnan().all()
 
 
 def test_a_token_elsewhere_takes_the_same_calls() -> None:
-    """Only what `move` writes gives its position, for layers with and without a window."""
+    """Only what `begin` writes gives its position, for layers with and without a window."""
     steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 600)
     kinds = [Scores(0.3), Scores(0.3, window=20), Scores(0.3, chunk=256)]
     q, k = numbers(18, 1, 4, 32), numbers(19, 1, 2, 32)
     log = CallLog()
     steps._team.log_calls(log.address)
-    steps.write(held, k, k, 100)
+    steps.write(held, k, k, Batch.of_one(100, 1, 0))
     outs = [attended(steps, q, held, 100, scores) for scores in kinds]
     steps._team.log_calls(0)
     replay = KernelReplay(log, steps._team)
     for n_past in (0, 19, 300, 599):
         held.k[:, n_past] = 0
-        steps.move(n_past)
+        steps.begin(Batch.of_one(n_past, 1, 0))
         replay.run(0, log.n_used)
         assert torch.equal(held.k[:, n_past], k[0].half())
         for scores, out in zip(kinds, outs, strict=True):
@@ -239,26 +219,35 @@ def test_a_cache_whose_memory_moves_is_found_again() -> None:
     held.k[0, 30] += 1
     after = attended(steps, q, held, 30, Scores(0.3))
     assert not torch.equal(before, after)
-    torch.testing.assert_close(after, attend(q, held, 30, Scores(0.3), None, None))
+    torch.testing.assert_close(
+        after, attend(q, held, Batch.of_one(30, len(q), 0), Scores(0.3), None, None)
+    )
 
 
 def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
     steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 40)
     x, scores = numbers(15, 3, 2, 32), Scores(0.1)
     for start in (-1, 38, 1 << 40):
-        assert not steps.write(held, x, x, start)
-    assert not steps.write(held, x[..., :31], x, 0)
-    assert not steps.write(held, x, x[:, :1], 0)
-    assert not steps.write(held, x.double(), x, 0)
-    assert steps.write(held, x, x, 37)
+        assert not steps.write(held, x, x, Batch.of_one(start, 3, 0))
+    begin = Batch.of_one(0, 3, 0)
+    assert not steps.write(held, x[..., :31], x, begin)
+    assert not steps.write(held, x, x[:, :1], begin)
+    assert not steps.write(held, x.double(), x, begin)
+    assert not steps.write(held, x[:2], x[:2], begin)
+    assert not steps.write(held, x, x, Batch((Piece(0, 3, ([1],)),), 0))
+    assert steps.write(held, x, x, Batch.of_one(37, 3, 0))
     q = numbers(16, 1, 4, 32)
     for n_past in (40, -1, 1 << 40):
-        assert steps.attention(q, held, n_past, scores, None, None) is None
-    assert steps.attention(q.expand(9, -1, -1), held, 0, scores, None, None) is None
+        assert steps.attention(q, held, Batch.of_one(n_past, 1, 0), scores, None, None) is None
+    one = Batch.of_one(5, 1, 0)
+    assert steps.attention(q.expand(2, -1, -1), held, one, scores, None, None) is None
     for wrong in (q[..., :31], q[:, :3], q.double(), q.mT):
-        assert steps.attention(wrong, held, 5, scores, None, None) is None
-    assert steps.attention(q, held, 5, scores, numbers(17, 3), None) is None
-    assert steps.attention(q, held, 5, scores, None, numbers(17, 4).double()) is None
+        assert steps.attention(wrong, held, one, scores, None, None) is None
+    assert steps.attention(q, held, one, scores, numbers(17, 3), None) is None
+    assert steps.attention(q, held, one, scores, None, numbers(17, 4).double()) is None
+    for pages in ([1], []):
+        elsewhere = Batch((Piece(5, 1, (pages,)),), 0)
+        assert steps.attention(q, held, elsewhere, scores, None, None) is None
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q4_0"])

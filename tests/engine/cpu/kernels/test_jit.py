@@ -18,7 +18,7 @@ from tests.helpers.golden import REPO
 
 WITHOUT_IR = {
     "engine.config.kv_types", "engine.errors", "engine.files", "engine.forward.cache",
-    "engine.forward.recording", "engine.layers.mixers.attention",
+    "engine.forward.batch", "engine.forward.recording", "engine.layers.mixers.attention",
 }  # fmt: skip
 """Modules that kernel modules import for Python code and types alone."""
 

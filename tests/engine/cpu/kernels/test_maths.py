@@ -1,4 +1,4 @@
-"""exp and tanh of the kernels against F64, over all of F32."""
+"""Functions of the kernels against F64, over all of F32."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from engine.cpu.kernels.isa import Isa, supported
 from engine.cpu.kernels.values import function
 from engine.cpu.kernels.vector_loop import for_each_vector
 
-FUNCTIONS = {"exp": maths.exp, "tanh": maths.tanh}
+FUNCTIONS = {
+    "exp": maths.exp, "expm1": maths.expm1, "softplus": maths.softplus, "tanh": maths.tanh,
+}  # fmt: skip
 Floats = NDArray[np.float32]
 
 
@@ -63,3 +65,24 @@ def test_tanh_is_exact_to_2e_7_and_right_at_the_ends(isa: Isa) -> None:
     assert np.abs(tanh(x) / np.tanh(x.astype(np.float64)) - 1).max() <= 2e-7
     ends = np.array([0, 50, -50, np.inf, -np.inf, np.nan], np.float32)
     np.testing.assert_array_equal(tanh(ends), np.tanh(ends))
+
+
+@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+def test_softplus_is_exact_to_3e_7_and_right_at_the_ends(isa: Isa) -> None:
+    softplus = computed(isa, "softplus")
+    x = np.concatenate([np.linspace(-87, 100, 1_000_003), np.geomspace(1e-37, 1, 10_001)])
+    x = x.astype(np.float32)
+    true = np.logaddexp(0, x.astype(np.float64))
+    assert np.abs(softplus(x) / true - 1).max() <= 3e-7
+    ends = np.array([1e30, np.inf, -106, -1e30, -np.inf, np.nan], np.float32)
+    expected = np.array([1e30, np.inf, 0, 0, 0, np.nan], np.float32)
+    np.testing.assert_array_equal(softplus(ends), expected)
+
+
+@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+def test_expm1_keeps_the_digits_of_small_numbers(isa: Isa) -> None:
+    sizes = np.geomspace(1e-37, 80, 100_001).astype(np.float32)
+    expm1, x = computed(isa, "expm1"), np.concatenate([sizes, -sizes])
+    assert np.abs(expm1(x) / np.expm1(x.astype(np.float64)) - 1).max() <= 3e-7
+    ends = np.array([0, -200, 1e30, np.nan], np.float32)
+    np.testing.assert_array_equal(expm1(ends), np.array([0, -1, np.inf, np.nan], np.float32))

@@ -28,6 +28,20 @@ def rows(seed: int, *shape: int) -> Tensor:
 SHAPES = [(1, 1), (1, 7), (3, 16), (2, 100), (5, 2048), (3, 4, 64), (2, 3, 80), (40, 2050), (0, 64)]
 
 
+PARAMETERS = {"softplus": (), "softcap": (30.0,), "xielu": (0.8, 0.9, 0.5, -1e-6)}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_functions_with_parameters(steps: SmallOps, name: str, shape: tuple[int, ...]) -> None:
+    x = rows(1, *shape) * 4
+    x.view(-1)[:3] = torch.tensor([0.0, 90.0, -90.0])[: x.numel()]
+    exact = getattr(REFERENCE, name)(x.double(), *PARAMETERS[name]).float()
+    for given in (x, x.mT.contiguous().mT):
+        found = steps.function(name, given, *PARAMETERS[name])
+        torch.testing.assert_close(found, exact, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has", ["", "weight", "weight, bias", "bias", "weight, bias per head"])
@@ -66,11 +80,17 @@ def test_rows_with_gaps_between(steps: SmallOps) -> None:
         assert found.is_contiguous()
         torch.testing.assert_close(found, REFERENCE.rms_norm(x, None, None, 1e-6))
     gate, up = whole[:, :150], whole[:, 150:]
-    found = steps.gated("silu", 0.0, gate, up)
-    torch.testing.assert_close(found, REFERENCE.gated(Activation("silu"), gate, up))
+    silu = Activation("silu")
+    for a, b in (
+        (gate, up),
+        (gate.T, up.T),
+        (gate.unflatten(1, (3, 50)), up.unflatten(1, (3, 50))),
+    ):
+        found = steps.gated("silu", 0.0, a, b)
+        torch.testing.assert_close(found, REFERENCE.gated(silu, a, b))
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "oai"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "oai", "sigmoid"])
 @pytest.mark.parametrize("limit", [0.0, 2.5])
 @pytest.mark.parametrize(
     "shape", [(1,), (3, 17), (1, 8192), (2, 5000), (2, 3, 33), (0, 4)], ids=str
@@ -87,7 +107,7 @@ def test_activations(steps: SmallOps, kind: Any, limit: float, shape: tuple[int,
         torch.testing.assert_close(found, exact, rtol=3e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "sigmoid"])
 def test_activations_of_extreme_numbers(steps: SmallOps, kind: Any) -> None:
     x = torch.tensor([0, -0.0, 1e-40, 88, -88, 200, -200, 1e18, -1e18, torch.inf, torch.nan])
     found = steps.gated(kind, 0.0, x, None)
@@ -139,7 +159,8 @@ def test_what_kernels_cannot_read_is_left_to_others() -> None:
     assert steps.rms_norm(x, rows(2, 64), rows(2, 64).double(), 1e-5) is None
     assert steps.rms_norm(x, None, rows(2, 128)[::2], 1e-5) is None
     assert steps.gated("silu", 0.0, x, x[:3]) is None
-    assert steps.gated("silu", 0.0, x.T, x.T) is None
+    assert steps.gated("silu", 0.0, x.double(), x.double()) is None
+    assert steps.function("softplus", x.double()) is None
     assert steps.gated("swish", 0.0, x, x) is None
     heads, angles = x.reshape(4, 2, 32), rows(3, 4, 1, 16)
     assert steps.rope(heads, angles, angles, "norm") is not None

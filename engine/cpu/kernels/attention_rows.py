@@ -1,0 +1,214 @@
+"""Attention of many query heads over a block: keys and values are decoded once, into scratch.
+
+The rows of a tile are the query heads of several tokens of one sequence that share a key-value
+head, those of a token side by side. Keys are decoded transposed, so that a vector has the scores of
+16 positions. Their sums over the head are made in the very order of `attention_tile`: a sum for
+each of 16 lanes of the head, then the sum of these, by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.attention_tile import add_weighted_sum, for_heads, sizes
+from engine.cpu.kernels.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.values import F32, FLOATS, LANES, VOID, Value, function
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
+
+UNIT_BYTES = 4 * LANES
+"""Bytes of 16 F32 numbers."""
+
+SCORE_BYTES = 4 * BLOCK
+"""Bytes of a row's scores in a block."""
+
+
+def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
+    """Write `decode_keys`, `decode_values`, `row_scores` and `plain_sum`: see the functions."""
+    _add_transpose(module, isa, types.k)
+    _add_decode_keys(module, isa)
+    _add_decode_values(module, isa, types.v)
+    _add_tile_scores(module, isa)
+    _add_row_scores(module, isa)
+    for size in sizes(isa):
+        add_weighted_sum(module, isa, "plain_sum", "f32", size, prefetches=False)
+    _add_plain_sum(module, isa)
+
+
+def score_rows(isa: Isa) -> int:
+    """Return the number of rows whose scores are summed up at once."""
+    return 8 if isa.tile_tokens >= 8 else 4
+
+
+def _n_vectors(isa: Isa) -> int:
+    """Return the number of vectors of positions whose scores are summed up at once."""
+    return 2 if isa.tile_tokens >= 8 else 1
+
+
+def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
+    """Write `transpose(k, stride, last, head_dim, goal)`: decodes 16 keys, transposed.
+
+    Element 16 j + l of the keys becomes a vector: number l × (head_dim / 16) + j behind `goal`, if
+    `_n_vectors` lie between two of them. Keys after the `last` are not read.
+    """
+    code, (k, stride, last, dim, goal) = function(module, "transpose", 5)
+    code.builder.function.linkage = "internal"
+    codec = CODECS[type_k](code, isa)
+    rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
+    step = UNIT_BYTES * _n_vectors(isa)
+    lane_bytes = (dim + (LANES - 1)) // LANES * step
+
+    def store(unit: Value, keys: Sequence[Value]) -> None:
+        for lane, vector in enumerate(transposed(keys)):
+            code.store(vector, goal + unit * step + lane_bytes * lane)
+
+    with code.loop(code.number(0), dim // codec.width) as index:
+        read = [codec.read(row + index * codec.n_bytes) for row in rows]
+        n_parts = codec.width // LANES
+        for part in range(n_parts):
+            store(index * n_parts + part, [vectors[part] for vectors in read])
+    if isinstance(codec, PlainCodec):
+        with code.when(dim % LANES > 0):
+            index, left = dim // LANES, dim % LANES
+            store(index, [codec.read_part(row + index * codec.n_bytes, left) for row in rows])
+    code.builder.ret_void()
+
+
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """Return the columns of 16 rows of 16 numbers."""
+    found = list(rows)
+    for size in (1, 2, 4, 8):
+        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
+        for n in range(LANES):
+            if not n & size:
+                a, b = found[n], found[n + size]
+                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
+    return found
+
+
+def _add_decode_keys(module: ir.Module, isa: Isa) -> None:
+    """Write `decode_keys(k, stride, start, stop, head_dim, goal)`.
+
+    Decodes at least the keys at start … stop - 1 of a block, for `row_scores`.
+    """
+    code, (k, stride, start, stop, dim, goal) = function(module, "decode_keys", 6)
+    code.builder.function.linkage = "internal"
+    n = _n_vectors(isa) * LANES
+    part_bytes = (dim + (LANES - 1)) // LANES * (LANES * 4 * n)
+    with code.loop(start - start % LANES, stop, LANES) as near:
+        place = goal + near // n * part_bytes + near % n * 4
+        code.call("transpose", VOID, k + near * stride, stride, stop - near - 1, dim, place)
+    code.builder.ret_void()
+
+
+def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
+    """Write `decode_values(v, stride, start, stop, head_dim, goal)`.
+
+    Decodes values start … stop - 1 of a block, in rows of whole vectors, padded by zeros.
+    """
+    code, (v, stride, start, stop, dim, goal) = function(module, "decode_values", 6)
+    code.builder.function.linkage = "internal"
+    codec: CacheCodec = CODECS[type_v](code, isa)
+    row_bytes = (dim + (LANES - 1)) // LANES * UNIT_BYTES
+    n_units = dim // codec.width
+    with code.loop(start, stop) as position:
+        source, row = v + position * stride, goal + position * row_bytes
+        with code.loop(code.number(0), n_units) as unit:
+            for n, part in enumerate(codec.read(source + unit * codec.n_bytes)):
+                code.store(part, row + unit * (4 * codec.width) + n * UNIT_BYTES)
+        if isinstance(codec, PlainCodec):
+            with code.when(dim % LANES > 0):
+                part = codec.read_part(source + n_units * codec.n_bytes, dim % LANES)
+                code.store(part, row + n_units * UNIT_BYTES)
+    code.builder.ret_void()
+
+
+def _add_tile_scores(module: ir.Module, isa: Isa) -> None:
+    """Write `tile_scores(q, n_units, k, out)`: q·k of `score_rows` and `_n_vectors` of positions.
+
+    The rows of q have `n_units` vectors, and k is laid out by `transpose`. The sums over four lanes
+    each are kept on the stack.
+    """
+    code, (q, n_units, k, out) = function(module, "tile_scores", 4)
+    code.builder.function.linkage = "internal"
+    n_vectors, n_rows = _n_vectors(isa), score_rows(isa)
+    q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
+    tile_bytes = n_rows * n_vectors * UNIT_BYTES
+    quarters = code.stack_buffer(F32, 4 * tile_bytes // 4)
+
+    def of_lane(lane: Value) -> list[Value]:
+        zero = code.constant(FLOATS, 0.0)
+        sums = [[code.variable(zero) for _ in range(n_vectors)] for _ in q_rows]
+        start = k + n_units * lane * (UNIT_BYTES * n_vectors)
+        with code.loop(code.number(0), n_units) as unit:
+            place = start + unit * (UNIT_BYTES * n_vectors)
+            keys = [code.load(place + UNIT_BYTES * n, FLOATS) for n in range(n_vectors)]
+            for row, totals in zip(q_rows, sums, strict=True):
+                query = code.splat(code.load(row + unit * UNIT_BYTES + lane * 4, F32))
+                for key, total in zip(keys, totals, strict=True):
+                    total.set(code.fma(query, key, total.get()))
+        return [total.get() for totals in sums for total in totals]
+
+    with code.loop(code.number(0), code.number(4)) as lane:
+        sums = [of_lane(lane + n) for n in (0, 8, 4, 12)]
+        place = quarters + lane * tile_bytes
+        for n, (a, b, c, d) in enumerate(zip(*sums, strict=True)):
+            code.store((a + b) + (c + d), place + n * UNIT_BYTES)
+    for n in range(n_rows * n_vectors):
+        row, part = divmod(n, n_vectors)
+        a, b, c, d = (
+            code.load(quarters + (tile_bytes * lane + n * UNIT_BYTES), FLOATS)
+            for lane in (0, 2, 1, 3)
+        )
+        code.store((a + b) + (c + d), out + (SCORE_BYTES * row + UNIT_BYTES * part))
+    code.builder.ret_void()
+
+
+def _add_row_scores(module: ir.Module, isa: Isa) -> None:
+    """Write `row_scores(q, n_units, first, last, k, stop, out)`.
+
+    Computes q·k for the rows first … last - 1 and at least the positions of a block before `stop`.
+    Scores of `score_rows` others may be overwritten; there is memory for so many rows.
+    """
+    code, (q, n_units, first, last, k, stop, out) = function(module, "row_scores", 7)
+    code.builder.function.linkage = "internal"
+    step, n_rows = _n_vectors(isa) * LANES, score_rows(isa)
+    end = last - n_rows  # where the last tile begins, unless there are fewer rows
+    with (
+        code.loop(code.number(0), stop, step) as near,
+        code.loop(first, last, n_rows) as index,
+    ):
+        row = code.min_signed(index, end)
+        row = code.where(row < 0, code.number(0), row)
+        code.call(
+            "tile_scores", VOID, q + row * n_units * UNIT_BYTES, n_units,
+            k + near * n_units * UNIT_BYTES, out + row * SCORE_BYTES + near * 4,
+        )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
+    """Write `plain_sum(first, last, weights, start, stop, v, n_units, column, …)`.
+
+    The last arguments are `width, goal, row_bytes`. Adds, for the rows first … last - 1, weights ×
+    `width` elements from byte `column` on of the values start … stop - 1 of a block. `v` are rows
+    of `n_units` vectors; the sums at `goal` are rows `row_bytes` apart, each with its state behind
+    as many vectors.
+    """
+    code, arguments = function(module, "plain_sum", 11)
+    first, last, weights, start, stop, v, n_units, column, width, goal, row_bytes = arguments
+    code.builder.function.linkage = "internal"
+    stride = n_units * UNIT_BYTES
+    for_heads(
+        code, sizes(isa), first, last,
+        lambda size, row: code.call(
+            f"plain_sum_{size}", VOID, weights + row * SCORE_BYTES + start * 4, stop - start,
+            v + start * stride + column, stride, width, stride - column,
+            goal + row * row_bytes + column, row_bytes,
+        ),
+    )  # fmt: skip
+    code.builder.ret_void()

@@ -1,0 +1,95 @@
+"""GEMM with quantised matrices for several panels of tokens: weights are unpacked once for all.
+
+A tile of 16 rows is multiplied by all panels, a super-block of columns at a time. Meanwhile the
+tokens' sums wait on the stack: rows of the result are often so many bytes apart that their elements
+push each other out of the caches. Sums are made in the order of `quantised_gemm.add_tile`.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.block_sums import add_block
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.panels import PanelOffsets
+from engine.cpu.kernels.tile_reader import TileReader, for_each_super, tile_at
+from engine.cpu.kernels.values import FLOATS, INTS, LANES, LINE, VOID, Value, function
+from engine.quants.layout import SUPER, Layout
+
+VECTOR_BYTES = 4 * LANES
+"""Size of a line of weights, and of a vector of factors."""
+
+N_LINES = 8
+"""Lines of a block."""
+
+BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
+"""Room for an unpacked block: its lines, then up to four vectors of factors."""
+
+MOST_PANELS = 64
+"""Largest number of panels whose sums wait at a time."""
+
+
+def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
+    """Write `groups(planes, n_blocks, skip, panels, n_panels, out, out_stride, n)`: one tile.
+
+    Multiplies 16 rows by full panels of tokens; only the first n rows are written to `out`.
+    """
+    _add_unpack(module, isa, layout)
+    _add_add_up(module, isa, layout, x_bytes)
+    code, (planes, n_blocks, skip, panels, n_panels, out, stride, n) = function(module, "groups", 8)
+    code.builder.function.linkage = "internal"
+    offsets = PanelOffsets(isa.tile_tokens, x_bytes)
+    unpacked = code.stack_buffer(LINE, SUPER * BLOCK_BYTES // VECTOR_BYTES)
+    sums = code.stack_buffer(FLOATS, MOST_PANELS * isa.tile_tokens)
+    with code.loop(code.number(0), n_panels, MOST_PANELS) as begin:
+        count = code.min_signed(n_panels - begin, code.number(MOST_PANELS))
+
+        def multiply(index: Value, first: Value, last: Value) -> None:
+            code.call("unpack", VOID, planes, n_blocks, index, first, last, unpacked)
+            with code.loop(code.number(0), count) as number:
+                panel = panels + ((begin + number) * n_blocks + first) * offsets.n_bytes
+                place = sums + number * (isa.tile_tokens * VECTOR_BYTES)
+                code.call("add_up", VOID, unpacked, panel, last - first, place, first)
+
+        for_each_super(code, n_blocks, skip, multiply)
+        with code.loop(code.number(0), count * isa.tile_tokens) as token:
+            goal = out + (begin * isa.tile_tokens + token) * stride
+            code.store_part(code.load(sums + token * VECTOR_BYTES, FLOATS), goal, n)
+    code.builder.ret_void()
+
+
+def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """Write `unpack(planes, n_blocks, super_index, first, last, unpacked)`: some blocks."""
+    code, (planes, n_blocks, index, first, last, unpacked) = function(module, "unpack", 6)
+    code.builder.function.linkage = "internal"
+    reader = TileReader(code, isa, layout)
+    with code.loop(first, last) as block:
+        tile, place = tile_at(layout, planes, n_blocks, block, index), block - first
+        scales, added = reader.scales(tile)
+        for n, values in enumerate([*reader.lines(tile, ahead=True), *scales, *added]):
+            code.store(values, unpacked + place * BLOCK_BYTES + VECTOR_BYTES * n)
+    code.builder.ret_void()
+
+
+def _add_add_up(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
+    """Write `add_up(unpacked, panel, n_blocks, sums, n_before)`: one panel.
+
+    Adds the products of some blocks to a panel's sums; before the first block these are 0.
+    """
+    code, (unpacked, panel, n_blocks, place, n_before) = function(module, "add_up", 5)
+    code.builder.function.linkage = "internal"
+    reader, offsets = TileReader(code, isa, layout), PanelOffsets(isa.tile_tokens, x_bytes)
+    places = [place + VECTOR_BYTES * token for token in range(isa.tile_tokens)]
+    zero = code.constant(FLOATS, 0.0)
+    sums = [code.variable(code.where(n_before > 0, code.load(at, FLOATS), zero)) for at in places]
+    n_scales, n_added = reader.n_factors
+    with code.loop(code.number(0), n_blocks) as block:
+        start = unpacked + block * BLOCK_BYTES
+        lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
+        behind = start + VECTOR_BYTES * N_LINES
+        found = [code.load(behind + VECTOR_BYTES * i, FLOATS) for i in range(n_scales + n_added)]
+        factors = found[:n_scales], found[n_scales:]
+        add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
+    for at, total in zip(places, sums, strict=True):
+        code.store(total.get(), at)
+    code.builder.ret_void()

@@ -1,0 +1,206 @@
+"""Quantised weights in planes, read a block of 16 rows × 32 columns at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.values import (
+    FLOATS,
+    I8,
+    I16,
+    INTS,
+    LINE,
+    Code,
+    Value,
+    vector,
+)
+from engine.quants.layout import BLOCK, SUPER, TILE, Layout
+
+AHEAD = 16384
+"""Distance at which a plane's weights are prefetched, in bytes."""
+
+BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
+
+
+@dataclass(frozen=True, slots=True)
+class TileAddresses:
+    """Addresses of one block of 16 rows in each plane.
+
+    Attributes:
+        low: low bits of the codes.
+        high: high bits of the codes.
+        scales: scales, and minima where there are any.
+        supers: F16 factors of the scales.
+    """
+
+    low: Value
+    high: Value
+    scales: Value
+    supers: Value
+
+
+class TileReader:
+    """Decodes one block of 16 rows from the planes."""
+
+    def __init__(self, code: Code, isa: Isa, layout: Layout) -> None:
+        self.code = code
+        self.isa = isa
+        self.layout = layout
+
+    def lines(self, tile: TileAddresses, *, ahead: bool) -> list[Value]:
+        """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes.
+
+        Args:
+            tile: addresses of the block.
+            ahead: whether to prefetch later blocks.
+        """
+        layout, code = self.layout, self.code
+        if ahead:
+            for at in range(0, layout.low_bytes, 64):
+                code.prefetch(tile.low + (AHEAD + at))
+        per_line = 8 // layout.low
+        stored = [code.load(tile.low + 64 * n, INTS) for n in range(8 // per_line)]
+        step = 8 // per_line if layout.low == 4 else 1
+        lines = []
+        for line in range(8):
+            source, place = (
+                (line % step, line // step) if layout.low == 4 else divmod(line, per_line)
+            )
+            lines.append(self._part(stored[source], layout.low, place * layout.low))
+        if layout.high:
+            lines = self._with_high(lines, tile)
+        if layout.table:
+            lines = [self._looked_up(line) for line in lines]
+        elif layout.low == 8 and not self.isa.signed_weights:
+            lines = [line ^ 0x80808080 for line in lines]
+        return lines
+
+    def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
+        """Extract `n_bits` bits of every byte, from bit `shift` on."""
+        if n_bits == 8:
+            return stored
+        mask = ((1 << n_bits) - 1) * 0x01010101
+        return ((stored >> shift) if shift else stored) & mask
+
+    def _with_high(self, lines: list[Value], tile: TileAddresses) -> list[Value]:
+        """Put the high bits of the codes above the low bits in `lines`."""
+        n_bits, low = self.layout.high, self.layout.low
+        per_line = 8 // n_bits
+        stored = [self.code.load(tile.high + 64 * n, INTS) for n in range(n_bits)]
+        result = []
+        for number, line in enumerate(lines):
+            source, place = divmod(number, per_line)
+            mask = (((1 << n_bits) - 1) << low) * 0x01010101
+            shift = low - place * n_bits
+            bits = stored[source] << shift if shift >= 0 else stored[source] >> -shift
+            result.append(line | (bits & mask))
+        return result
+
+    def _looked_up(self, line: Value) -> Value:
+        """Replace codes by the values of the layout's table."""
+        table = [value + self.zero_point for value in self.layout.table]
+        table = [value - 256 if value > 127 else value for value in table]
+        return self.isa.table_lookup(self.code, table, line.bitcast(LINE)).bitcast(INTS)
+
+    @property
+    def zero_point(self) -> int:
+        """Number to subtract from the bytes of `lines`."""
+        if self.isa.signed_weights or self.layout.zero:
+            return self.layout.zero
+        if self.layout.table:
+            return -min(self.layout.table)
+        return 128 if self.layout.low == 8 else 0
+
+    @property
+    def largest_weight(self) -> int:
+        """Argument `largest` of `Isa.dots`."""
+        layout = self.layout
+        if not layout.table and layout.low < 8:
+            return int((1 << (layout.low + layout.high)) - 1)
+        if not self.isa.signed_weights:
+            return 255
+        return -max(map(abs, layout.table), default=128)
+
+    def scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
+        """Load the scales of the sub-blocks and the factors of Σ x, in F32 for 16 rows.
+
+        The second list is empty where no multiple of Σ x is added.
+        """
+        layout, code = self.layout, self.code
+        if layout.scale == "f16_min":
+            scale, minimum = (
+                self.isa.f16_to_f32(code, code.load(tile.scales + at, HALVES)) for at in (0, 32)
+            )
+            return [scale], [minimum]
+        if layout.has_supers:
+            scales, added = self._super_scales(tile)
+        else:
+            scales, added = [self._own_scale(tile, n) for n in range(BLOCK // layout.sub)], []
+        if self.zero_point:
+            added = [scale * float(-self.zero_point) for scale in scales]
+        return scales, added
+
+    @property
+    def n_factors(self) -> tuple[int, int]:
+        """Numbers of vectors in both lists of `scales`."""
+        layout = self.layout
+        n_scales = 1 if layout.scale == "f16_min" else BLOCK // layout.sub
+        return n_scales, n_scales if layout.has_minimum or self.zero_point else 0
+
+    def _own_scale(self, tile: TileAddresses, sub: int) -> Value:
+        """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""
+        code = self.code
+        if self.layout.scale == "f16":
+            return self.isa.f16_to_f32(code, code.load(tile.scales + 32 * sub, HALVES))
+        if self.layout.scale == "f32":
+            return code.load(tile.scales + 64 * sub, FLOATS)
+        exponent = code.load(tile.scales + 16 * sub, BYTES).to(INTS, signed=False)
+        tiny = code.constant(INTS, 0x00200000) << exponent
+        return code.where(exponent < 2, tiny, (exponent - 1) << 23).bitcast(FLOATS)
+
+    def _super_scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
+        """Load the scales and the negated minima (if any) of the sub-blocks, times F16 factors."""
+        layout, code = self.layout, self.code
+        subs = range(BLOCK // layout.sub)
+        factor = self.isa.f16_to_f32(code, code.load(tile.supers, HALVES))
+        stored = [code.load(tile.scales + 16 * n, BYTES) for n in subs]
+        if layout.scale == "super":
+            signed = layout.signed_scale
+            return [factor * s.to(INTS, signed=signed).to(FLOATS) for s in stored], []
+        minimum = self.isa.f16_to_f32(code, code.load(tile.supers + 32, HALVES)) * -1.0
+        if layout.scale == "super_nibbles":
+            wide = [s.to(INTS, signed=False) for s in stored]
+            scales, minima = [w & 15 for w in wide], [w >> 4 for w in wide]
+        else:
+            scales = [s.to(INTS, signed=False) for s in stored]
+            at = tile.scales + 16 * len(subs)
+            minima = [code.load(at + 16 * n, BYTES).to(INTS, signed=False) for n in subs]
+        return [factor * s.to(FLOATS) for s in scales], [minimum * m.to(FLOATS) for m in minima]
+
+
+def for_each_super(
+    code: Code, n_blocks: Value, skip: Value, body: Callable[[Value, Value, Value], None]
+) -> None:
+    """Write a loop over super-blocks: `body(index, first, last)` with the blocks of each.
+
+    Args:
+        skip: number of blocks by which the first super-block is cut.
+    """
+    n_super = (n_blocks + skip + (SUPER - 1)) // SUPER
+    with code.loop(code.number(0), n_super) as index:
+        first, last = index * SUPER - skip, index * SUPER - skip + SUPER
+        first = code.where(first < 0, code.number(0), first)
+        body(index, first, code.min_signed(last, n_blocks))
+
+
+def tile_at(
+    layout: Layout, planes: Value, n_blocks: Value, block: Value, super_index: Value
+) -> TileAddresses:
+    """Return the addresses of a block of the tile at `planes`."""
+    high, scales, supers = layout.starts(planes, n_blocks)
+    return TileAddresses(
+        planes + block * layout.low_bytes, high + block * layout.high_bytes,
+        scales + block * layout.scale_bytes, supers + super_index * layout.super_bytes,
+    )  # fmt: skip

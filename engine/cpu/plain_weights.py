@@ -1,0 +1,124 @@
+"""Unquantised matrices for the CPU's kernels: F16, BF16 or F32, as in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from engine.cpu.kernels import compiled
+from engine.cpu.kernels.team import Team
+from engine.cpu.worker import Worker
+from engine.forward.expert_rows import Groups
+from engine.forward.weight import ALL
+from engine.ops.weights import gathered_rows
+from engine.quants.extent import BF16_CHUNK
+
+PIECE_BYTES = 128 << 10
+"""Bytes of weights that a thread takes at a time: enough to prefetch, few enough that all threads
+end at the same time."""
+
+PASS_BYTES = 1 << 20
+"""Bytes of activations per pass over the weights; they stay in a core's cache."""
+
+TOKEN_UNIT, OUTPUT_UNIT = 4, 12
+"""Numbers that tokens of a pass and elements of a piece are multiples of: whole tiles."""
+
+BF16_BATCH = 17
+"""Smallest number of tokens that torch multiplies in BF16 where a load allows it."""
+
+KINDS: Mapping[torch.dtype, str] = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
+}  # fmt: skip
+"""Kernel name of each type of unquantised weights."""
+
+
+def float_product(
+    team: Team, data: Tensor, x: Tensor, y: Tensor, *, transposed: bool = False
+) -> None:
+    """Write to y the products of each head's rows with its matrix: `x Wᵀ`, or `x W` if transposed.
+
+    Args:
+        data: a matrix for each head, (n_head, n_rows, n_columns), of a type of `KINDS`.
+        x: rows, (T, n_head, n_in), F32.
+        y: results, (T, n_head, n_out), F32, the elements of a row side by side.
+    """
+    n_tokens, n_heads, n_in = x.shape
+    n_out = y.shape[2]
+    if data.stride(-1) != 1:
+        data = data.contiguous()
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    shape = data.shape[1:]
+    assert shape == ((n_in, n_out) if transposed else (n_out, n_in)), "kernels read unchecked"
+    assert x.dtype is y.dtype is torch.float32, "kernels read unchecked"
+    assert n_heads == len(data) == y.shape[1], "kernels read unchecked"
+    size = data.element_size()
+    per_thread = n_heads * n_out // (2 * team.n_threads)
+    n_outputs = max(1, min(PIECE_BYTES // max(1, n_in * size), per_thread, n_out))
+    n_outputs = n_outputs // OUTPUT_UNIT * OUTPUT_UNIT or n_outputs
+    per_pass = max(1, PASS_BYTES // max(1, 4 * n_in) // TOKEN_UNIT) * TOKEN_UNIT
+    team.wake()
+    compiled.multiply_plain(KINDS[data.dtype], transposed=transposed)(
+        team.address, data.data_ptr(), size * data.stride(1), *shape, x.data_ptr(),
+        4 * x.stride(0), n_tokens, y.data_ptr(), 4 * y.stride(0), n_outputs, per_pass, n_heads,
+        size * data.stride(0), 4 * x.stride(1), 4 * y.stride(1),
+    )  # fmt: skip
+
+
+class PlainWeight:
+    """An unquantised matrix (F16, BF16 or F32) as in the file, or one per expert or head.
+
+    Args:
+        data: values, (n_out, n_in) or (n, n_out, n_in).
+    """
+
+    def __init__(self, data: Tensor, worker: Worker) -> None:
+        self.data = data
+        self.worker = worker
+
+    @property
+    def n_bytes(self) -> int:
+        return self.data.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        data, worker = self.data, self.worker
+        is_short = data.dtype != torch.float32
+        if x.shape[0] >= BF16_BATCH and is_short and worker.is_bf16_fast:
+            return self._bf16_product(x.bfloat16())
+        y = torch.empty(x.shape[0], data.shape[0])
+        float_product(worker.team, data[None], x[:, None], y[:, None])
+        return y
+
+    def _bf16_product(self, x: Tensor) -> Tensor:
+        """Multiply with torch in BF16, converting the weights some rows at a time."""
+        self.worker.team.rest()
+        if self.data.dtype == torch.bfloat16:
+            return linear(x, self.data).float()
+        n_rows, n_columns = self.data.shape
+        step = max(1, BF16_CHUNK // n_columns)
+        y = torch.empty(x.shape[0], n_rows)
+        for start in range(0, n_rows, step):
+            rows = self.data[start : start + step].bfloat16()
+            y[:, start : start + step] = linear(x, rows)
+        return y
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        data = self.data
+        return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        return torch.cat([self._matrix(expert).matmul(x[rows]) for expert, rows in groups])
+
+    def _matrix(self, index: int) -> PlainWeight:
+        """Return the matrix of one expert or head."""
+        return PlainWeight(self.data[index], self.worker)
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        matrices = self.data[:, rows]
+        n_out = matrices.shape[2 if transposed else 1]
+        y = torch.empty(x.shape[0], x.shape[1], n_out)
+        float_product(self.worker.team, matrices, x, y, transposed=transposed)
+        return y

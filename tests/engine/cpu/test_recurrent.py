@@ -1,0 +1,321 @@
+"""Recurrent layers by kernels: near the reference in F64, the same bits in any pieces."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.cpu.kernels import delta_net
+from engine.cpu.kernels.isa import supported
+from engine.cpu.kernels.team import Team
+from engine.cpu.ops import CpuOps
+from engine.cpu.recorder import Recorder
+from engine.cpu.recurrent import RecurrentOps
+from engine.forward.operands import RELU2, SILU, DeltaInputs, ScanInputs
+from engine.ops.reference import ReferenceOps
+from tests.helpers.tiers import paired
+
+EXACT = ReferenceOps()
+TEAMS: list[Team] = []
+"""A team of one thread and one of three, while tests of this file run."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def teams() -> Iterator[None]:
+    TEAMS.extend((Team(1), Team(3)))
+    yield
+    for team in TEAMS:
+        team.close()
+    TEAMS.clear()
+
+
+@dataclass
+class Layer:
+    """A recurrent operation with the inputs of a pass.
+
+    Attributes:
+        run: operation on some of the tokens; takes its implementation, their inputs and the state.
+        inputs: inputs with a row for each token.
+        state: state before the pass.
+    """
+
+    run: Callable[[Any, list[Tensor], Tensor], Tensor]
+    inputs: list[Tensor]
+    state: Tensor
+
+    def whole(self, ops: Any) -> tuple[Tensor, Tensor]:
+        """Return the outputs of all tokens, and the state after them."""
+        state = self.state.clone()
+        return self.run(ops, self.inputs, state), state
+
+    def cut(self, ops: Any, *bounds: int) -> tuple[Tensor, Tensor]:
+        """Return outputs and state of a pass that is cut at some tokens."""
+        state = self.state.clone()
+        parts = [
+            self.run(ops, [x[a:b] for x in self.inputs], state)
+            for a, b in pairwise([0, *bounds, len(self.inputs[0])])
+        ]
+        return torch.cat(parts), state
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """Return outputs and state of the reference in F64, token by token."""
+        exact, state = [x.double() for x in self.inputs], self.state.double()
+        tokens = range(len(exact[0]))
+        outputs = [self.run(EXACT, [x[n : n + 1] for x in exact], state) for n in tokens]
+        return torch.cat(outputs).float(), state.float()
+
+
+def like(x: Tensor | None, inputs: list[Tensor]) -> Any:
+    """Return a parameter in the type of the inputs."""
+    return None if x is None else x.to(inputs[0].dtype)
+
+
+def columns(n_token: int, *widths: int) -> list[Tensor]:
+    """Return inputs side by side in one matrix, with unused columns around."""
+    return list(torch.randn(n_token, sum(widths) + 5)[:, 2:-3].split(list(widths), 1))
+
+
+def steps(shape: tuple[int, ...]) -> Tensor:
+    """Return steps before the softplus; some forget everything, some nothing."""
+    kind = torch.randint(0, 8, shape)
+    return torch.where(kind == 0, 3e4, torch.where(kind == 1, -200.0, torch.randn(shape)))
+
+
+def delta_layer(n_token: int, sizes: tuple[int, int, int], *, by_channel: bool = False) -> Layer:
+    n_group, n_key, n_value = sizes
+    n_head = 2 * n_group
+    key_of = torch.arange(n_head) % n_group
+    q, k, v = columns(n_token, n_group * n_key, n_group * n_key, n_head * n_value)
+    shape = (n_head, n_key) if by_channel else (n_head,)
+    bias, rate = torch.randn(shape), -torch.rand(n_head)
+    beta = columns(n_token, n_head)[0] * 3
+
+    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+        q, k, v, step, beta = inputs
+        heads = (x.unflatten(1, (-1, n)) for x, n in ((q, n_key), (k, n_key), (v, n_value)))
+        return ops.delta_net(
+            DeltaInputs(*heads, step, like(bias, inputs), like(rate, inputs), beta, key_of, 1e-6),
+            state,
+        )
+
+    inputs = [q, k, v, steps((n_token, *shape)), beta]
+    return Layer(run, inputs, torch.randn(n_head, n_key, n_value))
+
+
+def delta_by_channel(n_token: int, sizes: tuple[int, int, int]) -> Layer:
+    return delta_layer(n_token, sizes, by_channel=True)
+
+
+def selective_layer(n_token: int, sizes: tuple[int, int, int]) -> Layer:
+    _, n_channel, n_state = sizes
+    x, gate, b, c = columns(n_token, n_channel, n_channel, n_state, n_state)
+    a, d = -torch.rand(n_channel, n_state), torch.randn(n_channel)
+    step = steps((n_token, n_channel))
+
+    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+        x, step, b, c, gate = inputs
+        return ops.selective_scan(
+            x, step, like(a, inputs), b, c, like(d, inputs), gate, state
+        )  # fmt: skip
+
+    inputs = [x / (1 + step.abs()), step, b, c, gate]
+    return Layer(run, inputs, torch.randn(n_channel, n_state))
+
+
+def state_space_layer(n_token: int, sizes: tuple[int, int, int]) -> Layer:
+    n_group, n_row, n_state = sizes
+    n_head = 2 * n_group
+    bias, rate, skip = torch.randn(n_head), -torch.rand(n_head), torch.randn(n_head)
+    key_of = torch.arange(n_head) // 2
+    x, gate, b, c = columns(n_token, *[n_head * n_row] * 2, *[n_group * n_state] * 2)
+    step = steps((n_token, n_head))
+
+    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+        x, step, b, c, gate = inputs
+        values, b, c = (
+            t.unflatten(1, (-1, n)) for t, n in ((x, n_row), (b, n_state), (c, n_state))
+        )  # fmt: skip
+        vectors = (like(t, inputs) for t in (bias, rate))
+        found = ScanInputs(values, step, *vectors, b, c, like(skip, inputs), gate, key_of)
+        return ops.state_space_scan(found, state)
+
+    factor = (1 + step.abs()).repeat_interleave(n_row, 1)
+    return Layer(run, [x / factor, step, b, c, gate], torch.randn(n_head, n_row, n_state))
+
+
+def conv_layer(n_token: int, sizes: tuple[int, int, int], act: Any = SILU) -> Layer:
+    n_tap, n_channel, n_gate = 2 + sizes[0] % 3, sizes[1] * sizes[2], sizes[0] % 2
+    weight, bias = torch.randn(n_channel, n_tap), torch.randn(n_channel)
+
+    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+        x, *gates = inputs
+        pair = (gates[0], gates[1]) if gates else None
+        shift = None if gates else like(bias, inputs)
+        return ops.causal_conv(x, state, like(weight, inputs), shift, act, pair)
+
+    inputs = columns(n_token, *[n_channel] * (1 + 2 * n_gate))
+    return Layer(run, inputs, torch.randn(n_channel, n_tap - 1))
+
+
+def conv_without_activation(n_token: int, sizes: tuple[int, int, int]) -> Layer:
+    return conv_layer(n_token, sizes, None)
+
+
+LAYERS = [
+    conv_layer, conv_without_activation, delta_layer, delta_by_channel, selective_layer,
+    state_space_layer,
+]  # fmt: skip
+every_layer = pytest.mark.parametrize("make", LAYERS)
+every_isa = pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+Make = Callable[[int, tuple[int, int, int]], Layer]
+
+SIZES = [(1, 1, 1), (1, 16, 16), (2, 24, 24), (3, 5, 33), (1, 128, 64), (2, 33, 100)]
+isas_and_sizes = pytest.mark.parametrize(
+    ("isa", "sizes"), paired(supported(), SIZES), ids=lambda x: getattr(x, "name", str(x))
+)
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    limit = 1e-5 * max(1.0, float(expected.abs().max()))
+    assert float((found - expected).abs().max()) <= limit  # false for NaN
+
+
+@every_layer
+@isas_and_sizes
+def test_results_are_those_of_the_recurrence(make: Make, isa: Any, sizes: Any) -> None:
+    torch.manual_seed(1)
+    for n_token in (1, 2, 37):
+        layer = make(n_token, sizes)
+        for found, expected in zip(
+            layer.whole(RecurrentOps(TEAMS[1], isa)), layer.expected(), strict=True
+        ):
+            assert_near(found, expected)
+
+
+@every_layer
+@isas_and_sizes
+def test_any_cut_and_any_team_gives_the_same_bits(make: Make, isa: Any, sizes: Any) -> None:
+    torch.manual_seed(2)
+    layer = make(70, sizes)
+    one, three = (RecurrentOps(team, isa) for team in TEAMS)
+    y, state = layer.whole(one)
+    for other in (
+        layer.whole(three), layer.cut(three, *range(1, 70)), layer.cut(one, 16, 17, 33, 64),
+    ):  # fmt: skip
+        assert torch.equal(other[0], y)
+        assert torch.equal(other[1], state)
+
+
+@every_layer
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(1, 80), st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40)),
+    st.sets(st.integers(1, 79)), st.integers(0, 1 << 32),
+)  # fmt: skip
+def test_any_sizes_in_any_pieces(
+    make: Make, n_token: int, sizes: tuple[int, int, int], cuts: set[int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    layer, ops = make(n_token, sizes), CpuOps(TEAMS[1])
+    y, state = layer.whole(ops)
+    expected = layer.expected()
+    assert_near(y, expected[0])
+    assert_near(state, expected[1])
+    again = layer.cut(ops, *sorted(cut for cut in cuts if cut < n_token))
+    assert torch.equal(again[0], y)
+    assert torch.equal(again[1], state)
+
+
+@every_layer
+@isas_and_sizes
+def test_a_token_of_each_sequence_has_the_bits_it_has_alone(
+    make: Make, isa: Any, sizes: Any
+) -> None:
+    torch.manual_seed(7)
+    layer = make(5, sizes)
+    states = torch.randn(7, *layer.state.shape)
+    before, ops = states.clone(), RecurrentOps(TEAMS[1], isa)
+    y = layer.run(ops, layer.inputs, states[1:6])
+    for n in range(5):
+        alone, state = [x[n : n + 1] for x in layer.inputs], before[1 + n].clone()
+        assert torch.equal(layer.run(ops, alone, state), y[n : n + 1])
+        assert torch.equal(state, states[1 + n])
+    assert torch.equal(states[::6], before[::6])
+    exact = layer.run(EXACT, [x.double() for x in layer.inputs], before.double()[1:6])
+    assert_near(y, exact.float())
+
+
+@every_layer
+@every_isa
+def test_only_the_state_is_written(make: Make, isa: Any) -> None:
+    torch.manual_seed(3)
+    layer, ops = make(20, (3, 7, 21)), RecurrentOps(TEAMS[0], isa)
+    around = torch.full((3, *layer.state.shape), 7.0)
+    around[1] = layer.state
+    inputs = [x.clone() for x in layer.inputs]
+    y = layer.run(ops, layer.inputs, around[1])
+    expected, state = layer.whole(ops)
+    assert torch.equal(y, expected)
+    assert torch.equal(around[1], state)
+    assert bool((around[::2] == 7).all())
+    assert all(map(torch.equal, inputs, layer.inputs))
+
+
+@every_layer
+def test_large_layers_are_shared_by_the_threads(make: Make) -> None:
+    """Check many pieces of work, of whole heads and of parts of them."""
+    torch.manual_seed(4)
+    for sizes in ((1, 128, 160), (8, 128, 128)):
+        layer = make(24, sizes)
+        one, three = (layer.whole(RecurrentOps(team)) for team in TEAMS)
+        assert all(map(torch.equal, one, three))
+
+
+@every_layer
+def test_a_recorded_token_is_replayed_with_other_numbers(make: Make) -> None:
+    torch.manual_seed(5)
+    layer, ops = make(6, (2, 24, 40)), CpuOps(TEAMS[1])
+    token, state = [x[:1].clone() for x in layer.inputs], layer.state.clone()
+    layer.run(ops, token, state)  # as a model's first token
+    recorder = Recorder(TEAMS[1], ())
+
+    def compute() -> Tensor | None:
+        y = layer.run(ops, token, state)
+        return recorder.run_live(lambda: y)
+
+    found = [recorder.record(compute)]
+    recording = recorder.recording(0, ())
+    assert recording is not None, recorder.refusal
+    assert recorder.log.n_used > 0
+    for n in range(2, 6):
+        for now, every in zip(token, layer.inputs, strict=True):
+            now.copy_(every[n : n + 1])
+        found.append(recording.run())
+    layer.inputs = [torch.cat((x[:1], x[:1], x[2:])) for x in layer.inputs]
+    y, last = layer.whole(ops)
+    assert torch.equal(torch.cat([one for one in found if one is not None]), y[1:])
+    assert torch.equal(state, last)
+
+
+def test_what_kernels_cannot_read_is_left_to_the_reference() -> None:
+    torch.manual_seed(6)
+    kernels, ops = RecurrentOps(TEAMS[0]), CpuOps(TEAMS[0])
+    cases = [(make(5, (2, 3, 4)), torch.float64) for make in LAYERS]
+    cases.append((conv_layer(5, (2, 3, 4), RELU2), torch.float32))
+    cases.append((delta_layer(5, (1, delta_net.MAX_KEY + 1, 2)), torch.float32))
+    for layer, dtype in cases:
+        layer.inputs = [x.to(dtype) for x in layer.inputs]
+        layer.state = layer.state.to(dtype)
+        assert layer.whole(kernels)[0] is None
+        y, state = layer.whole(ops)
+        assert y.dtype is dtype
+        expected = layer.whole(EXACT)
+        assert torch.equal(y, expected[0])
+        assert torch.equal(state, expected[1])
