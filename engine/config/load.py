@@ -30,6 +30,9 @@ PeerMode = Literal["auto", "off", "on"]
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 """All values of `PeerMode`."""
 
+MOST_PARALLEL = 16
+"""Largest number of requests that run at once, see `LoadParams.parallel`."""
+
 DEFAULT_CONTEXT = 2048
 """Context in tokens where none is asked for."""
 
@@ -76,6 +79,10 @@ class LoadParams:
         overrides: pairs of a regular expression on tensor names and a device, or a rank such as
             "#0": matching parts go there whole, whatever else is set; later ones win.
         reserve: pairs of a device and the bytes to keep free there.
+        parallel: number of requests of full context length for which the KV cache has room; up to
+            16 shorter ones share it at once.
+        checkpoint_bytes: most bytes of the host's memory for kept recurrent states, from which
+            later requests go on; None is a share of what is free.
         kv_type: type of the stored keys and values, one of `KV_TYPES`; or two with a slash between,
             such as "q8_0/q4_0": that of keys and that of values.
         cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
@@ -91,6 +98,9 @@ class LoadParams:
         rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
         rope_base: base of RoPE's frequencies; 0 as the file says.
         chat_template: Jinja source of the chat template to use in place of the file's; "" for that.
+        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16, where a measurement
+            at the load finds that faster. Answers may then differ in their last digits depending
+            on what else is computed at the same time.
 
     Raises:
         EngineError: a value makes no sense.
@@ -117,6 +127,9 @@ class LoadParams:
     rope_factor: float = 0.0
     rope_base: float = 0.0
     chat_template: str = ""
+    fast_prompts: bool = False
+    parallel: int = 1
+    checkpoint_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -131,6 +144,10 @@ class LoadParams:
         _number("rope_factor", self.rope_factor, MOST_ROPE_FACTOR)
         _number("rope_base", self.rope_base, MOST_ROPE_BASE)
         _count("n_ctx", self.n_ctx)
+        _count("checkpoint_bytes", self.checkpoint_bytes, least=0)
+        _count("parallel", self.parallel or 0)
+        if self.parallel > MOST_PARALLEL:
+            raise rejected("parallel", f"at most {MOST_PARALLEL}", self.parallel)
         _count("cpu_threads", self.cpu_threads)
         _count("n_batch", self.n_batch)
         for size in self.groups or ():

@@ -68,3 +68,24 @@ def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
     """Return the number of rows whose product has enough tiles."""
     n_tile = -(-GEMM_WAVES * min(n_sm, MOST_SM) // max(1, -(-n_tokens // GEMM_TILE)))
     return max(TILE, GEMM_TILE * n_tile, LEAST_CHUNK // max(1, n_columns))
+
+
+CAPTURED_ROWS = (1, 2, 4, 8, 16)
+"""Numbers of single tokens whose passes GPUs capture, as each graph takes memory of its own."""
+
+
+def captured_rows(n: int) -> int:
+    """Return the least number of single tokens that GPUs capture and that is at least n."""
+    return next(size for size in CAPTURED_ROWS if size >= n)
+
+
+MOST_RECORDED = 2
+"""Largest number of sizes of passes over several single tokens that CPUs keep recorded.
+
+A recording keeps all that its pass has computed; those used last stay.
+"""
+
+
+def recorded_rows(n_parallel: int) -> int:
+    """Return how many rows recorded passes over up to `n_parallel` single tokens keep at most."""
+    return 1 + sum(range(n_parallel, 1, -1)[:MOST_RECORDED])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.forward.state import KV_INFO, KVState, RecurrentState
+from engine.forward.state import KV_INFO, KVState, RecurrentState, sights_of
 from engine.gguf.types import row_bytes
 from engine.hardware.host_memory import HostTensor
+from engine.paging.keys import PAGE
 from engine.quants.dequantise import dequantise
 from engine.quants.encode import quantise
 from engine.sharding.split import head_groups
 
 if TYPE_CHECKING:
+    from engine.forward.batch import Batch, Piece
+    from engine.forward.cache_size import CacheSize
     from engine.forward.state import State
+    from engine.paging.sight import Sight
     from engine.sharding.ranges import Ranges
 
 UNIT = 512
@@ -31,24 +35,33 @@ DTYPES: Mapping[str, torch.dtype] = {
 class LayerCache:
     """Keys and values of one layer on one rank.
 
+    A *slot* is room for one token; where a sequence's tokens lie, `Piece.runs` says.
+
+    Args:
+        n_slots: number of slots.
+        group: see below.
+
     Attributes:
         types: types of keys and of values; block-quantised ones need heads of whole GGML blocks.
         is_shared: whether values are part of the keys, and are held once (MLA).
-        k: keys, (n_head_kv of the rank, n_ctx, head_dim_k); for block-quantised types their bytes,
-            uint8 (n_head_kv of the rank, n_ctx, bytes of a key).
+        k: keys, (n_head_kv of the rank, n_slots, head_dim_k); for block-quantised types their
+            bytes, uint8 (n_head_kv of the rank, n_slots, bytes of a key).
         v: values, laid out likewise; a view of `k` where values are part of keys.
         head_dim_v: number of elements of a value.
         head_map: row of k and v that each query head uses; None where each row serves the same
             number of neighbouring heads.
         width: number of elements per token that `read` returns.
         is_on_host: whether `k` and `v` lie in the host's memory, wherever attention is computed.
+        group: number of the group of layers with which it shares page tables.
     """
 
     is_on_host = False
 
     def __init__(
-        self, state: KVState, rank: int, n_ctx: int, kv_type: str, device: torch.device
-    ) -> None:
+        self, state: KVState, rank: int, n_slots: int, kv_type: str, device: torch.device,
+        group: int = 0,
+    ) -> None:  # fmt: skip
+        self.group = group
         self.types = types = state.held_types(kv_type)
         self.is_shared = state.v_in_k
         self.head_dim_v = state.head_dim_v
@@ -57,14 +70,14 @@ class LayerCache:
             row_bytes(KV_INFO[types.v], state.head_dim_v),
         )
         n_kv = state.kv_heads.size(rank)
-        n_k, n_v = n_kv * n_ctx * width_k, 0 if self.is_shared else n_kv * n_ctx * width_v
+        n_k, n_v = n_kv * n_slots * width_k, 0 if self.is_shared else n_kv * n_slots * width_v
         begin = -(-n_k // UNIT) * UNIT if n_v else n_k
         whole = self._zeros(begin + n_v, device)
-        self.k = _typed(whole[:n_k], types.k).view(n_kv, n_ctx, -1)
+        self.k = _typed(whole[:n_k], types.k).view(n_kv, n_slots, -1)
         if self.is_shared:
             self.v = self.k[..., : width_v // self.k.element_size()]
         else:
-            self.v = _typed(whole[begin:], types.v).view(n_kv, n_ctx, -1)
+            self.v = _typed(whole[begin:], types.v).view(n_kv, n_slots, -1)
         width = state.head_dim_k + (0 if self.is_shared else state.head_dim_v)
         rows = head_rows(state.heads, state.kv_heads, rank)
         self.head_map = None if rows is None else torch.tensor(rows, device=device)
@@ -84,37 +97,54 @@ class LayerCache:
         """Return the tensors that hold keys and values; one tensor if they share it."""
         return (self.k,) if self.is_shared else (self.k, self.v)
 
-    def write(self, k: Tensor, v: Tensor | None, start: int) -> None:
-        """Store k and v (T, n_head_kv, head_dim) at positions start, start + 1, …
+    def write(self, k: Tensor, v: Tensor | None, batch: Batch) -> None:
+        """Store k and v (T, n_head_kv, head_dim) at the positions of a batch's rows.
 
         v is None where values are part of keys.
         """
-        stop = start + k.shape[0]
-        self.k[:, start:stop].copy_(_stored(k, self.types.k).transpose(0, 1))
-        if v is not None:
-            self.v[:, start:stop].copy_(_stored(v, self.types.v).transpose(0, 1))
+        row = 0
+        for piece in batch.pieces:
+            for slots in piece.runs(self.group, piece.n_past, piece.stop):
+                rows = slice(row, row + len(slots))
+                goal = slice(slots.start, slots.stop)
+                self.k[:, goal].copy_(_stored(k[rows], self.types.k).transpose(0, 1))
+                if v is not None:
+                    self.v[:, goal].copy_(_stored(v[rows], self.types.v).transpose(0, 1))
+                row = rows.stop
 
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values at positions `start` to `stop`, in F32.
+    def read(self, piece: Piece, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a sequence at positions `start` to `stop`, in F32.
 
         Returns:
             Two tensors (`n_row`, stop - start, head_dim).
         """
-        k = _dequantised(self._fetched(self.k[:, start:stop]), self.types.k)
+        slots = [slice(run.start, run.stop) for run in piece.runs(self.group, start, stop)]
+        k = _dequantised(self._fetched_all(self.k, slots), self.types.k)
         if self.is_shared:
             v = k[..., : self.head_dim_v]
         else:
-            v = _dequantised(self._fetched(self.v[:, start:stop]), self.types.v)
+            v = _dequantised(self._fetched_all(self.v, slots), self.types.v)
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of one page to another one."""
+        for held in self.held():
+            goal, page = (held[:, index * PAGE : (index + 1) * PAGE] for index in (target, source))
+            goal.copy_(page)
 
     def _zeros(self, n: int, device: torch.device) -> Tensor:
         """Allocate memory for keys and values, n bytes: one piece wastes less of a GPU."""
         return torch.zeros(n, dtype=torch.uint8, device=device)
 
+    def _fetched_all(self, held: Tensor, slots: Sequence[slice]) -> Tensor:
+        """Return some slots of k or v, one after the other, on the device that attends."""
+        parts = [self._fetched(held[:, part]) for part in slots]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
     def _fetched(self, held: Tensor) -> Tensor:
-        """Return some positions of k or v on the device that computes attention."""
+        """Return neighbouring slots of k or v on the device that computes attention."""
         return held
 
 
@@ -163,44 +193,72 @@ def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
     return None if is_regular else rows
 
 
+class StateSlots:
+    """Recurrent states of one layer, filled with zeros: a place for each of several sequences.
+
+    Args:
+        shapes: shape of each tensor of a sequence by name.
+
+    Attributes:
+        together: tensors of all sequences by name, each (n_slots, ...).
+        of_each: tensors of each sequence by name, which are parts of those.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], n_slots: int, device: torch.device
+    ) -> None:
+        self.together = {
+            name: torch.zeros(n_slots, *shape, device=device) for name, shape in shapes.items()
+        }
+        self.of_each = [
+            {name: tensor[slot] for name, tensor in self.together.items()}
+            for slot in range(n_slots)
+        ]
+
+
 class Cache:
     """KV cache and recurrent states of all layers of one rank.
 
     Args:
+        states: declarations of the layers whose memory is allocated at once.
+        size: see `CacheSize`.
+        sights: sight of each group of layers, see `sights_of`; None for those of `states`.
         kv_on_host: whether keys and values lie in the host's memory.
+
+    Attributes:
+        n_slots: number of sequences for whose recurrent states there is a place.
     """
 
     def __init__(
-        self, states: Iterable[State], rank: int, n_ctx: int, kv_type: str, device: torch.device,
-        *, kv_on_host: bool = False,
+        self, states: Sequence[State], rank: int, size: CacheSize, device: torch.device,
+        sights: Sequence[Sight] | None = None, *, kv_on_host: bool = False,
     ) -> None:  # fmt: skip
         self.kv_on_host = kv_on_host
-        self._rank, self._n_ctx, self._kv_type, self._device = rank, n_ctx, kv_type, device
+        self.n_slots = size.n_slots
+        self._rank, self._size, self._device = rank, size, device
+        self._sights = sights_of(states) if sights is None else sights
         self._kv: dict[KVState, LayerCache] = {}
-        self._recurrent: dict[RecurrentState, dict[str, Tensor]] = {}
-        self._saved: dict[RecurrentState, dict[str, Tensor]] = {}
+        self._recurrent: dict[RecurrentState, StateSlots] = {}
         for state in states:
             self.add(state)
 
     def add(self, state: State) -> None:
         """Allocate the memory of one more layer, filled with zeros."""
         if isinstance(state, RecurrentState):
-            for tensors in (self._recurrent, self._saved):
-                tensors[state] = {
-                    name: torch.zeros(shape, device=self._device)
-                    for name, shape in state.shapes(self._rank).items()
-                }
+            shapes = state.shapes(self._rank)
+            self._recurrent[state] = StateSlots(shapes, self.n_slots, self._device)
         elif state.kv_heads.size(self._rank):
             layer_type = HostLayerCache if self.kv_on_host else LayerCache
             self._kv[state] = layer_type(
-                state, self._rank, self._n_ctx, self._kv_type, self._device
-            )
+                state, self._rank, self._size.n_held(state.sight), self._size.kv_type,
+                self._device, self._sights.index(state.sight),
+            )  # fmt: skip
 
     def allocation(self, state: State) -> tuple[torch.device, int]:
         """Return the device on which `add` allocates memory for a layer, and how many bytes."""
         is_on_host = self.kv_on_host and isinstance(state, KVState)
         device = torch.device("cpu") if is_on_host else self._device
-        return device, state.n_bytes(self._rank, self._n_ctx, self._kv_type)
+        return device, state.n_bytes(self._rank, self._size)
 
     def memory_key(self, state: State) -> object:
         """Return a key that is equal in caches that may `take` this layer's memory."""
@@ -210,7 +268,6 @@ class Cache:
         """Free a layer's memory, if it has any."""
         if isinstance(state, RecurrentState):
             self._recurrent.pop(state, None)
-            self._saved.pop(state, None)
         else:
             self._kv.pop(state, None)
 
@@ -223,21 +280,20 @@ class Cache:
         if isinstance(state, RecurrentState):
             assert isinstance(other_state, RecurrentState)
             self._recurrent[state] = other._recurrent.pop(other_state)
-            self._saved[state] = other._saved.pop(other_state)
         elif state.kv_heads.size(self._rank):
             assert isinstance(other_state, KVState)
             self._kv[state] = other._kv.pop(other_state)
 
-    def tensors(self, state: State, *, saved: bool = False) -> dict[str, Tensor]:
+    def tensors(self, state: State, slot: int = 0) -> dict[str, Tensor]:
         """Return a layer's tensors on this rank, by the names of `state.cuts()`.
 
         Args:
-            saved: whether to return the copies that `restore` reads; keys and values have none.
+            slot: place of a sequence's recurrent states; keys and values have the first only.
         """
         if isinstance(state, RecurrentState):
-            return (self._saved if saved else self._recurrent)[state]
+            return self._recurrent[state].of_each[slot]
         layer = self._kv.get(state)
-        if layer is None or saved:
+        if layer is None or slot:
             return {}
         return {"k": layer.k} if layer.is_shared else {"k": layer.k, "v": layer.v}
 
@@ -250,27 +306,48 @@ class Cache:
         """Return the keys and values of the layer that declared `state`; the rank has heads."""
         return self._kv[state]
 
-    def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
-        """Return the tensors of the layer that declared `state`, to be updated in place."""
-        return self._recurrent[state]
+    def recurrent(self, state: RecurrentState, slot: int = 0) -> dict[str, Tensor]:
+        """Return the tensors of the layer that declared `state`, to be updated in place.
 
-    def recurrent_tensors(self) -> list[Tensor]:
-        """Return the recurrent tensors: computing a token twice updates them twice."""
-        return [x for tensors in self._recurrent.values() for x in tensors.values()]
+        Args:
+            slot: place of the sequence's states.
+        """
+        return self._recurrent[state].of_each[slot]
 
-    def reset(self) -> None:
-        """Zero all recurrent states; keys and values are overwritten as tokens come."""
-        for tensors in self._recurrent.values():
-            for tensor in tensors.values():
+    def neighbours(self, state: RecurrentState, first: int, n: int) -> dict[str, Tensor]:
+        """Return the tensors of n sequences from a slot on, each (n, ...); see `recurrent`."""
+        together = self._recurrent[state].together
+        return {name: tensor[first : first + n] for name, tensor in together.items()}
+
+    def recurrent_tensors(self, n: int = 1) -> list[Tensor]:
+        """Return the recurrent tensors of the first n sequences, which computing a token changes.
+
+        Computing a token twice changes them twice.
+        """
+        return [
+            tensor
+            for slots in self._recurrent.values()
+            for tensors in slots.of_each[:n]
+            for tensor in tensors.values()
+        ]
+
+    def reset(self, slot: int = 0) -> None:
+        """Zero the recurrent states of a slot; keys and values are overwritten as tokens come."""
+        for slots in self._recurrent.values():
+            for tensor in slots.of_each[slot].values():
                 tensor.zero_()
 
-    def save(self) -> None:
-        """Copy the recurrent states for `restore`: they cannot be rewound to an earlier token."""
-        _copy(self._recurrent, self._saved)
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copy all recurrent states of a slot to another one."""
+        for slots in self._recurrent.values():
+            for tensor in slots.together.values():
+                tensor[target].copy_(tensor[source])
 
-    def restore(self) -> None:
-        """Return to the recurrent states saved last; any number of times."""
-        _copy(self._saved, self._recurrent)
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page of all layers of a group."""
+        for layer in self.layers:
+            if layer.group == group:
+                layer.copy_page(source, target)
 
     @property
     def host_bytes(self) -> int:
@@ -279,15 +356,6 @@ class Cache:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the whole cache, with the copies for `restore`."""
-        recurrent = sum(t.nbytes for tensors in self._recurrent.values() for t in tensors.values())
-        return sum(layer.n_bytes for layer in self.layers) + 2 * recurrent
-
-
-def _copy(
-    source: dict[RecurrentState, dict[str, Tensor]], target: dict[RecurrentState, dict[str, Tensor]]
-) -> None:
-    """Copy the contents of all tensors from `source` to `target`."""
-    for state, tensors in source.items():
-        for name, tensor in tensors.items():
-            target[state][name].copy_(tensor)
+        """Bytes of the whole cache."""
+        recurrent = sum(tensor.nbytes for tensor in self.recurrent_tensors(self.n_slots))
+        return sum(layer.n_bytes for layer in self.layers) + recurrent

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engine.forward.batch import MOST_AT_ONCE, Batch
 from engine.forward.communicator import Communicator, Group
 from engine.sharding.ranges import Ranges
 
@@ -29,11 +30,10 @@ class Context:
         kinds: kind of each rank's device; devices of one kind round alike.
 
     Attributes:
-        n_past: tokens in the cache before this pass.
-        first_logit: index of this pass's first row whose logits are wanted.
+        batch: rows of this pass.
         cache: keys, values and recurrent states of this rank's layers.
-        position: `n_past` in the device's memory, int64 (1,); the same memory in every pass.
-        positions: positions of this pass's tokens, (T,).
+        positions: position of each row of this pass, int64 (T,); in passes over single tokens the
+            same memory each time.
         directions: vector to add to the residual stream after a block, by the block's number.
         side: tensors that an architecture hands its blocks beside the residual stream, for one
             pass.
@@ -54,14 +54,13 @@ class Context:
         self.rank = comm.rank
         self.ops = ops
         self.device = device
-        self.n_past = 0
-        self.first_logit = 0
+        self.batch = Batch.of_one(0, 0, 0)
         self._comm = comm
         self._kinds = kinds
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._of_singles = torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device)
         self.recorder: TokenRecorder | None = None
         self.is_sliced = False
         self.head_input: Tensor | None = None
@@ -71,20 +70,34 @@ class Context:
         self._normed: tuple[Tensor, NormLayer, Tensor] | None = None
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
-    def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
-        """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones."""
-        self.n_past = n_past
-        self.first_logit = first_logit
+    def begin(self, batch: Batch) -> None:
+        """Prepare for a pass."""
+        self.batch = batch
         self._angles.clear()
         self._normed = None
         self.side.clear()
-        if n_past == 0:
-            self.cache.reset()
-        self.ops.begin(n_past, n_tokens, self.position.fill_(n_past))
-        if n_tokens == 1:
-            self.positions = self.position
-        else:
-            self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
+        for piece in batch.pieces:
+            if piece.n_past == 0:
+                self.cache.reset(piece.slot)
+        self.positions = self._written_positions(batch)
+        self.ops.begin(batch, self.positions)
+
+    def _written_positions(self, batch: Batch) -> Tensor:
+        """Return the position of each row on the device."""
+        first, *others = batch.pieces
+        n = len(batch.pieces)
+        if not batch.is_of_singles or n > MOST_AT_ONCE:
+            parts = [torch.arange(p.n_past, p.stop, device=self.device) for p in batch.pieces]
+            return parts[0] if n == 1 else torch.cat(parts)
+        held = self._of_singles[:n]
+        if not others:
+            return held.fill_(first.n_past)
+        return held.copy_(torch.tensor([piece.n_past for piece in batch.pieces]))
+
+    @property
+    def position(self) -> Tensor:
+        """Position of a token that is computed alone, int64 (1,): always the same memory."""
+        return self._of_singles[:1]
 
     @property
     def waited_s(self) -> float:
@@ -234,8 +247,8 @@ class Context:
         """
         cache = self.cache.kv(state)
         if k is None:
-            return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
-        return self.ops.new_attention(q, k, v, cache, self.n_past, scores, sinks, slopes)
+            return self.ops.attention(q, cache, self.batch, scores, sinks, slopes)
+        return self.ops.new_attention(q, k, v, cache, self.batch, scores, sinks, slopes)
 
     def index(self, numbers: tuple[int, ...]) -> Tensor:
         """Return numbers as an int64 tensor (n,) on the device; equal calls share one tensor."""
@@ -248,6 +261,26 @@ class Context:
         """Tensors that `index` has made so far, by their numbers."""
         return self._indices
 
-    def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
-        """Return the tensors that a recurrent layer declared, to be updated in place."""
-        return self.cache.recurrent(state)
+    def by_sequence(
+        self, state: RecurrentState, compute: Callable[[slice, Mapping[str, Tensor]], Tensor]
+    ) -> Tensor:
+        """Compute a recurrent layer for each sequence of the pass; return all rows, (T, …).
+
+        Args:
+            compute: returns the result of some neighbouring rows, given their indices and the
+                tensors that the layer declared, which it updates in place. The rows are those of
+                one sequence; or there are several with a token each, and the tensors have one more
+                dimension for them.
+        """
+        found, row = list[Tensor](), 0
+        for pieces in self.batch.state_runs:
+            slot, n = pieces[0].slot, len(pieces)
+            tensors = (
+                self.cache.recurrent(state, slot)
+                if n == 1
+                else self.cache.neighbours(state, slot, n)
+            )
+            rows = slice(row, row + sum(piece.n for piece in pieces))
+            found.append(compute(rows, tensors))
+            row = rows.stop
+        return found[0] if len(found) == 1 else torch.cat(found)

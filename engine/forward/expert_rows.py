@@ -20,7 +20,7 @@ class Groups:
 
     Attributes:
         table: number, first row and number of rows of each expert in use, int64 (n_group, 3), on
-            the CPU.
+            the CPU; there may be entries without rows at its end.
         expert_of: expert of each row, int64 (n_row,).
         pair_of: pair of each row, int64 (n_row,); pairs are numbered token by token.
         row_of: row of each pair, int64 (n_token, n_used).
@@ -61,7 +61,8 @@ class Groups:
         """Yield each expert in use with its rows."""
         refuse_replay("experts are computed one by one")
         for expert, first, n in self.table.tolist():
-            yield expert, slice(first, first + n)
+            if n:
+                yield expert, slice(first, first + n)
 
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
         """Return each row's token of x (n_token, n) as (n_row, n), not to be written to.

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from engine.paging.sight import Sight
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -55,6 +57,13 @@ class Scores:
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+
+    @property
+    def sight(self) -> Sight:
+        """How far back queries see."""
+        if self.chunk and not 0 < self.window <= self.chunk:
+            return Sight(self.chunk, is_chunked=True)
+        return Sight(self.window or None)
 
     def first_visible(self, position: int) -> int:
         """Return the first position that any query from `position` on sees."""
@@ -118,6 +127,13 @@ class DeltaInputs(NamedTuple):
         """Factor on the queries after their L2 norm."""
         return float(self.q.shape[-1] ** -0.5)
 
+    def rows(self, rows: slice) -> DeltaInputs:
+        """Return the operands of some of the T tokens."""
+        return self._replace(
+            q=self.q[rows], k=self.k[rows], v=self.v[rows], step=self.step[rows],
+            beta=self.beta[rows],
+        )  # fmt: skip
+
 
 class ScanInputs(NamedTuple):
     """Operands of a Mamba 2 scan for the heads of a rank, as the projections return them.
@@ -142,6 +158,13 @@ class ScanInputs(NamedTuple):
     skip: Tensor
     gate: Tensor
     key_of: Tensor | None
+
+    def rows(self, rows: slice) -> ScanInputs:
+        """Return the operands of some of the T tokens."""
+        return self._replace(
+            values=self.values[rows], step=self.step[rows], b=self.b[rows], c=self.c[rows],
+            gate=self.gate[rows],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.forward.batch import Batch, Tables
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
     from engine.forward.operands import (
@@ -151,11 +152,19 @@ class FusedAllReduce(Protocol):
 class Ops(Protocol):
     """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens."""
 
-    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
-        """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones.
+    def begin(self, batch: Batch, positions: Tensor) -> None:
+        """Prepare for a pass.
 
         Args:
-            position: `n_past` in the device's memory, int64 (1,); the same memory in each pass.
+            positions: position of each row in the device's memory, int64 (T,); in passes over
+                single tokens the same memory each time.
+        """
+        ...
+
+    def extend(self, tables: Tables) -> None:
+        """Note that the only sequence of a pass has got more pages, while it is being computed.
+
+        What has been started ahead of the host goes on, and what follows sees these tables.
         """
         ...
 
@@ -223,6 +232,10 @@ class Ops(Protocol):
         """Return `ln(1 + e^x)`, element by element."""
         ...
 
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """Return `cap * tanh(x / cap)`, element by element."""
+        ...
+
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         """Apply xIELU, element by element (see `engine.models.apertus.Xielu`)."""
         ...
@@ -249,6 +262,8 @@ class Ops(Protocol):
         """Convolve over time (see `engine.ops.recurrent.causal_conv`), then activate.
 
         Args:
+            state: inputs before x, (channels, K - 1), updated in place; (T, channels, K - 1) where
+                each row is the token of another sequence.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
@@ -258,7 +273,8 @@ class Ops(Protocol):
         """Run a gated delta net over the projected operands; return (T, n_head, head_dim).
 
         Args:
-            state: recurrent state, (n_head, head_dim, head_dim), updated in place.
+            state: recurrent state, (n_head, head_dim, head_dim), updated in place; T of them where
+                each row is the token of another sequence.
         """
         ...
 
@@ -271,6 +287,8 @@ class Ops(Protocol):
         Args:
             step: step size Δ before the softplus, (T, channels).
             gate: gate before its SiLU, (T, channels).
+            state: recurrent state, (channels, n_state), updated in place; T of them where each row
+                is the token of another sequence.
         """
         ...
 
@@ -278,7 +296,8 @@ class Ops(Protocol):
         """Run a Mamba 2 scan over the projected operands; return (T, n_head × head_dim).
 
         Args:
-            state: recurrent state, (n_head, head_dim, n_state), updated in place.
+            state: recurrent state, (n_head, head_dim, n_state), updated in place; T of them where
+                each row is the token of another sequence.
         """
         ...
 
@@ -345,15 +364,15 @@ class Ops(Protocol):
         self,
         q: Tensor,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
         """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
 
-        The cache holds n_past + T positions already. Query t sees the first n_past + t + 1, fewer
-        if a window or chunk limits it.
+        The cache holds the keys and values of all rows already. Each row sees the positions of its
+        own sequence up to its own, fewer if a window or chunk limits it.
 
         Args:
             sinks: logits that take weight but have no value, (n_head,); or None.
@@ -371,10 +390,10 @@ class Ops(Protocol):
         k: Tensor,
         v: Tensor | None,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        """Write k and v to the cache from position n_past on, then attend as `attention`."""
+        """Write k and v to the cache at the rows' positions, then attend as `attention`."""
         ...

@@ -6,18 +6,23 @@ planner counts exactly the bytes that are allocated later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gguf.constants import GGMLQuantizationType
 
 from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
 from engine.errors import EngineError
 from engine.gguf.types import TYPES, TypeInfo, row_bytes
+from engine.paging.sight import EVERYTHING, Sight, in_order
 from engine.sharding.ranges import Ranges
 from engine.sharding.recut import Segments
+
+if TYPE_CHECKING:
+    from engine.forward.cache_size import CacheSize
 
 F32_BYTES = 4
 """Bytes of an F32 number."""
@@ -44,8 +49,21 @@ class Step:
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
 """Step on a CPU in torch: the keys of one head and its scores stay in a core's caches."""
 
-KERNELS_STEP = Step(keys=1 << 23, scores=1 << 19)
-"""Largest step that torch's fused attention kernel takes on a CPU, with all keys at once."""
+ATTENTION_BLOCK = 64
+"""Positions of a block of keys and values, at which the CPU's kernels of attention work at once."""
+
+ATTENTION_HEADS = 64
+"""Largest number of query heads that these kernels compute together for one token."""
+
+ATTENTION_VECTOR_BYTES = 64
+"""Size of the vectors that they compute with, of which queries and results fill whole ones."""
+
+ATTENTION_TILE_BYTES = 512 << 10
+"""Bytes that their queries and results of several tokens shall not exceed: they stay in a core's
+cache."""
+
+ATTENTION_RESULTS_BYTES = 32 << 20
+"""Largest size of their results of all pages, which are merged at the end."""
 
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
 """Step on other devices: long enough to hide the latency of kernel launches."""
@@ -59,17 +77,19 @@ class KVState:
         kv_heads: key-value heads of each rank.
         head_dim_k: number of elements of a key.
         head_dim_v: number of elements of a value.
+        sight: how far back any layer looks that attends to them.
         v_in_k: whether values are the first `head_dim_v` elements of the keys, held once (MLA).
     """
 
     def __init__(
         self, heads: Ranges, kv_heads: Ranges, head_dim_k: int, head_dim_v: int,
-        *, v_in_k: bool = False,
+        sight: Sight = EVERYTHING, *, v_in_k: bool = False,
     ) -> None:  # fmt: skip
         self.heads = heads
         self.kv_heads = kv_heads
         self.head_dim_k = head_dim_k
         self.head_dim_v = head_dim_v
+        self.sight = sight
         self.v_in_k = v_in_k
 
     def cuts(self) -> dict[str, Segments]:
@@ -80,13 +100,17 @@ class KVState:
         """Return a key that is equal for ranks, also of other cuts, that hold the same heads."""
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
-    def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
-        """Return the bytes of `rank` for a context of `n_ctx` tokens."""
+    def n_bytes(self, rank: int, size: CacheSize) -> int:
+        """Return the bytes of `rank`."""
+        return size.n_held(self.sight) * self.token_bytes(rank, size.kv_type)
+
+    def token_bytes(self, rank: int, kv_type: str) -> int:
+        """Return the bytes of one token's key and value on `rank`."""
         types = self.held_types(kv_type)
         width = row_bytes(KV_INFO[types.k], self.head_dim_k)
         if not self.v_in_k:
             width += row_bytes(KV_INFO[types.v], self.head_dim_v)
-        return self.kv_heads.size(rank) * n_ctx * width
+        return self.kv_heads.size(rank) * width
 
     def held_types(self, kv_type: str) -> KVTypes:
         """Return in which types keys and values are held: values in keys have the keys' type."""
@@ -175,12 +199,13 @@ class RecurrentState:
             for name, segments in self.cuts().items()
         }
 
-    def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
-        """Return the bytes of `rank`, with the copy for `Cache.restore`.
+    def n_bytes(self, rank: int, size: CacheSize) -> int:
+        """Return the bytes of `rank`: of as many sequences as have states on the devices."""
+        return size.n_slots * self.sequence_bytes(rank)
 
-        Context and KV type do not matter.
-        """
-        return 2 * F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
+    def sequence_bytes(self, rank: int) -> int:
+        """Return the bytes of one sequence's tensors on `rank`."""
+        return F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
     def n_work(self, rank: int) -> int:
         """Return the elements per token that a prefill pass needs beside the residual stream.
@@ -196,3 +221,13 @@ class RecurrentState:
 
 State = KVState | RecurrentState
 """Memory of a layer for the tokens before."""
+
+
+def sights_of(states: Iterable[State]) -> tuple[Sight, ...]:
+    """Return the sights of the groups into which a model's layers fall, each once.
+
+    Layers with equal sights are one group. The one that sees everything comes first, if there is
+    one, then the others, the farthest first: an order that no split changes, as ranks declare all
+    layers, also those of which they hold nothing.
+    """
+    return in_order(state.sight for state in states if isinstance(state, KVState))

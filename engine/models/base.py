@@ -80,8 +80,8 @@ class CausalLM(Module):
         """Run ids (T,) after the tokens that are already in the caches.
 
         Returns:
-            Logits (rows, n_vocab) of the rows from `ctx.first_logit` on, on the first rank of the
-            output head; None on the others, and on all if there are no such rows.
+            Logits (rows, n_vocab) of the rows from the first wanted one on, on the first rank of
+            the output head; None on the others, and on all if there are no such rows.
         """
         x = self.embed(ids, ctx)
         for block in self.blk:
@@ -90,18 +90,19 @@ class CausalLM(Module):
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if x is not None:
                 x = ctx.steer(block.forward(x, ctx), block.layer)
-        if ctx.first_logit >= len(ids):
+        first = ctx.batch.first_logit
+        if first >= len(ids):
             return None
         x = ctx.enter(x, self.split.last_group, self.hp.n_embd)
         if x is None:
             return None
-        return ctx.gather(self.head(self.output_norm(x[ctx.first_logit :], ctx)), x)
+        return ctx.gather(self.head(self.output_norm(x[first:], ctx), ctx), x)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""
         return self.token_embd(ids, ctx)
 
-    def head(self, x: Tensor) -> Tensor:
+    def head(self, x: Tensor, ctx: Context) -> Tensor:
         """Return this rank's logits of x (rows, n_embd), the output of the final norm."""
         return self.output(x)
 
@@ -218,8 +219,8 @@ class ScaledLM(CausalLM):
         x = super().embed(ids, ctx)
         return None if x is None else x * self.embedding_scale
 
-    def head(self, x: Tensor) -> Tensor:
-        logits = super().head(x)
+    def head(self, x: Tensor, ctx: Context) -> Tensor:
+        logits = super().head(x, ctx)
         return logits if self.logit_scale == 1 else logits * self.logit_scale
 
 

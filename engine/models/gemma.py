@@ -16,6 +16,8 @@ from engine.sharding.split import ModelSplit
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.forward.context import Context
+
 
 class GemmaLM(SwaRopeLM, SqrtScaledLM):
     """A Gemma model: scaled embedding, optionally soft-capped logits.
@@ -33,10 +35,10 @@ class GemmaLM(SwaRopeLM, SqrtScaledLM):
         super().__init__(hp, split)
         self.final_softcap = hp.keys.number("final_logit_softcapping", self.softcap)
 
-    def head(self, x: Tensor) -> Tensor:
-        logits = super().head(x)
-        softcap = self.final_softcap
-        return (logits / softcap).tanh() * softcap if softcap else logits
+    def head(self, x: Tensor, ctx: Context) -> Tensor:
+        logits = super().head(x, ctx)
+        cap = self.final_softcap
+        return ctx.ops.softcap(logits, cap) if cap else logits
 
 
 class GemmaBlock(TransformerBlock):

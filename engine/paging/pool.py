@@ -30,7 +30,8 @@ class PagePool:
     A page is *used* while sequences count it, and *known* while it can be found by its content. A
     known page that nobody uses is *idle*: it stays until its memory is wanted. The page that was
     released first goes first, so a sequence that releases its last page first loses its end before
-    its beginning, which others may share.
+    its beginning, which others may share. Before all of them go pages that a sequence has *passed*:
+    its window has left them, and only who goes back as far would look for them.
 
     Args:
         n_pages: number of pages.
@@ -40,7 +41,8 @@ class PagePool:
         self.n_pages = n_pages
         self._n_users = [0] * n_pages
         self._empty = list(reversed(range(n_pages)))
-        self._idle: dict[int, None] = {}  # in the order in which they were released
+        self._passed: dict[int, None] = {}  # in the order in which they were released
+        self._idle: dict[int, None] = {}  # so are these
         self._contents: dict[int, Content] = {}
         self._whole: dict[bytes, int] = {}
         self._behind: dict[bytes, dict[int, None]] = {}
@@ -48,12 +50,17 @@ class PagePool:
     @property
     def n_free(self) -> int:
         """Number of pages that `take` can return before a sequence releases some."""
-        return len(self._empty) + len(self._idle)
+        return len(self._empty) + len(self._passed) + len(self._idle)
 
     @property
     def n_known(self) -> int:
         """Number of pages that can be found by their content."""
         return len(self._contents)
+
+    @property
+    def known(self) -> list[int]:
+        """Pages that can be found by their content, in order."""
+        return sorted(self._contents)
 
     def n_users(self, page: int) -> int:
         """Return how many sequences use a page."""
@@ -71,9 +78,9 @@ class PagePool:
         """
         if self._empty:
             page = self._empty.pop()
-        elif self._idle:
-            page = next(iter(self._idle))
-            del self._idle[page]
+        elif waiting := self._passed or self._idle:
+            page = next(iter(waiting))
+            del waiting[page]
             self.forget(page)
         else:
             raise OutOfPages
@@ -83,18 +90,23 @@ class PagePool:
     def use(self, page: int) -> None:
         """Count one more user of a known page."""
         assert page in self._contents, "only what is known can be shared"
+        self._passed.pop(page, None)
         self._idle.pop(page, None)
         self._n_users[page] += 1
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Count one user less of each page; those known to be good stay until they are wanted."""
+    def release(self, pages: Iterable[int], *, is_passed: bool = False) -> None:
+        """Count one user less of each page; those known to be good stay until they are wanted.
+
+        Args:
+            is_passed: whether the user's window has left them.
+        """
         for page in pages:
             assert self._n_users[page] > 0, "nobody uses this page"
             self._n_users[page] -= 1
             if self._n_users[page]:
                 continue
             if page in self._contents:
-                self._idle[page] = None
+                (self._passed if is_passed else self._idle)[page] = None
             else:
                 self._empty.append(page)
 
@@ -150,5 +162,6 @@ class PagePool:
         """Make sure that no page is found, such as after a failure that may have spoilt some."""
         for page in list(self._contents):
             self.forget(page)
-        self._empty.extend(self._idle)
+        self._empty.extend((*self._passed, *self._idle))
+        self._passed.clear()
         self._idle.clear()

@@ -126,8 +126,12 @@ class PagedSequence:
             self._release()
             raise
 
-    def reserve(self, n: int) -> None:
+    def reserve(self, n: int, firsts: Sequence[int] = ()) -> None:
         """Make sure that each group has pages for n more tokens.
+
+        Args:
+            firsts: for each group, the first position that is to have a page, for tokens that were
+                computed elsewhere and of which not all are there; none if all are.
 
         Raises:
             OutOfPages: others use too many; nothing has changed.
@@ -135,9 +139,10 @@ class PagedSequence:
         wanted = -(-(len(self.ids) + n) // PAGE)
         before = [len(table) for table in self.tables]
         try:
-            for group, table in zip(self._groups, self.tables, strict=True):
+            for number, (group, table) in enumerate(zip(self._groups, self.tables, strict=True)):
+                first = firsts[number] // PAGE if firsts else 0
                 while len(table) < wanted:
-                    table.append(group.pool.take())
+                    table.append(GONE if len(table) < first else group.pool.take())
         except OutOfPages:
             for number, length in enumerate(before):
                 self._drop_from(number, length)
@@ -248,7 +253,8 @@ class PagedSequence:
         """Release the pages before one, which no token will see."""
         table = self.tables[number]
         gone = [index for index in range(min(first, len(table))) if table[index] != GONE]
-        self._groups[number].pool.release(table[index] for index in reversed(gone))
+        pages = [table[index] for index in reversed(gone)]
+        self._groups[number].pool.release(pages, is_passed=True)
         for index in gone:
             table[index] = GONE
 

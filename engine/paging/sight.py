@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.paging.keys import PAGE
@@ -37,4 +38,13 @@ class Sight:
         whole = -(-n_ctx // PAGE)
         if self.n is None:
             return whole
-        return min(whole, -(-(self.n + n_batch) // PAGE) + 1)
+        return min(whole, -(-(self.n + n_batch - 2) // PAGE) + 1)
+
+
+EVERYTHING = Sight()
+"""Sight of layers without a window."""
+
+
+def in_order(sights: Iterable[Sight]) -> tuple[Sight, ...]:
+    """Return each sight once: that of everything first, then the others, the farthest first."""
+    return tuple(sorted(set(sights), key=lambda s: (s.n is not None, -(s.n or 0), s.is_chunked)))

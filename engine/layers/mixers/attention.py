@@ -41,7 +41,7 @@ class Attention(Mixer):
         self.attn_output = Linear(
             n_head * self.head_dim_v, hp.n_embd, Shard(1, split.heads), split.group
         )
-        self.cache = KVState(split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v)
+        self.cache = self.declared_cache()
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
@@ -51,6 +51,13 @@ class Attention(Mixer):
         """Return scale and window of this layer's scores."""
         window = self.hp.n_swa if self.hp.swa[self.layer] else 0
         return Scores(self.head_dim_k**-0.5, window)
+
+    def declared_cache(self) -> KVState:
+        """Return a new declaration of keys and values with this layer's sizes and window."""
+        split = self.split
+        return KVState(
+            split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v, self.scores.sight
+        )
 
     @property
     def bias(self) -> Tensor | None:

@@ -9,10 +9,13 @@ from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from engine.forward.context import Context
     from engine.forward.operands import Activation
+    from engine.forward.state import RecurrentState
 
 
 class CausalConv(Module):
@@ -47,14 +50,22 @@ class CausalConv(Module):
         return slots
 
     def __call__(
-        self, x: Tensor, memory: Tensor, ctx: Context, act: Activation | None = None,
-        gates: tuple[Tensor, Tensor] | None = None,
+        self, x: Tensor, ctx: Context, state: RecurrentState, name: str,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Convolve x (T, channels of this rank), after the inputs in `memory`, which is updated.
+        """Convolve x (T, channels of this rank), after each sequence's inputs before these.
 
         Args:
+            state: declaration of the layer's memory.
+            name: name of the inputs before these in it; they are updated.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
-        assert self.weight is not None, "a rank without a slice must not compute it"
-        return ctx.ops.causal_conv(x, memory, self.weight, self.bias, act, gates)
+        weight, bias = self.weight, self.bias
+        assert weight is not None, "a rank without a slice must not compute it"
+
+        def convolved(rows: slice, memory: Mapping[str, Tensor]) -> Tensor:
+            factors = None if gates is None else (gates[0][rows], gates[1][rows])
+            return ctx.ops.causal_conv(x[rows], memory[name], weight, bias, act, factors)
+
+        return ctx.by_sequence(state, convolved)

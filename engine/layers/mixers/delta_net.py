@@ -95,9 +95,7 @@ class DeltaNet(Mixer):
         return self.out_proj.bias
 
     @abstractmethod
-    def inputs(
-        self, x: Tensor, state: dict[str, Tensor], ctx: Context
-    ) -> tuple[DeltaInputs, Tensor]:
+    def inputs(self, x: Tensor, ctx: Context) -> tuple[DeltaInputs, Tensor]:
         """Project x (T, n_embd) to the operands of the delta rule and the outputs' gate.
 
         Returns:
@@ -107,9 +105,11 @@ class DeltaNet(Mixer):
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.state_heads):
             return None
-        state = ctx.recurrent(self.state)
-        inputs, gate = self.inputs(x, state, ctx)
-        y = ctx.ops.delta_net(inputs, state["matrix"])
+        inputs, gate = self.inputs(x, ctx)
+        y = ctx.by_sequence(
+            self.state,
+            lambda rows, memory: ctx.ops.delta_net(inputs.rows(rows), memory["matrix"]),
+        )
         return self.out_proj(ctx.ops.norm_gated(y, self.ssm_norm, self.gate_act, gate))
 
 
@@ -172,11 +172,9 @@ class GatedDeltaNet(DeltaNet):
         """Return queries, keys and values of x (T, n_embd) side by side, and the gate."""
         return self.attn_qkv(x), self.attn_gate(x)
 
-    def inputs(
-        self, x: Tensor, state: dict[str, Tensor], ctx: Context
-    ) -> tuple[DeltaInputs, Tensor]:
+    def inputs(self, x: Tensor, ctx: Context) -> tuple[DeltaInputs, Tensor]:
         mixed, gate = self.project(x, ctx)
-        mixed = self.ssm_conv1d(mixed, state["conv"], ctx, SILU)
+        mixed = self.ssm_conv1d(mixed, ctx, self.state, "conv", SILU)
         n_key = self.split.state_groups.size(ctx.rank) * self.sizes.head_dim
         parts = split_last(mixed, n_key, n_key, gate.shape[1])
         q, k, v = (split_heads(part, self.sizes.head_dim) for part in parts)

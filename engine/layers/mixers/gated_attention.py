@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import SIGMOID
 from engine.layers.linear import Linear
 from engine.layers.mixers.attention import QKNormAttention, split_heads
 from engine.layers.module import Slot, TensorSource
@@ -51,7 +52,7 @@ class GatedAttention(QKNormAttention):
 
     def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
         """Return the factors of gates, which may have any shape."""
-        return gate.sigmoid()
+        return ctx.ops.activate(SIGMOID, gate)
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
         if self.attn_gate is not None:

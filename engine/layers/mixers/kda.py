@@ -60,13 +60,11 @@ class KimiDeltaAttention(DeltaNet):
             raise hp.keys.invalid(f"block {layer} has no heads")
         return DeltaSizes(n_head, n_head, hp.keys.integer("kda.head_dim"))
 
-    def inputs(
-        self, x: Tensor, state: dict[str, Tensor], ctx: Context
-    ) -> tuple[DeltaInputs, Tensor]:
+    def inputs(self, x: Tensor, ctx: Context) -> tuple[DeltaInputs, Tensor]:
         dim = self.sizes.head_dim
-        q = self.ssm_conv1d_q(self.attn_q(x), state["q"], ctx, SILU)
-        k = self.ssm_conv1d_k(self.attn_k(x), state["k"], ctx, SILU)
-        v = self.ssm_conv1d_v(self.attn_v(x), state["v"], ctx, SILU)
+        q = self.ssm_conv1d_q(self.attn_q(x), ctx, self.state, "q", SILU)
+        k = self.ssm_conv1d_k(self.attn_k(x), ctx, self.state, "k", SILU)
+        v = self.ssm_conv1d_v(self.attn_v(x), ctx, self.state, "v", SILU)
         inputs = DeltaInputs(
             split_heads(q, dim),
             split_heads(k, dim),

@@ -14,6 +14,8 @@ from engine.sharding.placement import Replicate, Shard
 from engine.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from engine.forward.context import Context
@@ -74,14 +76,17 @@ class Mamba(Mixer):
         if not ctx.owns(self.split.state_heads):
             ctx.all_reduce(None, n=sum(self.widths))
             return None
-        state = ctx.recurrent(self.state)
         values, gate = self.ssm_in(x).chunk(2, dim=-1)
-        values = self.ssm_conv1d(values, state["conv"], ctx, SILU)
+        values = self.ssm_conv1d(values, ctx, self.state, "conv", SILU)
         step, b, c = self.step_b_c(values, ctx)
         a, d = self.ssm_a(), self.ssm_d()
-        return self.ssm_out(
-            ctx.ops.selective_scan(values, step, a, b, c, d, gate, state["ssm"])
-        )  # fmt: skip
+
+        def scanned(rows: slice, memory: Mapping[str, Tensor]) -> Tensor:
+            return ctx.ops.selective_scan(
+                values[rows], step[rows], a, b[rows], c[rows], d, gate[rows], memory["ssm"]
+            )
+
+        return self.ssm_out(ctx.by_sequence(self.state, scanned))
 
     def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project values (T, channels of this rank) to step sizes, B and C.

@@ -108,12 +108,12 @@ class Mamba2(Mixer):
 
     def scan(self, x: Tensor, ctx: Context) -> Tensor:
         """Return the gated outputs of this rank's heads, (T, heads × head_dim)."""
-        sizes, state = self.sizes, ctx.recurrent(self.state)
+        sizes = self.sizes
         n_head = self.split.state_heads.size(ctx.rank)
         n_x = n_head * sizes.head_dim
         n_bc = self.split.state_groups.size(ctx.rank) * sizes.n_state
         gate, mixed, dt = split_last(self.ssm_in(x), n_x, n_x + 2 * n_bc, n_head)
-        mixed = self.ssm_conv1d(mixed, state["conv"], ctx, SILU)
+        mixed = self.ssm_conv1d(mixed, ctx, self.state, "conv", SILU)
         values, b, c = split_last(mixed, n_x, n_bc, n_bc)
         inputs = ScanInputs(
             split_heads(values, sizes.head_dim),
@@ -126,4 +126,7 @@ class Mamba2(Mixer):
             gate,
             ctx.index(self.groups.group_of_each_head(ctx.rank)) if self.groups.size > 1 else None,
         )
-        return ctx.ops.state_space_scan(inputs, state["ssm"])
+        return ctx.by_sequence(
+            self.state,
+            lambda rows, memory: ctx.ops.state_space_scan(inputs.rows(rows), memory["ssm"]),
+        )

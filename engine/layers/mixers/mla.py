@@ -107,8 +107,9 @@ class LatentAttention(Mixer):
             n_head * sizes.value, hp.n_embd, Shard(1, split.heads), split.group
         )
         self.cache = KVState(
-            split.heads, split.kv_heads, sizes.latent + sizes.rotated, sizes.latent, v_in_k=True
-        )
+            split.heads, split.kv_heads, sizes.latent + sizes.rotated, sizes.latent,
+            self.scores.sight, v_in_k=True,
+        )  # fmt: skip
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:

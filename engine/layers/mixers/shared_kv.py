@@ -113,9 +113,8 @@ class SharedKVAttention(NormedQueries):
         return replace(super().dims(hp, layer), kv_of=kv_source(hp, layer))
 
     def attended(self) -> KVState:
-        """Return a declaration equal to the other layer's, which has the same sizes and cuts."""
-        split = self.split
-        return KVState(split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v)
+        """Return a declaration equal to the other layer's: sizes, cuts and window are the same."""
+        return self.declared_cache()
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.heads):
@@ -132,4 +131,5 @@ def share_caches(hp: HParams, mixers: Sequence[Mixer]) -> None:
         if isinstance(mixer, SharedKVAttention):
             source = mixers[kv_source(hp, mixer.layer)]
             assert isinstance(source, Attention), "check_kv_sources refuses other files"
+            assert mixer.scores.sight == source.cache.sight, "both have a window, or none has"
             mixer.source = (source.cache,)

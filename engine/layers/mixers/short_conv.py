@@ -57,5 +57,4 @@ class ShortConv(Mixer):
         if not ctx.owns(self.split.state_heads):
             return None
         b, c, values = self.in_proj(x).chunk(3, dim=-1)
-        memory = ctx.recurrent(self.state)["conv"]
-        return self.out_proj(self.conv(values, memory, ctx, gates=(b, c)))
+        return self.out_proj(self.conv(values, ctx, self.state, "conv", gates=(b, c)))

@@ -49,5 +49,6 @@ class Temperature:
     def apply(self, q: Tensor, ctx: Context) -> Tensor:
         """Scale queries (T, n_head, head_dim)."""
         periods = (ctx.positions + self.offset).div(self.n_ctx, rounding_mode="floor")
-        factors = 1 + self.scale * periods.to(q.dtype).log1p()
-        return q * factors[:, None, None]
+        # in F64: torch's F32 logarithm of a number depends on how many others there are
+        factors = 1 + self.scale * periods.double().log1p()
+        return q * factors.to(q.dtype)[:, None, None]

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.forward.batch import Batch
 from engine.forward.cache import Cache
+from engine.forward.cache_size import CacheSize
 from engine.forward.context import Context
 from engine.ops.reference import ReferenceOps
 
@@ -33,8 +35,8 @@ class Comm:
 
 
 def context(comm: Comm, kinds: tuple[str, ...]) -> Context:
-    ctx = Context(comm, ReferenceOps(), Cache((), 0, 8, "f32", CPU), CPU, kinds)  # type: ignore[arg-type]
-    ctx.begin(0, 2, 0)
+    ctx = Context(comm, ReferenceOps(), Cache((), 0, CacheSize(8, "f32"), CPU), CPU, kinds)  # type: ignore[arg-type]
+    ctx.begin(Batch.of_one(0, 2, 0))
     assert ctx.join(tuple(range(len(kinds))))
     return ctx
 

@@ -12,8 +12,10 @@ from gguf.constants import GGMLQuantizationType
 
 from engine import EngineError, LoadParams, Planner, load_model
 from engine.config.kv_types import KV_TYPES, kv_types
+from engine.forward.batch import Batch, Piece
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
+from engine.paging.keys import PAGE
 from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.golden import Case, golden_logits, golden_path, logits_in_steps, nmse
@@ -28,6 +30,9 @@ BLOCKS = [kv_type for kv_type in KV_TYPES if kv_type.startswith("q")]
 TRAINED = "bitllama-3M-F16"
 LATENT = "deepseek3-mla-q4_k_m"
 
+ALONE = Piece(0, 25)
+"""Tokens of a sequence that has the cache alone."""
+
 
 def layer_cache(kv_type: str, *, v_in_k: bool = False, n_ctx: int = 24) -> LayerCache:
     """Return a cache of two key-value heads with keys of 64 elements and values of 32.
@@ -37,7 +42,7 @@ def layer_cache(kv_type: str, *, v_in_k: bool = False, n_ctx: int = 24) -> Layer
     heads, kv_heads = Ranges(((0, 4),), 4), Ranges(((0, 2),), 2)
     state = KVState(heads, kv_heads, 64, 32, v_in_k=v_in_k)
     cache = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
-    assert cache.n_bytes == state.n_bytes(0, n_ctx, kv_type)
+    assert cache.n_bytes == n_ctx * state.token_bytes(0, kv_type)
     return cache
 
 
@@ -50,8 +55,8 @@ def rows(n: int, width: int) -> torch.Tensor:
 def test_rows_are_the_blocks_of_the_gguf_package(kv_type: str, v_in_k: bool) -> None:
     cache, kind = layer_cache(kv_type, v_in_k=v_in_k), GGMLQuantizationType[kv_type.upper()]
     k, v = rows(9, 64), rows(9, 32)
-    cache.write(k[:5], None if v_in_k else v[:5], 0)
-    cache.write(k[5:], None if v_in_k else v[5:], 5)
+    cache.write(k[:5], None if v_in_k else v[:5], Batch.of_one(0, 5, 0))
+    cache.write(k[5:], None if v_in_k else v[5:], Batch.of_one(5, len(k) - 5, 0))
     held = {"k": (cache.k, k), "v": (cache.v, k[..., :32] if v_in_k else v)}
     for raw, numbers in held.values():
         wanted = quants.quantize(numbers.transpose(0, 1).contiguous().numpy(), kind)
@@ -59,7 +64,7 @@ def test_rows_are_the_blocks_of_the_gguf_package(kv_type: str, v_in_k: bool) -> 
         assert raw.shape == (2, 24, wanted.shape[-1])
         assert np.array_equal(raw[:, :9].numpy(), wanted)
         assert not raw[:, 9:].any()
-    for (raw, _), read in zip(held.values(), cache.read(2, 9), strict=True):
+    for (raw, _), read in zip(held.values(), cache.read(ALONE, 2, 9), strict=True):
         wanted = quants.dequantize(raw[:, 2:9].contiguous().numpy(), kind)
         assert np.array_equal(read.numpy(), wanted)
 
@@ -75,8 +80,8 @@ def test_what_is_read_is_what_was_written(kv_type: str) -> None:
         "f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254 + 2**-11, "q4_0": 1 / 8 + 2**-11,
     }[kv_type]  # fmt: skip
     cache, k, v = layer_cache(kv_type), rows(9, 64), rows(9, 32)
-    cache.write(k, v, 3)
-    for read, wrote in zip(cache.read(3, 12), (k, v), strict=True):
+    cache.write(k, v, Batch.of_one(3, len(k), 0))
+    for read, wrote in zip(cache.read(ALONE, 3, 12), (k, v), strict=True):
         largest = wrote.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True)
         error = (read.transpose(0, 1) - wrote).unflatten(-1, (-1, 32)).abs()
         assert (error <= 1.001 * step * largest).all()
@@ -87,12 +92,12 @@ def test_keys_and_values_are_those_of_caches_of_one_type(kv_type: str) -> None:
     types, numbers = kv_types(kv_type), (rows(9, 64), rows(9, 32))
     caches = [layer_cache(text, n_ctx=25) for text in (kv_type, types.k, types.v)]
     for cache in caches:
-        cache.write(*numbers, 3)
+        cache.write(*numbers, Batch.of_one(3, len(numbers[0]), 0))
     mixed, of_keys, of_values = caches
     assert torch.equal(mixed.k, of_keys.k)
     assert torch.equal(mixed.v, of_values.v)
-    assert torch.equal(mixed.read(0, 25)[0], of_keys.read(0, 25)[0])
-    assert torch.equal(mixed.read(0, 25)[1], of_values.read(0, 25)[1])
+    assert torch.equal(mixed.read(ALONE, 0, 25)[0], of_keys.read(ALONE, 0, 25)[0])
+    assert torch.equal(mixed.read(ALONE, 0, 25)[1], of_values.read(ALONE, 0, 25)[1])
 
 
 @pytest.mark.parametrize("split", [*SPLITS, [2, 0, 1]], ids=str)
@@ -106,7 +111,7 @@ def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, 
         held = [rank.context.cache.n_bytes for rank in model.runtime.ranks]
         assert held == [memory.predicted.kv for memory in model.memory()]
         assert held == [memory.measured.kv for memory in model.memory()]
-    assert sum(held) == 3 * 100 * 2 * 2 * sum(BYTES[kind] for kind in kv_types(kv_type))
+    assert sum(held) == 3 * PAGE * 2 * 2 * sum(BYTES[kind] for kind in kv_types(kv_type))
 
 
 def test_where_values_are_part_of_keys_the_type_of_keys_counts(tmp_path: Path) -> None:
@@ -130,11 +135,11 @@ def test_where_values_are_part_of_keys_the_type_of_keys_counts(tmp_path: Path) -
 def test_latents_are_held_once(kv_type: str) -> None:
     """Check the bytes of keys of 96 elements, whose first 64 are the values, on both ranks."""
     path, ids = model_path(LATENT), golden_logits(LATENT)[0]
-    with load_model(path, ["cpu"] * 2, [3, 1], kv_type=kv_type, n_ctx=128) as model:
+    with load_model(path, ["cpu"] * 2, [3, 1], kv_type=kv_type, n_ctx=512) as model:
         model.logits(ids)
         held = [memory.measured.kv for memory in model.memory()]
         assert held == [memory.predicted.kv for memory in model.memory()]
-        assert held == [2 * 128 * 3 * BYTES[kv_type]] * 2
+        assert held == [2 * 512 * 3 * BYTES[kv_type]] * 2
 
 
 @pytest.mark.usefixtures("reference")

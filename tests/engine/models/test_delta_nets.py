@@ -88,7 +88,7 @@ def test_packed_weights_equal_llama_cpp(name: str, monkeypatch: pytest.MonkeyPat
 def test_a_conversation_equals_fresh_runs(
     models: dict[str, Built], name: str, split: list[int]
 ) -> None:
-    """Turns that go on, repeat, change the last question, and begin anew."""
+    """Turns that go on, repeat, change the last question, go far back, and begin anew."""
     built, devices = models[name], ["cpu"] * len(split)
     ids, options = built.ids, OPTIONS | {"n_batch": 8}
 
@@ -107,7 +107,7 @@ def test_a_conversation_equals_fresh_runs(
         changed = [*prompt[:-1], ids[30], ids[31]]
         other, n_kept = ask(model, changed)
         assert (other, n_kept) == (fresh(changed), len(prompt) - 1)
-        assert ask(model, ids[:11]) == (first, 0)
+        assert ask(model, ids[:11]) == (first, 10)
         assert ask(model, ids[20:33]) == (fresh(ids[20:33]), 0)
 
 

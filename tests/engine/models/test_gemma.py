@@ -84,11 +84,11 @@ def test_keys_that_nothing_reads_change_nothing(small: ModelDraft, tmp_path: Pat
 def test_only_layers_with_keys_have_a_cache(small: ModelDraft, tmp_path: Path, mode: str) -> None:
     """Two layers of 16 and one of 32 elements a head, keys and values."""
     path = small.write(tmp_path / "model.gguf")
-    params = LoadParams(path, ("cpu", "cpu"), (2, 1), mode, kv_type="f32", n_ctx=64)
+    params = LoadParams(path, ("cpu", "cpu"), (2, 1), mode, kv_type="f32", n_ctx=512)
     with closing(Planner(path)) as planner:
         plan = planner.plan(params)
     n_copies = 2 if mode == "tensor" else 1  # the one key-value head is held by both ranks
-    assert sum(d.memory.kv for d in plan.devices) == n_copies * 4 * 64 * 2 * (16 + 16 + 32)
+    assert sum(d.memory.kv for d in plan.devices) == n_copies * 4 * 512 * 2 * (16 + 16 + 32)
 
 
 def test_the_table_of_inputs_stays_as_in_the_file(small: ModelDraft, tmp_path: Path) -> None:

@@ -58,8 +58,6 @@ def test_steps_of_any_length_give_the_same_logits() -> None:
     name = "llama-gqa-q4_k_m"
     ids, _ = golden_logits(name)
     with load_model(golden_path(f"{name}.gguf"), ["cpu"], n_ctx=len(ids), kv_type="f32") as model:
-        for rank in model.runtime.ranks:
-            rank.backend.worker.bf16_from = float("inf")
         once = logits_in_steps(model, ids, Case((1,)))
         singly = logits_in_steps(model, ids, Case((1,), n_decode=len(ids) - 1))
     assert nmse(singly, once) < 1e-5

@@ -10,6 +10,7 @@ import pytest
 
 from engine import LoadParams, Planner, load_model
 from engine.errors import InvalidGGUF
+from engine.paging.keys import PAGE
 from tests.helpers.golden import (
     TOLERANCE,
     Case,
@@ -127,7 +128,7 @@ def test_packed_maps_give_the_same_logits(
 
 
 def test_every_rank_with_heads_holds_the_latents_once(reference: tuple[list[int], Any]) -> None:
-    """64 + 32 numbers per token and layer, whatever the share."""
+    """64 + 32 numbers per token of a page and layer, whatever the share."""
     path = golden_path(f"{DEEPSEEK}.gguf")
     with load_model(path, ["cpu"] * 3, [2, 1, 1], kv_type="f16", n_ctx=128) as model:
         model.logits(reference[0])
@@ -136,7 +137,7 @@ def test_every_rank_with_heads_holds_the_latents_once(reference: tuple[list[int]
         first, *others = [
             layer.k for rank in model.runtime.ranks for layer in rank.context.cache.layers[:1]
         ]
-    assert held == [2 * 128 * (64 + 32) * 2] * 3
+    assert held == [2 * PAGE * (64 + 32) * 2] * 3
     assert len(others) == 2
     assert all(first.equal(other) for other in others)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
+from engine.generation.scheduling.own import own_sequence
 from engine.gguf.reader import GGUFFile
 from engine.sharding.shares import movable_tensors
 from tests.helpers.golden import (
@@ -127,13 +128,15 @@ def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:
     stations = [s for s in STATIONS if is_routed or not ("n_cpu_moe" in s or "_exps" in str(s))]
     step, rows = len(ids) // (len(stations) + 1), []
     with load_model(golden_path(f"{name}.gguf"), n_ctx=len(ids), kv_type="f32") as model:
-        session, plain = model._session, model.params
-        turn = session.begin()
+        plain = model.params
         for number, station in enumerate(({}, *stations)):
             model.split_as(replace(plain, **station))
             stop = len(ids) if number == len(stations) else (number + 1) * step
-            rows.append(session.forward(ids[number * step : stop - 1], 0, turn))
-            rows.append(session.forward(ids[stop - 1 : stop], 0, turn))
+            with own_sequence(model.scheduler, model.runtime.runner) as sequence:
+                sequence.hold(ids[: number * step])
+                assert len(sequence.ids) == number * step, "the rest of it was kept"
+                rows += sequence.compute(ids[number * step : stop - 1], 0)
+                rows += sequence.compute(ids[stop - 1 : stop], 0)
             assert len(model.memory()) == len(model.params.all_devices)
     return nmse(np.concatenate(rows), expected)
 

@@ -30,6 +30,7 @@ from tests.helpers.golden import (
     kernel_bars,
     nmse,
 )
+from tests.helpers.passes import forward_alone
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def computed(model: Model, ids: list[int], rig: Rig, streams: Streams) -> tuple[
     starts = [*range(0, n_prompt, rig.chunk), *range(n_prompt, len(ids))]
     rows, passes = [], []
     for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
-        rows.append(model.runtime.runner.forward(ids[start:stop], start, 0))
+        rows.append(forward_alone(model.runtime.runner, ids[start:stop], start))
         passes.append(streams.check())
     for bits in zip(*(one.last for one in passes), strict=True):
         assert len(set(bits)) == len(starts), "each pass has streams of its own"
@@ -192,14 +193,14 @@ def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
     options = {"n_ctx": len(ids), "kv_type": "f32", **rig.options}
     with load_model(path, devices, rig.split, **options) as model:
         if not has_kernels:  # what warms up is only done for kernels
-            model.runtime.runner.forward(ids[:1], 0, 0)
+            forward_alone(model.runtime.runner, ids[:1], 0)
         logits, passes = computed(model, ids, rig, streams)
         group = model.runtime.ranks[0].model.split.last_group
         assert {one.n_ranks for one in passes} == {len(group)}
         assert passes[0].n_places > 0 or len(group) == 1
         if has_kernels:
             refusals = [rank.refusal for rank in model.runtime.ranks]
-            assert all(rank.recording for rank in model.runtime.ranks), refusals
+            assert all(rank.recordings for rank in model.runtime.ranks), refusals
     bar = kernel_bars().get(name, LEAST_BAR) if has_kernels else TOLERANCE
     assert nmse(logits, expected) <= bar
 

@@ -1,6 +1,7 @@
 """Models with a recurrent state: any cut of it, answers over many turns, exact memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.helpers.answers import ask, ids_of
 from tests.helpers.golden import TOLERANCE, nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.model_draft import ModelDraft
+from tests.helpers.tiny_gguf import tiny_gguf
 
 BY_NAME = {family.name: family for family in FAMILIES}
 KINDS = ("mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "nemotron_h_moe-latent", "lfm2")
@@ -86,7 +88,7 @@ def test_the_state_does_not_grow_with_the_context(build: Build) -> None:
     assert sum(kv("mamba", 64)) == n_copies * n_layer * n_inner * (n_taps - 1 + n_state) * 4
     assert kv("mamba", 64) == kv("mamba", 4096)
     width, f16 = 2 * 2 * 16, 2
-    assert sum(kv("jamba", 128)) - sum(kv("jamba", 64)) == 64 * width * f16
+    assert sum(kv("jamba", 1024)) - sum(kv("jamba", 512)) == 512 * width * f16
 
 
 @pytest.mark.parametrize(("name", "n_in"), [("mamba", 288), ("mamba2", 360), ("lfm2", 192)])
@@ -110,7 +112,7 @@ def best(model: Model, prompt: list[int], sampled: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", ["mamba", "falcon-h1", "lfm2"])
 def test_answers_over_several_turns(build: Build, name: str) -> None:
-    """A conversation that goes on keeps the state; one that goes back further begins again."""
+    """A conversation goes on from where a state was kept; where there is none, it begins again."""
     path, ids, _ = build(name)
     options: dict[str, Any] = {"n_ctx": 64, "n_batch": 8, "kv_type": "f32"}
     with (
@@ -130,9 +132,10 @@ def test_answers_over_several_turns(build: Build, name: str) -> None:
         last = longer + second + ids[25:28]
         third = turn(last, len(longer) + len(second) - 1)
         assert turn(last, len(last) - 1) == third  # from the copy before the prompt's last token
-        assert turn(longer, 0) == second
+        assert turn(longer, len(longer) - 1) == second
+        turn(longer[:20], 19)
+        turn(longer[:15], 0)
         turn(ids[10:30], 0)
-        turn(longer[:20], 0)
 
 
 def test_an_answer_that_was_broken_off_does_not_spoil_the_next(build: Build) -> None:
@@ -145,11 +148,9 @@ def test_an_answer_that_was_broken_off_does_not_spoil_the_next(build: Build) -> 
             assert ask(model, ids)[0] == whole
 
 
-@pytest.mark.parametrize(
-    ("step", "target"), [("restore_recurrent", "_recurrent"), ("save_recurrent", "_saved")]
-)
+@pytest.mark.parametrize("step", ["load_slot", "save_slot"])
 def test_a_state_that_was_half_copied_is_not_used(
-    build: Build, monkeypatch: pytest.MonkeyPatch, step: str, target: str
+    build: Build, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """An interrupt may come while states are being copied, on some ranks and not on others."""
     path, ids, _ = build("mamba2")
@@ -157,22 +158,20 @@ def test_a_state_that_was_half_copied_is_not_used(
         whole, _ = ask(model, ids[:20])
         longer = ids[:20] + whole + ids[20:25]
         end, _ = ask(model, longer)
-        assert ask(model, ids[:20])[0] == whole
 
         @torch.inference_mode()
-        def half(*_: object) -> None:
-            for tensors in getattr(model.runtime.ranks[0].context.cache, target).values():
-                tensors["ssm"].fill_(3.0)
+        def half(slot: int, *_: object) -> None:
+            rank = model.runtime.ranks[0]
+            for state in rank.states:
+                rank.context.cache.tensors(state, slot)["ssm"].fill_(3.0)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
             patch.setattr(model.runtime.runner, step, half)
-            with pytest.raises(KeyboardInterrupt):  # on the way back, or on the way on
-                ask(model, ids[:20] if target == "_recurrent" else longer)
-        if target == "_recurrent":
-            assert ask(model, longer)[0] == end
-        else:
-            assert ask(model, ids[:20])[0] == whole
+            with pytest.raises(KeyboardInterrupt):
+                ask(model, longer)
+        assert ask(model, longer)[0] == end
+        assert ask(model, ids[:20])[0] == whole
 
 
 def test_a_full_context_is_computed_again_without_its_older_half(build: Build) -> None:
@@ -251,3 +250,32 @@ def test_a_missing_tensor_is_named(build: Build, tmp_path: Path, name: str, tens
     with pytest.raises(ModelFileError) as caught:
         load_model(draft.write(tmp_path / "m.gguf"))
     assert f"the tensor {tensor} is missing" in str(caught.value)
+
+
+def test_kept_states_take_host_memory_that_is_left(build: Build) -> None:
+    path, _, _ = build("mamba")
+    params = LoadParams(str(path), ("cpu", "cpu"), (3, 1))
+    with load_model(path, ["cpu"], n_ctx=64) as model:
+        (rank,) = model.runtime.ranks
+        n_bytes = sum(t.nbytes for t in rank.context.cache.recurrent_tensors())
+    planner = Planner(path)
+    plain = planner.plan(params)
+    assert plain.checkpoint_bytes == 64 * n_bytes
+    assert planner.plan(params, {"cpu": 1 << 40}).checkpoint_bytes == 64 * n_bytes
+    needed = sum(d.memory.total for d in plain.devices)
+    free = {"cpu": needed * 4 // 3}
+    few = planner.plan(params, free)
+    assert few.checkpoint_bytes == (free["cpu"] - needed) // 4 < 64 * n_bytes
+    assert few.bytes_by_device() == {"cpu": needed + few.checkpoint_bytes}
+    least = planner.plan(params, {"cpu": 1})
+    assert (least.checkpoint_bytes, least.shortages({"cpu": 1}).keys()) == (0, {"cpu"})
+    for asked in (0, 3 * needed):
+        found = planner.plan(replace(params, checkpoint_bytes=asked), free)
+        assert found.bytes_by_device() == {"cpu": needed + asked}
+        assert bool(found.shortages(free)) == bool(asked)
+
+
+def test_a_model_without_recurrent_states_keeps_none(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf")
+    params = LoadParams(str(path), checkpoint_bytes=1 << 20)
+    assert Planner(path).plan(params).checkpoint_bytes == 0

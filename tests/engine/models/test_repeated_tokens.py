@@ -11,6 +11,7 @@ from engine import Model, load_model
 from engine.ops.reference import ReferenceOps
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.golden import golden_logits, golden_models, golden_path
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -23,17 +24,17 @@ SPLITS = ([1], [1, 1], [3, 0, 1])
 
 def singly(model: Model, ids: list[int], start: int = 0) -> Logits:
     """Return the logits after each token, computed one by one."""
-    return [model.runtime.runner.forward([t], start + n, 0) for n, t in enumerate(ids)]
+    return [forward_alone(model.runtime.runner, [t], start + n) for n, t in enumerate(ids)]
 
 
 def are_recorded(model: Model) -> bool:
-    return all(rank.recording for rank in model.runtime.ranks)
+    return all(rank.recordings for rank in model.runtime.ranks)
 
 
 def never_recorded(model: Model) -> None:
     """Compute all tokens from now on, without capture."""
     model.runtime.runner.drop_recordings()
-    model.runtime.runner.n_single = 1000
+    model.runtime.runner.n_single[1] = 1000
 
 
 def check(model: Model, ids: list[int]) -> None:
@@ -83,14 +84,14 @@ def model(tmp_path: Path) -> Iterator[Model]:
 
 def test_tokens_may_be_anywhere(model: Model) -> None:
     """Prompts between them, positions far apart, and back again."""
-    forward = model.runtime.runner.forward
+    runner = model.runtime.runner
 
     def script() -> Logits:
         found = singly(model, IDS[:5])
-        forward(IDS * 15, 5, 599)
+        forward_alone(runner, IDS * 15, 5, 599)
         found += singly(model, IDS[:9], 605)
         found += singly(model, IDS[9:12], 3)
-        forward(IDS[:7], 250, 0)
+        forward_alone(runner, IDS[:7], 250)
         return found + singly(model, IDS[5:20], 250)
 
     first = script()
@@ -150,7 +151,7 @@ def test_several_models_at_once(tmp_path: Path) -> None:
     with load_model(paths[0], ["cpu"], n_ctx=64) as a, load_model(paths[1], ["cpu"], n_ctx=64) as b:
         for n, token in enumerate(IDS):
             for model, expected in ((a, alone[0]), (b, alone[1])):
-                assert np.array_equal(model.runtime.runner.forward([token], n, 0), expected[n])
+                assert np.array_equal(forward_alone(model.runtime.runner, [token], n), expected[n])
 
 
 def test_a_rank_that_fails_is_an_error_and_then_forgotten(
@@ -164,9 +165,9 @@ def test_a_rank_that_fails_is_an_error_and_then_forgotten(
 
     for _ in range(3):
         assert are_recorded(model)
-        monkeypatch.setattr(failing.recording, "run", fail)
+        monkeypatch.setattr(failing.recordings[1], "run", fail)
         with pytest.raises(ZeroDivisionError, match="on rank 1"):
-            model.runtime.runner.forward(IDS[:1], 0, 0)
+            forward_alone(model.runtime.runner, IDS[:1], 0)
         assert not are_recorded(model)
         found = singly(model, IDS)
         assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))

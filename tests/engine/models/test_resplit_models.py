@@ -14,6 +14,7 @@ from engine import Model, load_model
 from tests.helpers.answers import ask
 from tests.helpers.golden import golden_logits, golden_path
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import swept
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -44,9 +45,9 @@ def state_of(model: Model, path: Path) -> bytes:
 def probe(model: Model) -> Any:
     """Return logits of further tokens: two at once, then one by one, until they are replayed."""
     n = model.n_cached
-    rows = [model.runtime.runner.forward(NEXT[:2], n, 0)]
+    rows = [forward_alone(model.runtime.runner, NEXT[:2], n)]
     rows += [
-        model.runtime.runner.forward([token], n + 2 + i, 0) for i, token in enumerate(NEXT[2:])
+        forward_alone(model.runtime.runner, [token], n + 2 + i) for i, token in enumerate(NEXT[2:])
     ]
     return np.concatenate(rows)
 
@@ -67,7 +68,7 @@ def check_walk(path: Path, ids: list[int], folder: Path, **options: Any) -> None
                 assert memory.measured.weights == memory.predicted.weights, name
                 assert memory.measured.kv == memory.predicted.kv, name
             with load_model(path, **SPLITS[name], **options) as fresh:
-                assert fresh.load_state(folder / "state").ids == tuple(model._session.ids)
+                assert fresh.load_state(folder / "state").ids == tuple(model.scheduler.last)
                 assert state_of(fresh, folder / "fresh") == state, name
                 assert np.array_equal(found := probe(model), probe(fresh)), name
         assert np.array_equal(found, before), "a → b → a"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
+from engine.forward.batch import Batch
 from tests.helpers.answers import ask
 from tests.helpers.golden import TOLERANCE, golden_path, nmse
 from tests.helpers.hf_models import FAMILIES, Family
@@ -93,7 +94,9 @@ def test_chunks_and_single_tokens_equal_one_pass(built: Built, split: str) -> No
         model.logits(ids[::-1])
         for size in (3, 14, 1, 1, 8) + (1,) * 13:
             n_past = sum(map(len, logits))
-            logits.append(model.runtime.runner.forward(ids[n_past : n_past + size], n_past, 0))
+            some = ids[n_past : n_past + size]
+            batch = Batch.of_one(n_past, len(some), 0)
+            logits.append(model.runtime.runner.forward(some, batch))
     assert nmse(np.concatenate(logits), built.logits) <= TOLERANCE
 
 

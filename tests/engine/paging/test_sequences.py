@@ -161,6 +161,17 @@ def test_the_end_of_an_idle_sequence_goes_first() -> None:
     assert len(memory.all.open(tokens(4 * PAGE)).ids) == 3 * PAGE
 
 
+def test_what_a_window_has_left_goes_before_the_windows_of_others() -> None:
+    memory = Memory((20, WHOLE), (5, Sight(PAGE)))
+    first = memory.all.open([])
+    memory.write(first, tokens(2 * PAGE + 9))
+    first.close()
+    other = memory.all.open(tokens(9 * PAGE, 1))
+    for at in range(9):
+        memory.write(other, tokens(9 * PAGE, 1)[at * PAGE : (at + 1) * PAGE])
+    assert len(memory.all.open(tokens(3 * PAGE)).ids) == 2 * PAGE + 9
+
+
 def test_without_pages_nothing_changes() -> None:
     memory = Memory((4, WHOLE), (2, WHOLE))
     sequence = memory.all.open([])

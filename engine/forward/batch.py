@@ -1,0 +1,102 @@
+"""What one forward pass computes: tokens of one sequence, or of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.config.load import MOST_PARALLEL
+from engine.paging.keys import PAGE
+
+MOST_AT_ONCE = MOST_PARALLEL
+"""Largest number of sequences of which a pass computes a single token each."""
+
+Tables = tuple[Sequence[int], ...]
+"""For each group of layers, the page of each `PAGE` tokens of a sequence."""
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens of one sequence.
+
+    Attributes:
+        n_past: number of the sequence's tokens that are cached already.
+        n: number of tokens to compute.
+        tables: see `engine.paging.sequences.PagedSequence`; empty for a cache that one sequence has
+            alone, where page i is the i-th one.
+        slot: place of the sequence's recurrent states.
+    """
+
+    n_past: int
+    n: int
+    tables: Tables = ()
+    slot: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Position after the last of the tokens."""
+        return self.n_past + self.n
+
+    def runs(self, group: int, start: int, stop: int) -> list[range]:
+        """Return where positions `start` to `stop` lie in a layer's memory: neighbouring slots.
+
+        Args:
+            group: number of the layer's group.
+        """
+        if not self.tables:
+            return [range(start, stop)]
+        table, found = self.tables[group], list[range]()
+        for index in range(start // PAGE, -(-stop // PAGE)):
+            begin, end = max(start, index * PAGE), min(stop, (index + 1) * PAGE)
+            base = (table[index] - index) * PAGE
+            if found and found[-1].stop == base + begin:
+                found[-1] = range(found[-1].start, base + end)
+            else:
+                found.append(range(base + begin, base + end))
+        return found
+
+
+FIRST_TOKEN = Piece(0, 1)
+"""Place of the first token of a sequence that has the cache alone."""
+
+
+class Batch(NamedTuple):
+    """The rows of a forward pass: the tokens of its pieces, one piece after the other.
+
+    The first piece may have any number of tokens, the others have one each.
+
+    Attributes:
+        first_logit: first row whose logits are wanted; those of all rows behind it are.
+    """
+
+    pieces: tuple[Piece, ...]
+    first_logit: int
+
+    @classmethod
+    def of_one(cls, n_past: int, n: int, first_logit: int) -> Batch:
+        """Return the batch of a sequence that has the cache alone."""
+        return cls((Piece(n_past, n),), first_logit)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return sum(piece.n for piece in self.pieces)
+
+    @property
+    def is_of_singles(self) -> bool:
+        """Whether each sequence has a single token, so that the pass can be a recorded one."""
+        return all(piece.n == 1 for piece in self.pieces)
+
+    @property
+    def state_runs(self) -> list[list[Piece]]:
+        """Pieces by what updates recurrent states at once.
+
+        These are single tokens of sequences whose slots follow each other, else one piece.
+        """
+        found: list[list[Piece]] = []
+        for piece in self.pieces:
+            last = found[-1][-1] if found else None
+            if last is not None and last.n == piece.n == 1 and piece.slot == last.slot + 1:
+                found[-1].append(piece)
+            else:
+                found.append([piece])
+        return found

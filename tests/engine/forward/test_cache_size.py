@@ -1,0 +1,136 @@
+"""How many pages a model has, and which layers share them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config.load import LoadParams
+from engine.errors import EngineError
+from engine.forward.cache_size import CacheSize
+from engine.forward.operands import Scores
+from engine.forward.state import KVState, RecurrentState, sights_of
+from engine.paging.pool import PagePool
+from engine.paging.sequences import Group, Sequences
+from engine.paging.sight import EVERYTHING, Sight
+from engine.sharding.ranges import Ranges
+
+WINDOW = Sight(512)
+
+
+def state(sight: Sight) -> KVState:
+    whole = Ranges(((0, 1),), 1)
+    return KVState(whole, whole, 8, 8, sight)
+
+
+@pytest.mark.parametrize(
+    ("scores", "sight"),
+    [
+        (Scores(1.0), EVERYTHING),
+        (Scores(1.0, window=512), WINDOW),
+        (Scores(1.0, chunk=64), Sight(64, is_chunked=True)),
+        (Scores(1.0, window=8, chunk=64), Sight(8)),
+        (Scores(1.0, window=80, chunk=64), Sight(64, is_chunked=True)),
+    ],
+)
+def test_what_is_kept_is_all_that_scores_see(scores: Scores, sight: Sight) -> None:
+    assert scores.sight == sight
+    assert all(sight.first_seen(p) <= scores.first_visible(p) for p in range(300))
+
+
+def test_groups_have_an_order_of_their_own() -> None:
+    chunk, narrow = Sight(512, is_chunked=True), Sight(64)
+    states = [state(s) for s in (narrow, chunk, WINDOW, EVERYTHING, narrow, EVERYTHING)]
+    recurrent = RecurrentState(s=(Ranges(((0, 1),), 1), (2, 2)))
+    expected = (EVERYTHING, WINDOW, chunk, narrow)
+    assert sights_of([*states, recurrent]) == sights_of(reversed(states)) == expected
+    assert sights_of([recurrent]) == ()
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "parallel", "n_batch", "whole", "windowed"),
+    [
+        (1, 1, 512, 1, 1),
+        (2048, 1, 512, 8, 8),
+        (32768, 1, 512, 128, 5 + 2 * 3),
+        (32768, 1, 2048, 128, 11 + 2 * 3),
+        (32768, 4, 512, 512, 5 + 8 * 3),
+        (32768, 8, 512, 1024, 5 + 15 * 3),
+        (32768, 16, 512, 2048, 5 + 15 * 3),
+        (1000, 4, 512, 16, 16),
+    ],
+)
+def test_a_window_takes_few_pages(
+    n_ctx: int, parallel: int, n_batch: int, whole: int, windowed: int
+) -> None:
+    size = CacheSize(n_ctx, "f16", parallel, n_batch)
+    assert (size.n_pages(EVERYTHING), size.n_pages(WINDOW)) == (whole, windowed)
+
+
+def test_recurrent_states_have_a_slot_for_each_sequence() -> None:
+    assert [CacheSize(256, n_parallel=n).n_slots for n in (1, 2, 3, 16)] == [2, 2, 3, 16]
+
+
+@pytest.mark.parametrize("parallel", [0, -1, 17, True, 1.5, None])
+def test_other_numbers_of_requests_are_refused(parallel: object) -> None:
+    with pytest.raises(EngineError, match="parallel"):
+        LoadParams("m.gguf", parallel=parallel)  # type: ignore[arg-type]
+
+
+def test_a_load_decides_the_sizes(tmp_path: Path) -> None:
+    params = LoadParams(str(tmp_path), kv_type="q8_0", parallel=3)
+    assert CacheSize.asked(params, 100) == CacheSize(100, "q8_0", 3, 512)
+    assert CacheSize.asked(params, 100, 2048).n_batch == 2048
+
+
+@pytest.mark.parametrize(
+    ("size", "sights", "rooms"),
+    [
+        (CacheSize(100), [EVERYTHING], [(1, 100)]),
+        (CacheSize(1000), [EVERYTHING], [(1, 1000), (2, 512), (4, 256)]),
+        (CacheSize(4096, n_parallel=8), [EVERYTHING], [(8, 4096), (12, 2560), (16, 2048)]),
+        (CacheSize(4096, n_parallel=5), [EVERYTHING],
+         [(5, 4096), (6, 3328), (8, 2560), (12, 1536), (16, 1280)]),
+        (CacheSize(256, n_parallel=16), [EVERYTHING], [(16, 256)]),
+        (CacheSize(32768), [EVERYTHING, WINDOW],
+         [(1, 32768), (2, 16384), (3, 10752), (4, 512), (8, 256)]),
+        (CacheSize(32768), [WINDOW], [(3, 32768), (4, 512), (8, 256)]),
+    ],
+)  # fmt: skip
+def test_more_requests_have_room_if_they_are_shorter(
+    size: CacheSize, sights: list[Sight], rooms: list[tuple[int, int]]
+) -> None:
+    assert list(size.rooms(sights, has_states=False)) == rooms
+
+
+def test_as_many_sequences_run_as_have_recurrent_states() -> None:
+    def rooms(size: CacheSize, *sights: Sight) -> list[tuple[int, int]]:
+        return [tuple(room) for room in size.rooms(sights, has_states=True)]
+
+    assert rooms(CacheSize(1024)) == [(2, 1024)]
+    assert rooms(CacheSize(1024), EVERYTHING) == [(1, 1024), (2, 512)]
+    assert rooms(CacheSize(1024, n_parallel=3), EVERYTHING) == [(3, 1024)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n_ctx=st.integers(1, 6000), parallel=st.integers(1, 16), n_batch=st.integers(1, 600),
+    sights=st.lists(st.builds(Sight, st.integers(1, 3000), st.booleans()), max_size=2),
+)  # fmt: skip
+def test_so_many_requests_never_run_out_of_pages(
+    n_ctx: int, parallel: int, n_batch: int, sights: list[Sight]
+) -> None:
+    """They grow by turns, one of them a whole batch at a time."""
+    size, sights = CacheSize(n_ctx, "f16", parallel, n_batch), [EVERYTHING, *sights]
+    for room in size.rooms(sights, has_states=False):
+        groups = [Group(PagePool(size.n_pages(sight)), sight) for sight in sights]
+        pages = Sequences(groups, lambda *_: None)
+        running = [pages.open([]) for _ in range(room.n)]
+        for number, sequence in enumerate(running):
+            while len(sequence.ids) < room.n_tokens:
+                n = min(n_batch, room.n_tokens - len(sequence.ids))
+                sequence.reserve(n)
+                sequence.append([number] * n)
+        for sequence in running:
+            sequence.close()
