@@ -1,8 +1,8 @@
 """Attention kernels: attend over the cache, to which they write new keys and values first.
 
-The number of cached tokens is read from the device's memory only. So for few tokens the keys are
-split into pieces that do not depend on it (as in flash-decoding): a fixed number of programs
-attends to the visible pieces, and a second kernel combines the partial results.
+Positions and pages are read from the device's memory only. So for few tokens the keys are split
+into pieces that do not depend on them (as in flash-decoding): a fixed number of programs attends to
+the visible pieces, and a second kernel combines the partial results.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.config.kv_types import KVTypes
     from engine.forward.cache import LayerCache
     from engine.forward.operands import Scores
+    from engine.gpu.page_tables import PagedRows, PagedRun
 
 PIECES = 32
 """Partial results that the second kernel combines at once."""
@@ -96,7 +97,7 @@ class AttentionShape(NamedTuple):
         n_head: number of query heads.
         n_kv: number of KV heads, or of query heads where a map says which KV head each has.
         dim_k, dim_v: elements of a key and of a value.
-        n_ctx: positions of the cache.
+        n_ctx: most positions of a sequence.
         span: most positions that a token can see.
         types: types of keys and of values.
     """
@@ -132,7 +133,7 @@ class AttentionLaunch(NamedTuple):
 def attention(
     q: Tensor,
     cache: LayerCache,
-    n_past: Tensor,
+    rows: PagedRows,
     scores: Scores,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
@@ -142,38 +143,53 @@ def attention(
 
     Args:
         q: (T, n_head, head_dim), F32; only the elements of a head need to lie side by side.
-        n_past: number of cached tokens, one integer on the device.
+        rows: where the tokens lie.
         new: keys and values of these tokens, if they are not in the cache yet.
 
     Returns:
         None where no kernel supports the arguments; nothing was written then.
     """
-    n_tokens, n_head, dim_k = q.shape
     vectors = [x for x in (sinks, slopes) if x is not None]
-    if not _serves(q, cache) or any(x.shape != (n_head,) or not is_plain(x) for x in vectors):
+    if any(x.shape != (q.shape[1],) or not is_plain(x) for x in vectors):
         return None
-    if new is not None and n_tokens > SMALL_BATCH:
-        if not kv_write.write(cache, *new, n_past):
+    runs = rows.runs()
+    if not all(_serves(q, cache, run) for run in runs):
+        return None
+    if new is not None and any(run.n_tokens > SMALL_BATCH for run in runs):
+        if not kv_write.write(cache, *new, rows):
             return None
         new = None
-    if new is not None and not (fits(cache, *new) and new[0].shape[0] == n_tokens):
+    if new is not None and not (fits(cache, *new) and new[0].shape[0] == len(q)):
         return None
-    shape, target = shape_of(q, cache, scores), target_of(q.device)
-    tiles, pieces, n_slot, n_split = launch_of(shape, n_tokens, target)
+    out = torch.empty(*q.shape[:2], cache.head_dim_v, device=q.device)
+    for run in runs:
+        _attend(q, cache, rows, run, scores, sinks, slopes, new, out)
+    return out
+
+
+def _attend(
+    q: Tensor, cache: LayerCache, rows: PagedRows, run: PagedRun, scores: Scores,
+    sinks: Tensor | None, slopes: Tensor | None, new: New | None, out: Tensor,
+) -> None:  # fmt: skip
+    """Compute the attention of some rows into theirs of `out` (T, n_head, dim_v)."""
+    shape, target = shape_of(q, cache, rows, scores), target_of(q.device)
+    tiles, pieces, n_slot, n_split = launch_of(shape, run.n_tokens, target, run.n_sequence)
     (type_k, type_v), (new_k, new_v) = cache.types, new or (None, None)
-    out = torch.empty(n_tokens, n_head, shape.dim_v, device=q.device)
+    n_head, dim_k = q.shape[1:]
     tops, sums = out, out
     if n_slot:
-        tops = torch.empty(2, n_tokens, n_head, n_slot, device=q.device)
-        sums = torch.empty(n_tokens, n_head, n_slot, shape.dim_v, device=q.device)
+        tops = torch.empty(2, run.n_rows, n_head, n_slot, device=q.device)
+        sums = torch.empty(run.n_rows, n_head, n_slot, shape.dim_v, device=q.device)
     spans = scores.window, scores.chunk, pieces.small, pieces.n_small, pieces.large, n_slot
+    n_blocks = -(-run.n_tokens * shape.group // tiles.rows)
     launch(
-        kernels.attend, (shape.n_kv, n_split, -(-n_tokens * shape.group // tiles.rows)),
+        kernels.attend, (shape.n_kv, n_split, run.n_sequence * n_blocks),
         *placed(q), *placed(q if new_k is None else new_k),
-        *placed(q if new_v is None else new_v), cache.k, cache.v, n_past,
-        n_past if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
-        q if sinks is None else sinks, out, tops, sums, n_tokens, n_head, shape.group, shape.n_ctx,
-        scores.scale, scores.softcap, *spans, n_split,
+        *placed(q if new_v is None else new_v), cache.k, cache.v, rows.positions, rows.tables,
+        rows.tables if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
+        q if sinks is None else sinks, out, tops, sums, rows.tables.shape[1], run.row,
+        run.sequence, run.n_tokens, n_head, shape.group, cache.k.shape[1], scores.scale,
+        scores.softcap, *spans, n_split,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE_K=type_k, TYPE_V=type_v,
         OPERAND_K=operand(type_k, target), OPERAND_V=operand(type_v, target),
         PRECISION=target.dot_precision, IN_F32=target.maker == "interpreter", DIM_K=dim_k,
@@ -186,27 +202,35 @@ def attention(
         NEW=power_of_two(max(dim_k, shape.dim_v)),
     )  # fmt: skip
     if n_slot:
-        _combine(q, n_past, sinks, tops, sums, out, spans)
-    return out
+        _combine(rows, run, sinks, tops, sums, out, spans)
 
 
 def _combine(
-    q: Tensor, n_past: Tensor, sinks: Tensor | None, tops: Tensor, sums: Tensor, out: Tensor,
+    rows: PagedRows, run: PagedRun, sinks: Tensor | None, tops: Tensor, sums: Tensor, out: Tensor,
     spans: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Combine the partial results of the pieces into `out` (T, n_head, dim_v)."""
-    n_tokens, n_head, dim_v = out.shape
+    """Combine the partial results of the pieces into the rows' part of `out` (T, n_head, dim_v)."""
+    _, n_head, dim_v = out.shape
     size = min(64, power_of_two(dim_v))
     launch(
-        kernels.combine, (n_tokens * n_head, -(-dim_v // size)),
-        n_past, q if sinks is None else sinks, tops, sums, out, n_head, n_tokens * n_head,
-        *spans, DIM=dim_v, SIZE=size, PIECES=PIECES, HAS_SINKS=sinks is not None,
+        kernels.combine, (run.n_rows * n_head, -(-dim_v // size)),
+        rows.positions, out if sinks is None else sinks, tops, sums, out, run.row, n_head,
+        run.n_rows * n_head, *spans,
+        DIM=dim_v, SIZE=size, PIECES=PIECES, HAS_SINKS=sinks is not None,
     )  # fmt: skip
 
 
-def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> int:
-    """Return the most scratch bytes that attention of up to n_tokens tokens takes."""
-    most = 0
+def work_bytes(
+    shape: AttentionShape, n_tokens: int, target: KernelTarget, n_sequence: int = 1
+) -> int:
+    """Return the most scratch bytes that attention takes.
+
+    Args:
+        n_tokens: most tokens of one sequence in a pass.
+        n_sequence: most sequences of which a pass has a token each.
+    """
+    n_slot = launch_of(shape, 1, target, n_sequence).n_slot
+    most = 4 * n_sequence * shape.n_head * n_slot * (shape.dim_v + 2)
     for n in {min(n_tokens, SMALL_BATCH), *range(SMALL_BATCH + 1, n_tokens + 1)}:
         n_slot = launch_of(shape, n, target).n_slot
         if not n_slot and n > SMALL_BATCH:
@@ -215,11 +239,13 @@ def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> in
     return most
 
 
-def launch_of(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> AttentionLaunch:
-    """Return how attention of n_tokens tokens is launched."""
+def launch_of(
+    shape: AttentionShape, n_tokens: int, target: KernelTarget, n_sequence: int = 1
+) -> AttentionLaunch:
+    """Return how attention of n_tokens tokens of each of some sequences is launched."""
     is_few = n_tokens <= SMALL_BATCH
     tiles = tiles_of(shape, target, is_few=is_few)
-    n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv
+    n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv * n_sequence
     if not is_few and n_blocks >= target.n_sm:
         whole = -(-shape.n_ctx // tiles.keys) * tiles.keys
         return AttentionLaunch(tiles, KeyPieces(whole, 1, whole), NO_SLOT, 1)
@@ -285,21 +311,22 @@ def has_matrices(target: KernelTarget) -> bool:
     return target.maker != "nvidia" or target.capability >= 80
 
 
-def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> AttentionShape:
+def shape_of(q: Tensor, cache: LayerCache, rows: PagedRows, scores: Scores) -> AttentionShape:
     """Return the sizes of attention of q (T, n_head, head_dim) over a cache."""
-    n_head, n_ctx = q.shape[1], cache.k.shape[1]
+    n_head, n_ctx = q.shape[1], rows.n_ctx
     span = min(n_ctx, scores.window or n_ctx, scores.chunk or n_ctx)
     n_kv = cache.k.shape[0] if cache.head_map is None else n_head
     return AttentionShape(n_head, n_kv, q.shape[2], cache.head_dim_v, n_ctx, span, cache.types)
 
 
-def _serves(q: Tensor, cache: LayerCache) -> bool:
+def _serves(q: Tensor, cache: LayerCache, run: PagedRun) -> bool:
     """Return whether the kernel can read q and the cache, and their sizes agree."""
+    is_few = run.n_tokens <= SMALL_BATCH
     n_head, n_row = q.shape[1], cache.n_row
     is_cut_so = n_head % n_row == 0 if cache.head_map is None else n_head == n_row
     return (
         is_cut_so
-        and allows(q.device, "attention", str(cache.types), q.shape[2], int(len(q) <= SMALL_BATCH))
+        and allows(q.device, "attention", str(cache.types), q.shape[2], int(is_few))
         and is_plain(q)
         and holds(cache.k, cache.types.k, cache)
         and holds(cache.v, cache.types.v, cache)

@@ -67,6 +67,7 @@ class GpuBackend:
 
     Args:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        n_ctx: largest number of tokens of a sequence.
 
     Attributes:
         fallbacks: list of what makes the model's GPUs slower; loaders add to it.
@@ -80,10 +81,10 @@ class GpuBackend:
     waited_s = 0.0
 
     def __init__(
-        self, device: torch.device, x_bytes: int, fallbacks: Fallbacks | None = None
+        self, device: torch.device, x_bytes: int, n_ctx: int, fallbacks: Fallbacks | None = None
     ) -> None:
         self.device = device
-        self.x_bytes = x_bytes
+        self.x_bytes, self._n_ctx = x_bytes, n_ctx
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self.target = target_of(device)
         self._dry: DryModel | None = None
@@ -97,7 +98,7 @@ class GpuBackend:
         return self.target.maker != "interpreter"
 
     def make_ops(self) -> GpuOps:
-        return GpuOps(self.device, self.x_bytes, self.fallbacks)
+        return GpuOps(self.device, self.x_bytes, self.fallbacks, self._n_ctx)
 
     @contextmanager
     def loader(

@@ -14,6 +14,7 @@ from engine.gpu.launch.refusals import allows
 
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
+    from engine.gpu.page_tables import PagedRows
 
 BLOCKS = {"q8_0": 34, "q4_0": 18}
 """Bytes of a block of 32 elements, by block-quantised type of keys or values."""
@@ -31,14 +32,14 @@ LARGEST_HEAD = 1 << 12
 """Most elements of a head that one program can write."""
 
 
-def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> bool:
-    """Store k and v in the cache from position `n_past` on; see `LayerCache.write`.
+def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
+    """Store k and v in the cache at the rows' positions; see `LayerCache.write`.
 
-    Positions outside of the cache are skipped: the host does not know `n_past`, so it cannot check.
+    Positions outside of the cache are skipped: the host does not know them, so it cannot check.
 
     Args:
         k, v: (T, heads, head_dim), F32; only the elements of a head need to lie side by side.
-        n_past: number of cached tokens, one integer on the device.
+        rows: where the tokens lie.
 
     Returns:
         Whether they were stored; if not, no kernel supports the arguments.
@@ -54,8 +55,8 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> boo
     rows_v, n_v = _writing_programs(n_rows, dim_v, type_v, size)
     launch(
         kv_cells.store, (max(n_k, n_v), 1 if v is None else 2),
-        *placed(k), *placed(k if v is None else v), cache.k, cache.v, n_past, n_rows, n_head,
-        cache.k.shape[1],
+        *placed(k), *placed(k if v is None else v), cache.k, cache.v, rows.positions,
+        rows.tables, rows.tables.shape[1], rows.n_first, n_rows, n_head, cache.k.shape[1],
         TYPE_K=type_k, TYPE_V=type_v, DIM_K=dim_k, DIM_V=dim_v,
         WIDTH_V=n_elements(cache.v.stride(1), type_v), ROWS_K=rows_k, ROWS_V=rows_v, SIZE=size,
     )  # fmt: skip

@@ -14,13 +14,16 @@ from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.gpu.page_tables import PageTables
 from engine.hardware.fallbacks import Fallbacks
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
+from engine.paging.keys import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.forward.batch import Batch, Tables
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
     from engine.forward.operands import (
@@ -49,19 +52,30 @@ class GpuOps(CompositeOps):
         x_bytes: bytes of a quantised activation, see `planning.footprint.x_bytes`; None if
             nothing is rounded ahead of its product.
         fallbacks: list of what makes the model's GPUs slower.
+        n_ctx: largest number of tokens of a sequence.
+
+    Attributes:
+        tables: the page tables of the sequences.
     """
 
     def __init__(
-        self, device: torch.device, x_bytes: int | None = None, fallbacks: Fallbacks | None = None
+        self,
+        device: torch.device,
+        x_bytes: int | None = None,
+        fallbacks: Fallbacks | None = None,
+        n_ctx: int = PAGE,
     ) -> None:
         self._device = device
         self._fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._x_bytes = x_bytes
-        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.tables = PageTables(device, n_ctx)
         self._angles = rope.Angles()
 
-    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
-        self._position = position
+    def begin(self, batch: Batch, positions: Tensor) -> None:
+        self.tables.begin(batch, positions)
+
+    def extend(self, tables: Tables) -> None:
+        self.tables.extend(tables)
 
     def _miss(self, what: str) -> None:
         """Report that PyTorch does something large, as no kernel serves."""
@@ -164,28 +178,30 @@ class GpuOps(CompositeOps):
         self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        y = recurrent.causal_conv(x, state, weight, bias, act, gates)
-        if y is None:
+        if state.dim() == 2:  # of one sequence
+            y = recurrent.causal_conv(x, state, weight, bias, act, gates)
+            if y is not None:
+                return y
             self._miss("computes such a convolution")
-            return super().causal_conv(x, state, weight, bias, act, gates)
-        return y
+        return super().causal_conv(x, state, weight, bias, act, gates)
 
     def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
-        y = recurrent.delta_net(x, state)
+        y = None if state.dim() > 3 else recurrent.delta_net(x, state)
         return super().delta_net(x, state) if y is None else y
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
         state: Tensor,
     ) -> Tensor:  # fmt: skip
-        y = recurrent.selective_scan(x, step, a, b, c, d, gate, state)
-        if y is None:
+        if state.dim() == 2:
+            y = recurrent.selective_scan(x, step, a, b, c, d, gate, state)
+            if y is not None:
+                return y
             self._miss("computes such a recurrent layer")
-            return super().selective_scan(x, step, a, b, c, d, gate, state)
-        return y
+        return super().selective_scan(x, step, a, b, c, d, gate, state)
 
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
-        y = recurrent.state_space_scan(x, state)
+        y = None if state.dim() > 3 else recurrent.state_space_scan(x, state)
         return super().state_space_scan(x, state) if y is None else y
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
@@ -245,26 +261,28 @@ class GpuOps(CompositeOps):
             return self.ropes(self.normed(xs, norms), cos, sin, style)
         return super().ropes(xs, cos, sin, style) if turned is None else turned
 
-    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
-        if not kv_write.write(cache, k, v, self._position):
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
+        rows = self.tables.rows(cache.group)
+        if rows is None or not kv_write.write(cache, k, v, rows):
             self._miss("writes such a cache")
             refuse_capture("no kernel writes such a cache")
-            REFERENCE.write_cache(cache, k, v, start)
+            REFERENCE.write_cache(cache, k, v, batch)
 
     def attention(
         self,
         q: Tensor,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        y = attention.attention(q, cache, self._position, scores, sinks, slopes)
+        rows = self.tables.rows(cache.group)
+        y = rows and attention.attention(q, cache, rows, scores, sinks, slopes)
         if y is None:
             self._miss("reads such a cache")
             refuse_capture("no kernel reads such a cache")
-            return REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
+            return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
         return y
 
     def new_attention(
@@ -273,15 +291,15 @@ class GpuOps(CompositeOps):
         k: Tensor,
         v: Tensor | None,
         cache: LayerCache,
-        n_past: int,
+        batch: Batch,
         scores: Scores,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        new = k, v
-        y = attention.attention(q, cache, self._position, scores, sinks, slopes, new)
+        rows = self.tables.rows(cache.group)
+        y = rows and attention.attention(q, cache, rows, scores, sinks, slopes, (k, v))
         if y is None:
-            return super().new_attention(q, k, v, cache, n_past, scores, sinks, slopes)
+            return super().new_attention(q, k, v, cache, batch, scores, sinks, slopes)
         return y
 
     # no kernel: torch

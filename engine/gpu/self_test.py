@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError
+from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import KVState
@@ -25,6 +26,7 @@ from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.loading.pack import pack
 from engine.gpu.matmul import gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlanes
+from engine.gpu.page_tables import PagedRows
 from engine.hardware.faults import fault_of
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.ops.attention import attend
@@ -97,11 +99,11 @@ def _attention(device: torch.device) -> None:
     cache, scores = LayerCache(state, 0, 2 * N_PAST, "f16", device), Scores(HEAD_DIM**-0.5)
     for start, n in ((0, N_PAST), (N_PAST, 1)):
         q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
-        position = torch.tensor([start], device=device)
-        if not kv_write.write(cache, k, v, position):
+        rows = PagedRows.alone(torch.arange(start, start + n, device=device), 2 * N_PAST)
+        if not kv_write.write(cache, k, v, rows):
             raise EngineError("no kernel writes the KV cache")
-        y = attention.attention(q, cache, position, scores)
-        _compare("attention", y, attend(q, cache, start, scores, None, None))
+        y = attention.attention(q, cache, rows, scores)
+        _compare("attention", y, attend(q, cache, Batch.of_one(start, n, 0), scores, None, None))
 
 
 def _replay(device: torch.device) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engine.forward.batch import Batch
 from engine.gpu.checks.comparison import (
     EXACT,
     IN_F32,
@@ -53,18 +54,18 @@ def on_state(ops: GpuOps, name: str, *args: Any) -> list[Pair]:
 
 
 def new_attention(
-    ops: GpuOps, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, _past: int,
+    ops: GpuOps, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, _batch: Batch,
     scores: Scores, sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> list[Pair]:  # fmt: skip
     """Check `Ops.new_attention`: what it writes to the cache, and what it reads there."""
     n_past = _n_past(cache, len(q), scores)
     _fill(cache, n_past, q.shape[2])
-    ops.begin(n_past, len(q), torch.tensor([n_past], device=q.device))
-    stop = n_past + len(q)
+    batch, stop = Batch.of_one(n_past, len(q), 0), n_past + len(q)
+    ops.begin(batch, torch.arange(n_past, stop, device=q.device))
     try:
-        y = ops.new_attention(q, k, v, cache, n_past, scores, sinks, slopes)
-        cells = [held.clone() for held in cache.read(n_past, stop)]
-        z = REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
+        y = ops.new_attention(q, k, v, cache, batch, scores, sinks, slopes)
+        cells = [held.clone() for held in cache.read(batch.pieces[0], n_past, stop)]
+        z = REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
     finally:
         _clear(cache, stop)
     pairs = [Pair(y, z, OF_SEVERAL)]
@@ -77,17 +78,17 @@ def new_attention(
 
 
 def attention(
-    ops: GpuOps, q: Tensor, cache: LayerCache, _past: int, scores: Scores,
+    ops: GpuOps, q: Tensor, cache: LayerCache, _batch: Batch, scores: Scores,
     sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> list[Pair]:  # fmt: skip
     """Check `Ops.attention`."""
     n_past = _n_past(cache, len(q), scores)
-    stop = n_past + len(q)
+    batch, stop = Batch.of_one(n_past, len(q), 0), n_past + len(q)
     _fill(cache, stop, q.shape[2])
-    ops.begin(n_past, len(q), torch.tensor([n_past], device=q.device))
+    ops.begin(batch, torch.arange(n_past, stop, device=q.device))
     try:
-        y = ops.attention(q, cache, n_past, scores, sinks, slopes)
-        z = REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
+        y = ops.attention(q, cache, batch, scores, sinks, slopes)
+        z = REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
     finally:
         _clear(cache, stop)
     return [Pair(y, z, OF_SEVERAL)]
@@ -106,7 +107,7 @@ def _fill(cache: LayerCache, n: int, head_dim: int) -> None:
         torch.randn(n, len(cache.k), width, generator=generator, device=cache.k.device)
         for width in (head_dim, cache.head_dim_v)
     )
-    cache.write(k, None if cache.is_shared else v, 0)
+    cache.write(k, None if cache.is_shared else v, Batch.of_one(0, n, 0))
 
 
 def _clear(cache: LayerCache, n: int) -> None:

@@ -74,7 +74,8 @@ def check_rank(
     Raises:
         EngineError: no kernel gives the right results.
     """
-    ops = GpuOps(device, dry.x_bytes)
+    n_ctx = max((layer.k.shape[1] for layer in cache.layers), default=0)
+    ops = GpuOps(device, dry.x_bytes, n_ctx=n_ctx)
     stand_ins = StandIns(dry.log, dry.declaration.slots, slots, cache.layers, device)
     rows = FileRows(file, slots, dry.rank, device)
     check = WeightCheck(dry.log, stand_ins, rows, ops, verdicts)

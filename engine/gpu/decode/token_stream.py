@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
+from engine.forward.batch import FIRST_TOKEN, Piece, Tables
 from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
 from engine.gpu.decode.sampling import RING, DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
@@ -31,6 +32,7 @@ from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
     from engine.config.sampling import SamplingParams
+    from engine.forward.batch import Tables
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.parallel.executor import RankExecutor
     from engine.sampling.token_source import Logits
@@ -61,25 +63,27 @@ class TokenStep:
         n_vocab: number of logits of a token, on all ranks together.
         token: (1,), int64: the token to compute.
         position: (1,), integers: number of tokens cached before it.
-        begin: writes both, and whatever else depends on the position that the host knows.
+        begin: writes both, and where the sequence's pages are; given the token and its place.
         forward: computes, from the device's memory only, this rank's logits (n,) or (1, n), None if
             it has none; and the hidden state (n_embd,) behind them, None if that is not known.
         can_rewind: whether computing a token again, or another instead, does no harm.
         own: token ids of this rank's logits; None for all.
         one_shot: message exchange with the other ranks that sample; None if there are none.
         states: tensors that computing changes, even for a token computed before.
+        extend: notes that the sequence has got more pages, while steps are under way.
     """
 
     device: torch.device
     n_vocab: int
     token: Tensor
     position: Tensor
-    begin: Callable[[int, int], None]
+    begin: Callable[[int, Piece], None]
     forward: Callable[[], tuple[Tensor | None, Tensor | None]]
     can_rewind: bool
     own: range | None = None
     one_shot: WordExchange | None = None
     states: Sequence[Tensor] = ()
+    extend: Callable[[Tables], None] = lambda tables: None
 
 
 class _RankDecoder:
@@ -102,12 +106,12 @@ class _RankDecoder:
         if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
             raise EngineError("The system allows no pinned memory that a GPU can write.")
 
-    def capture_task(self, token: int, n_past: int, n_step: int) -> CaptureTask:
+    def capture_task(self, token: int, piece: Piece, n_step: int) -> CaptureTask:
         """Return a step that samples nothing, as the work to be captured."""
 
         def begin() -> None:
             self.sampler.pause(n_step)
-            self.step.begin(token, n_past)
+            self.step.begin(token, piece)
 
         return CaptureTask(
             begin, self.compute, lambda: capture(self.step.device, self.compute), self.step.states
@@ -171,22 +175,29 @@ class TokenStream:
     def _decoder(self, rank: int, step: TokenStep | None) -> _RankDecoder | None:
         return None if step is None else _RankDecoder(step, is_read=rank == self._read)
 
-    def prepare(self, token: int = 0, n_past: int = 0) -> None:
+    def prepare(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
         """Capture the step now, by computing a token that is then forgotten.
 
         Args:
             token: the token to compute.
-            n_past: number of cached tokens; the cache and states are kept.
+            piece: its place, where its keys and values are then cached; states are kept.
 
         Raises:
             NotRepeatable: the step cannot be captured.
         """
         self.stop()
         tasks = [
-            _nothing() if decoder is None else decoder.capture_task(token, n_past, self._n_enqueued)
+            _nothing() if decoder is None else decoder.capture_task(token, piece, self._n_enqueued)
             for decoder in self._all
         ]
+        kept = self._executor.run(lambda rank: [state.clone() for state in tasks[rank].states])
         self._replays, _ = capture_on_all(self._executor, tasks, self._one_shots)
+
+        def restore(rank: int) -> None:
+            for state, before in zip(tasks[rank].states, kept[rank], strict=True):
+                state.copy_(before)
+
+        self._executor.run(restore)
         self._n_read = self._n_enqueued = self._n_enqueued + RING  # old entries do not count
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
@@ -225,14 +236,14 @@ class TokenStream:
         is_sure = params.temperature <= 0 or params.top_k > 0
         return min(1, self._wanted) if is_sure else 0
 
-    def next(self, token: int, n_past: int, n_left: int) -> int | Logits | None:
-        """Compute a token after `n_past` cached ones, and sample the next one.
+    def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
+        """Compute a token, and sample the next one.
 
         This consumes the sampler's random numbers; the caller lets it accept the token.
 
         Args:
             token: the token to compute.
-            n_past: number of tokens cached before it.
+            piece: its place, see `PagedTokenSource`.
             n_left: number of tokens that may still be sampled, with this one.
 
         Returns:
@@ -244,8 +255,10 @@ class TokenStream:
             RuntimeError: a device failed.
         """
         with self._failing():
-            if self._next != (token, n_past):
-                self._begin(token, n_past)
+            if self._next != (token, piece.n_past):
+                self._begin(token, piece)
+            else:
+                self._each(lambda decoder: decoder.step.extend(piece.tables))
             self._next = None  # until the token is known
             self._enqueue(min(1 + self._ahead, n_left))
             entry = self._wait(self._n_read + 1)
@@ -257,7 +270,7 @@ class TokenStream:
         self._n_calm += 1
         if self._n_calm >= CALM:
             self._ahead = self._most_ahead
-        self._next = (entry.token, n_past + 1)
+        self._next = (entry.token, piece.stop)
         return entry.token
 
     def stop(self) -> Sequence[int]:
@@ -289,16 +302,16 @@ class TokenStream:
             on_failure(error)
             raise
 
-    def _begin(self, token: int, n_past: int) -> None:
+    def _begin(self, token: int, piece: Piece) -> None:
         """Prepare all ranks to compute `token` next."""
         assert self._sampler is not None, "no sampler was set by `serve`"
         if self._replays is None:
-            self.prepare(token, n_past)
+            self.prepare(token, piece)
         self.stop()
         sampler, never, n_step = self._sampler, self._never, self._n_enqueued
 
         def begin(decoder: _RankDecoder) -> None:
-            decoder.step.begin(token, n_past)
+            decoder.step.begin(token, piece)
             decoder.sampler.begin(sampler, never, n_step)
 
         self._each(begin)

@@ -12,12 +12,14 @@ import triton.language as tl
 
 from engine.gpu.kernels.kv_cells import (
     BLOCK,
+    PAGE,
     element,
     has_blocks,
     n_units,
     put,
     read,
     scales,
+    slot_of,
     units,
 )
 
@@ -191,7 +193,7 @@ def means(
 
 @triton.jit
 def attended(
-    q, there, position, first, slope, scale, softcap, k, v, row, n_ctx, start, stop,
+    q, there, position, first, slope, scale, softcap, k, v, row, table, n_slots, start, stop,
     TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, OPERAND_K: tl.constexpr, OPERAND_V: tl.constexpr,
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
     WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, KEYS: tl.constexpr,
@@ -206,6 +208,7 @@ def attended(
         first: first key that the row sees, (ROWS,).
         slope: ALiBi slope of the row's head, (ROWS,).
         row: head of k and v, int64.
+        table: pages of the sequence; a tile of keys lies in one.
         start: a multiple of KEYS.
 
     Returns:
@@ -226,7 +229,9 @@ def attended(
         at = tl.arange(0, KEYS)
         key = tile + at
         inside = key < stop
-        cell = row * n_ctx + tile
+        page = tile // PAGE
+        moved = tl.load(table + page).to(tl.int64) - page  # pages from the tile's place in order
+        cell = row * n_slots + moved * PAGE + tile
         k_rows = k + cell * n_units(TYPE_K, DIM_K) + at * n_units(TYPE_K, DIM_K)
         s = products(q, there, power, highs, lows, k_rows, inside, TYPE_K, OPERAND_K, PRECISION,
                      IN_F32, DIM_K, SIZE_K, HOLDS_Q)  # fmt: skip
@@ -250,14 +255,15 @@ def attended(
 
 @triton.jit(
     do_not_specialize=[
-        "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "n_tokens", "n_head",
-        "group", "n_ctx", "window", "chunk", "small", "n_small", "large", "n_slot", "n_split",
+        "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "n_pages", "first_row",
+        "first_sequence", "n_tokens", "n_head", "group", "n_slots", "window", "chunk", "small",
+        "n_small", "large", "n_slot", "n_split",
     ]
 )  # fmt: skip
 def attend(
-    q, q_token, q_head, new_k, k_token, k_head, new_v, v_token, v_head, k, v, past, head_map,
-    slopes, sinks, out, tops, sums, n_tokens, n_head, group, n_ctx, scale, softcap, window, chunk,
-    small, n_small, large, n_slot, n_split,
+    q, q_token, q_head, new_k, k_token, k_head, new_v, v_token, v_head, k, v, positions, tables,
+    head_map, slopes, sinks, out, tops, sums, n_pages, first_row, first_sequence, n_tokens, n_head,
+    group, n_slots, scale, softcap, window, chunk, small, n_small, large, n_slot, n_split,
     TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, OPERAND_K: tl.constexpr, OPERAND_V: tl.constexpr,
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
     WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, ROWS: tl.constexpr,
@@ -265,36 +271,43 @@ def attend(
     HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, TOKENS: tl.constexpr,
     HAS_NEW_V: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
-    """Compute causal attention of some rows over the whole cache, or over every n_split-th piece.
+    """Compute causal attention of some rows over a whole sequence, or over every n_split-th piece.
 
-    Programs: (n_head / group, n_split, blocks of ROWS rows). Rows are n_tokens * group, those of a
-    token side by side. Pieces begin at places that depend only on their index, so a row's result
-    does not depend on which tokens are computed with it.
+    Programs: (n_head / group, n_split, sequences * blocks of ROWS rows). A sequence's rows are
+    n_tokens * group, those of a token side by side. Pieces begin at places that depend only on
+    their index, so a row's result does not depend on which tokens are computed with it.
 
     Args:
-        q: F32 (n_tokens, n_head, DIM_K), heads contiguous; strides in elements.
-        new_k, new_v: F32 (n_tokens, heads, DIM_K or DIM_V), likewise: keys, and values if
-            HAS_NEW_V, of these tokens, if they are not in the cache yet. A program first writes
-            those of the pieces that it reads; other programs may write the same.
-        k: cached keys, (heads, n_ctx, DIM_K elements of TYPE_K); blocks as bytes.
-        v: cached values, (heads, n_ctx, DIM_V elements of TYPE_V), rows WIDTH_V elements apart.
-        past: number of tokens in the cache before, an integer in device memory.
+        q: F32 (tokens, n_head, DIM_K), heads contiguous; strides in elements.
+        new_k, new_v: F32 (tokens, heads, DIM_K or DIM_V), likewise: keys, and values if HAS_NEW_V,
+            of these tokens, if they are not in the cache yet. A program first writes those of the
+            pieces that it reads; other programs may write the same.
+        k: cached keys, (heads, n_slots, DIM_K elements of TYPE_K); blocks as bytes.
+        v: cached values, (heads, n_slots, DIM_V elements of TYPE_V), rows WIDTH_V elements apart.
+        positions: position of each token in its sequence, (tokens,), in device memory.
+        tables: pages of each sequence, int32 (sequences, n_pages), in device memory.
         head_map: the head of k and v that each query head uses, (n_head,), if IS_MAPPED; then
             group is 1. Else `group` neighbours use the same.
         slopes, sinks: ALiBi slopes and attention sinks, F32 (n_head,), if there are some.
-        out: output, F32 (n_tokens, n_head, DIM_V), if n_slot is 0: then all is one piece.
+        out: output, F32 (tokens, n_head, DIM_V), if n_slot is 0: then all is one piece.
         tops, sums: outputs of pieces for `combine`, if n_slot is not 0, at a piece's index modulo
-            n_slot: F32 (n_tokens, n_head, n_slot), greatest scores and then weights, and
-            (n_tokens, n_head, n_slot, DIM_V).
+            n_slot: F32 (rows of the launch, n_head, n_slot), greatest scores and then weights, and
+            (rows of the launch, n_head, n_slot, DIM_V).
+        first_row, first_sequence: first token and first sequence of the launch.
+        n_tokens: number of tokens of each of its sequences.
         window, chunk: sizes in tokens; 0 for none.
         small, n_small, large: see `piece_of`; multiples of KEYS.
         SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
         HOLDS_Q: whether registers hold queries throughout; else they are loaded for each tile.
-        TOKENS: largest number of new tokens; 0 if all are in the cache.
+        TOKENS: largest number of new tokens of a sequence; 0 if all are in the cache.
         NEW: a power of two, at least both dimensions.
     """
-    n_past = tl.load(past).to(tl.int32)
-    block = tl.num_programs(2) - 1 - tl.program_id(2)  # blocks with most keys start first
+    n_blocks = (n_tokens * group + ROWS - 1) // ROWS
+    block = n_blocks - 1 - tl.program_id(2) % n_blocks  # blocks with most keys start first
+    sequence = tl.program_id(2) // n_blocks
+    before = sequence.to(tl.int64) * n_tokens  # rows of the launch
+    table = tables + (first_sequence + sequence).to(tl.int64) * n_pages
+    n_past = tl.load(positions + first_row + before).to(tl.int32)
     at = block * ROWS + tl.arange(0, ROWS)
     there = at < n_tokens * group
     token = tl.minimum(at // group, n_tokens - 1)
@@ -309,21 +322,23 @@ def attend(
     if IS_MAPPED:
         row = tl.load(head_map + row).to(tl.int64)
     if TOKENS:
-        _write(new_k, k_token, k_head, k, n_past, stop, row, n_ctx, begin, n_split, small, n_small,
-               large, TYPE_K, DIM_K, DIM_K, TOKENS, NEW)  # fmt: skip
+        _write(new_k, k_token, k_head, k, first_row + before, n_past, stop, row, table, n_pages,
+               n_slots, begin, n_split, small, n_small, large, TYPE_K, DIM_K, DIM_K, TOKENS,
+               NEW)  # fmt: skip
         if HAS_NEW_V:
-            _write(new_v, v_token, v_head, v, n_past, stop, row, n_ctx, begin, n_split, small,
-                   n_small, large, TYPE_V, DIM_V, WIDTH_V, TOKENS, NEW)  # fmt: skip
+            _write(new_v, v_token, v_head, v, first_row + before, n_past, stop, row, table, n_pages,
+                   n_slots, begin, n_split, small, n_small, large, TYPE_V, DIM_V, WIDTH_V, TOKENS,
+                   NEW)  # fmt: skip
         tl.debug_barrier()  # makes the new keys and values visible to all threads of the program
     slope = tl.zeros((ROWS,), tl.float32)
     if HAS_SLOPES:
         slope = tl.load(slopes + head, mask=there, other=0.0) * LOG2E
-    q_rows = q + token.to(tl.int64) * q_token + head * q_head
-    line = token.to(tl.int64) * n_head + head
+    q_rows = q + (first_row + before + token) * q_token + head * q_head
+    line = (before + token) * n_head + head
     for piece in range(begin + tl.program_id(1), end, n_split):
         start = tl.maximum(start_of(piece, small, n_small, large), oldest // KEYS * KEYS)
         top, weight, found = attended(
-            q_rows, there, position, first, slope, scale, softcap, k, v, row, n_ctx, start,
+            q_rows, there, position, first, slope, scale, softcap, k, v, row, table, n_slots, start,
             tl.minimum(start_of(piece + 1, small, n_small, large), stop),
             TYPE_K, TYPE_V, OPERAND_K, OPERAND_V, PRECISION, IN_F32, DIM_K, DIM_V, WIDTH_V, SIZE_K,
             SIZE_V, KEYS, HOLDS_Q, HAS_SOFTCAP, HAS_SLOPES,
@@ -335,20 +350,26 @@ def attend(
                 new = tl.maximum(top, sink - HEADROOM)
                 factor = tl.exp2(top - new)
                 weight = weight * factor + tl.exp2(sink - new)
-            _put(out + line * DIM_V, there, found, factor / weight, TYPE_V, DIM_V, SIZE_V)
+            rows = out + (first_row * n_head + line) * DIM_V
+            _put(rows, there, found, factor / weight, TYPE_V, DIM_V, SIZE_V)
         else:
             slot = line * n_slot + piece % n_slot
             tl.store(tops + slot, top, mask=there)
-            tl.store(tops + n_tokens.to(tl.int64) * n_head * n_slot + slot, weight, mask=there)
+            n_rows = (tl.num_programs(2) // n_blocks).to(tl.int64) * n_tokens
+            tl.store(tops + n_rows * n_head * n_slot + slot, weight, mask=there)
             one = tl.full((ROWS,), 1.0, tl.float32)
             _put(sums + slot * DIM_V, there, found, one, TYPE_V, DIM_V, SIZE_V)
 
 
 @triton.jit
-def _write(x, x_token, x_head, cells, n_past, stop, row, n_ctx, begin, n_split, small, n_small,
-           large, TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr,
-           NEW: tl.constexpr):  # fmt: skip
-    """Write new keys or values of one head into the cache, in pieces that the program reads."""
+def _write(x, x_token, x_head, cells, first, n_past, stop, row, table, n_pages, n_slots, begin,
+           n_split, small, n_small, large, TYPE: tl.constexpr, DIM: tl.constexpr,
+           WIDTH: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr):  # fmt: skip
+    """Write new keys or values of one head into the cache, in pieces that the program reads.
+
+    Args:
+        first: the sequence's first row in x, int64.
+    """
     per_row: tl.constexpr = (NEW + BLOCK - 1) // BLOCK if has_blocks(TYPE) else 1
     at = tl.arange(0, TOKENS * per_row)
     token, block = at // per_row, at % per_row
@@ -357,8 +378,9 @@ def _write(x, x_token, x_head, cells, n_past, stop, row, n_ctx, begin, n_split, 
     mine = (position < stop) & (piece >= 0) & (piece % n_split == tl.program_id(1))
     if has_blocks(TYPE):
         mine = mine & (block < DIM // BLOCK)
-    put(x, x_token, x_head, cells, token.to(tl.int64), row, block.to(tl.int64),
-        position.to(tl.int64), mine, n_ctx, TYPE, DIM, WIDTH, NEW)  # fmt: skip
+    slot = slot_of(table, n_pages, position, mine)
+    put(x, x_token, x_head, cells, first + token, row, block.to(tl.int64), slot, mine, n_slots,
+        TYPE, DIM, WIDTH, NEW)  # fmt: skip
 
 
 @triton.jit
@@ -372,28 +394,30 @@ def _put(rows, there, sums, factor, TYPE: tl.constexpr, DIM: tl.constexpr, SIZE:
 
 @triton.jit(
     do_not_specialize=[
-        "n_head", "n_lines", "window", "chunk", "small", "n_small", "large", "n_slot",
+        "first_row", "n_head", "n_lines", "window", "chunk", "small", "n_small", "large",
+        "n_slot",
     ]
 )  # fmt: skip
-def combine(past, sinks, tops, sums, out, n_head, n_lines, window, chunk, small, n_small, large,
-            n_slot, DIM: tl.constexpr, SIZE: tl.constexpr, PIECES: tl.constexpr,
+def combine(positions, sinks, tops, sums, out, first_row, n_head, n_lines, window, chunk, small,
+            n_small, large, n_slot, DIM: tl.constexpr, SIZE: tl.constexpr, PIECES: tl.constexpr,
             HAS_SINKS: tl.constexpr):  # fmt: skip
-    """Combine the results of pieces; programs: (tokens * n_head, parts of SIZE elements).
+    """Combine the results of pieces; programs: (rows * n_head, parts of SIZE elements).
 
     Pieces are added in groups that depend only on their indices.
 
     Args:
-        n_lines: tokens * n_head.
-        out: output, F32 (tokens, n_head, DIM); for the other arguments see `attend`.
+        n_lines: number of rows * n_head.
+        out: output, F32 (tokens, n_head, DIM), from token `first_row` on; for the other arguments
+            see `attend`.
     """
     line = tl.program_id(0).to(tl.int64)
     head = line % n_head
-    position = tl.load(past).to(tl.int32) + (line // n_head).to(tl.int32)
+    position = tl.load(positions + first_row + line // n_head).to(tl.int32)
     begin = piece_of(first_seen(position, window, chunk), small, n_small, large)
     end = piece_of(position, small, n_small, large) + 1
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < DIM
-    top = tl.load(past).to(tl.float32) * 0.0 + LOWEST
+    top = position.to(tl.float32) * 0.0 + LOWEST
     weight = top * 0.0
     total = tl.zeros((SIZE,), tl.float32)
     for group in range(begin // PIECES * PIECES, end, PIECES):
@@ -416,4 +440,4 @@ def combine(past, sinks, tops, sums, out, n_head, n_lines, window, chunk, small,
         kept = tl.exp2(top - new)
         weight = weight * kept + tl.exp2(sink - new)
         total = total * kept
-    tl.store(out + line * DIM + at, total / weight, mask=inside)
+    tl.store(out + (first_row * n_head + line) * DIM + at, total / weight, mask=inside)

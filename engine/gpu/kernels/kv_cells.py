@@ -9,6 +9,11 @@ Blocks have an even number of bytes, so they are read as 16-bit units.
 import triton
 import triton.language as tl
 
+from engine.paging import keys
+
+PAGE = tl.constexpr(keys.PAGE)
+"""Number of positions whose slots lie side by side."""
+
 BLOCK = tl.constexpr(32)
 """Number of elements of a block."""
 
@@ -157,19 +162,33 @@ def _nibbles(scaled):
 
 
 @triton.jit
-def put(x, x_token, x_head, cells, token, head, block, position, there, n_ctx,
+def slot_of(table, n_pages, position, there):
+    """Return the slots of positions (N,) of sequences, int64; -1 where there is none.
+
+    Args:
+        table: pointers to the sequences' tables, int32 (n_pages,) each.
+        there: whether to look it up, (N,).
+    """
+    page = position // PAGE
+    inside = there & (position >= 0) & (page < n_pages)
+    found = tl.load(table + page, mask=inside, other=-1).to(tl.int64)
+    return tl.where(found < 0, -1, found * PAGE + position % PAGE)
+
+
+@triton.jit
+def put(x, x_token, x_head, cells, token, head, block, slot, there, n_slots,
         TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
         SIZE: tl.constexpr):  # fmt: skip
     """Write some heads of tokens, or blocks of them, into keys or values of the cache; see `store`.
 
     Args:
         token, head, block: what to write of x, int64 (N,) or broadcast to it.
-        position: where to write it, int64 likewise; positions outside of the cache are left out.
+        slot: where to write it, int64 likewise; slots outside of the cache are left out.
         there: whether to write it, likewise.
     """
-    there = there & (position >= 0) & (position < n_ctx)
+    there = there & (slot >= 0) & (slot < n_slots)
     x += token * x_token + head * x_head + block * BLOCK
-    cells += (head * n_ctx + position) * (n_units(TYPE, WIDTH) * (2 if has_blocks(TYPE) else 1))
+    cells += (head * n_slots + slot) * (n_units(TYPE, WIDTH) * (2 if has_blocks(TYPE) else 1))
     if has_blocks(TYPE):
         cells += block * (n_units(TYPE, BLOCK) * 2)
     if TYPE == "q4_0":
@@ -188,43 +207,51 @@ def put(x, x_token, x_head, cells, token, head, block, position, there, n_ctx,
 
 
 @triton.jit
-def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.constexpr,
-           DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+def _store(x, x_token, x_head, cells, positions, tables, n_pages, n_first, n_rows, n_head, n_slots,
+           TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
            SIZE: tl.constexpr):  # fmt: skip
     """Write ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
     per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row, block = at // per_row, (at % per_row).to(tl.int64)
+    there = row < n_rows
     token, head = (row // n_head).to(tl.int64), (row % n_head).to(tl.int64)
-    put(x, x_token, x_head, cells, token, head, block, past + token, row < n_rows, n_ctx, TYPE, DIM,
-        WIDTH, SIZE)  # fmt: skip
+    position = tl.load(positions + token, mask=there, other=-1).to(tl.int64)
+    table = tables + tl.maximum(token - n_first + 1, 0) * n_pages
+    slot = slot_of(table, n_pages, position, there)
+    put(x, x_token, x_head, cells, token, head, block, slot, there, n_slots, TYPE, DIM, WIDTH, SIZE)
 
 
 @triton.jit(
-    do_not_specialize=["k_token", "k_head", "v_token", "v_head", "n_rows", "n_head", "n_ctx"]
-)
-def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, past, n_rows, n_head, n_ctx,
+    do_not_specialize=[
+        "k_token", "k_head", "v_token", "v_head", "n_pages", "n_first", "n_rows", "n_head",
+        "n_slots",
+    ]
+)  # fmt: skip
+def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, positions, tables, n_pages,
+          n_first, n_rows, n_head, n_slots,
           TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
           WIDTH_V: tl.constexpr, ROWS_K: tl.constexpr, ROWS_V: tl.constexpr,
           SIZE: tl.constexpr):  # fmt: skip
-    """Write keys and values of tokens into the cache, from a position in device memory on.
+    """Write keys and values of tokens into the cache, at positions in device memory.
 
     Programs with the second index 0 write keys, those with 1 values. Positions outside of the cache
     are left out.
 
     Args:
         k, v: F32 (tokens, n_head, DIM_K or DIM_V), heads contiguous; strides in elements.
-        k_cells, v_cells: the cache, (n_head, n_ctx, DIM_K elements of TYPE_K or WIDTH_V of TYPE_V);
-            blocks as bytes.
-        past: position of the first token, an integer in device memory.
+        k_cells, v_cells: the cache, (n_head, n_slots, DIM_K elements of TYPE_K or WIDTH_V of
+            TYPE_V); blocks as bytes.
+        positions: position of each token in its sequence, (tokens,).
+        tables: pages of each sequence, int32 (sequences, n_pages).
+        n_first: number of tokens of the first sequence; the others have one each.
         n_rows: tokens * n_head.
         ROWS_K, ROWS_V: number of heads, or of blocks, for each program.
         SIZE: a power of two, at least both dimensions.
     """
-    position = tl.load(past).to(tl.int64)
     if tl.program_id(1) == 0:
-        _store(k, k_token, k_head, k_cells, position, n_rows, n_head, n_ctx, TYPE_K, DIM_K,
-               DIM_K, ROWS_K, SIZE)  # fmt: skip
+        _store(k, k_token, k_head, k_cells, positions, tables, n_pages, n_first, n_rows, n_head,
+               n_slots, TYPE_K, DIM_K, DIM_K, ROWS_K, SIZE)  # fmt: skip
     else:
-        _store(v, v_token, v_head, v_cells, position, n_rows, n_head, n_ctx, TYPE_V, DIM_V,
-               WIDTH_V, ROWS_V, SIZE)  # fmt: skip
+        _store(v, v_token, v_head, v_cells, positions, tables, n_pages, n_first, n_rows, n_head,
+               n_slots, TYPE_V, DIM_V, WIDTH_V, ROWS_V, SIZE)  # fmt: skip

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from engine.cpu.weights import JoinedColumns
 from engine.devices.routes import Routes
+from engine.forward.batch import Batch
 from engine.forward.cache import Cache
+from engine.forward.cache_size import CacheSize
 from engine.forward.context import Context
 from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.forward.weight import Weight
@@ -67,7 +69,7 @@ def collect_launches(
     ):
         for n in row_counts:
             comm.n_tokens = n
-            context.begin(1, n, n - 1)
+            context.begin(Batch.of_one(1, n, n - 1))
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
     if log is not None:
@@ -84,7 +86,8 @@ def dry_run_context(
         log: log of the operations; None for none.
     """
     n_bytes = x_bytes(declaration.hp)
-    ops: Ops = GpuOps(META, n_bytes)
+    size = CacheSize.asked(params, declaration.hp.n_ctx)
+    ops: Ops = GpuOps(META, n_bytes, n_ctx=size.n_ctx)
     for slot in declaration.slots:
         pieces = slot_pieces(slot, rank)
         if pieces:
@@ -92,7 +95,7 @@ def dry_run_context(
             if log is not None:
                 log.log_weight(value)
             setattr(slot.owner, slot.attribute, value)
-    cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
+    cache = Cache(declaration.states, rank, size, META)
     comm = LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
     if log is not None:
         ops = log.logged_ops(ops)

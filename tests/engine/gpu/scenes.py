@@ -30,6 +30,7 @@ from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.gpu.page_tables import PagedRows
 from engine.links.exchange import Exchange, load_pairs, store_pairs
 from engine.models.declare import declare
 from engine.ops.recurrent import Chunks, Decays
@@ -135,21 +136,21 @@ def of_routing(is_brief: bool) -> None:
 
 def of_attention(is_brief: bool) -> None:
     """Write and attend over the cache, for one token and for prompts."""
-    n_past = torch.zeros(1, dtype=torch.int64, device=META)
     for kv_type in ("f16",) if is_brief else (*KV_TYPES, "q8_0/q4_0"):
         for n_head, n_kv, dim in HEADS[: 1 if is_brief else 3]:
             state = KVState(_whole(n_head), _whole(n_kv), dim, dim)
             cache = LayerCache(state, 0, N_CTX, kv_type, META)
             for n in (1, 512) if is_brief else (1, 4, 64, 512):
                 k = _f32(n, n_kv, dim)
-                kv_write.write(cache, k, k, n_past)
+                rows = PagedRows.alone(torch.arange(n, device=META), N_CTX)
+                kv_write.write(cache, k, k, rows)
                 q = _f32(n, n_head, dim)
                 for scores in (Scores(0.1), Scores(0.1, window=1024, softcap=50.0)):
-                    attention.attention(q, cache, n_past, scores)
+                    attention.attention(q, cache, rows, scores)
                 if not is_brief:
                     some = _f32(n_head)
-                    attention.attention(q, cache, n_past, Scores(0.1), sinks=some)
-                    attention.attention(q, cache, n_past, Scores(0.1), slopes=some)
+                    attention.attention(q, cache, rows, Scores(0.1), sinks=some)
+                    attention.attention(q, cache, rows, Scores(0.1), slopes=some)
 
 
 def of_plain_weights(is_brief: bool) -> None:

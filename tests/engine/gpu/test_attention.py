@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
 from engine.forward.state import KVState
@@ -13,6 +14,7 @@ from engine.gpu import attention as gpu
 from engine.gpu.kv_write import write
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget, use_target
+from engine.gpu.page_tables import PagedRows
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
 from tests.helpers.kv_pairs import MIXED
@@ -38,7 +40,7 @@ def layer(
         return held
     held = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
     v = None if v_in_k else numbers(2, n_ctx, n_kv, dim_v)
-    held.write(numbers(1, n_ctx, n_kv, dim_k), v, 0)
+    held.write(numbers(1, n_ctx, n_kv, dim_k), v, Batch.of_one(0, n_ctx, 0))
     return moved(held, device)
 
 
@@ -51,8 +53,10 @@ def moved(held: LayerCache, device: str) -> LayerCache:
     return held
 
 
-def past(n: int, device: str) -> Tensor:
-    return torch.tensor([n], device=device)
+def alone(held: LayerCache, n_past: int, n_tokens: int, device: str = "cpu") -> PagedRows:
+    """Return the rows of a sequence that has the cache alone."""
+    positions = torch.arange(n_past, n_past + n_tokens, device=device)
+    return PagedRows.alone(positions, held.k.shape[1])
 
 
 def check(
@@ -60,9 +64,11 @@ def check(
     sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Check that attention gives the reference's result."""
-    found = gpu.attention(q, held, past(n_past, str(q.device)), scores, sinks, slopes)
+    found = gpu.attention(
+        q, held, alone(held, n_past, len(q), str(q.device)), scores, sinks, slopes
+    )
     assert found is not None
-    expected = attend(q, held, n_past, scores, sinks, slopes)
+    expected = attend(q, held, Batch.of_one(n_past, len(q), 0), scores, sinks, slopes)
     atol = 2e-4 if "bf16" in held.types else 2e-5  # Triton's interpreter cuts to BF16
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
     return found
@@ -155,11 +161,11 @@ def test_queries_of_all_sizes(kv_type: str, scale: float, device: str) -> None:
 def test_values_of_all_sizes(size: float, device: str) -> None:
     """Values in blocks: their scales are multiplied with weights in F16."""
     held = layer("q8_0", 2, 1, 32, 32, 20)
-    held.write(numbers(1, 20, 1, 32), numbers(2, 20, 1, 32) * size, 0)
+    held.write(numbers(1, 20, 1, 32), numbers(2, 20, 1, 32) * size, Batch.of_one(0, 20, 0))
     q, held = numbers(18, 1, 2, 32).to(device), moved(held, device)
-    found = gpu.attention(q, held, past(10, device), PLAIN)
+    found = gpu.attention(q, held, alone(held, 10, 1, device), PLAIN)
     assert found is not None
-    expected = attend(q, held, 10, PLAIN, None, None)
+    expected = attend(q, held, Batch.of_one(10, len(q), 0), PLAIN, None, None)
     torch.testing.assert_close(found / size, expected / size, rtol=1e-4, atol=2e-5)
 
 
@@ -176,13 +182,14 @@ def test_bits_do_not_depend_on_other_tokens(kv_type: str, device: str) -> None:
     held = layer(kv_type, 3, 1, 32, 32, 60, device=device)
     q, sinks = numbers(14, 8, 3, 32).to(device), numbers(15, 3).to(device)
     for scores in (PLAIN, Scores(0.2, window=20)):
-        together = gpu.attention(q, held, past(44, device), scores, sinks)
+        together = gpu.attention(q, held, alone(held, 44, 8, device), scores, sinks)
         assert together is not None
         for token in (0, 4, 7):
             one = q[token : token + 1]
-            alone = gpu.attention(one, held, past(44 + token, device), scores, sinks)
-            assert alone is not None
-            assert torch.equal(together[token], alone[0])
+            rows = alone(held, 44 + token, 1, device)
+            by_itself = gpu.attention(one, held, rows, scores, sinks)
+            assert by_itself is not None
+            assert torch.equal(together[token], by_itself[0])
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,7 @@ def test_new_keys_and_values_are_written_first(
     v = v.expand(-1, 2, -1)[..., :32]
     for scores in (PLAIN, Scores(0.2, window=3)):
         both = [layer(kv_type, 4, 2, 96, 32, 40, device=device) for _ in range(2)]
-        place = past(n_past, device)
+        place = alone(both[0], n_past, n_tokens, device)
         found = gpu.attention(q, both[0], place, scores, new=(k, v))
         assert write(both[1], k, v, place)
         expected = gpu.attention(q, both[1], place, scores)
@@ -215,7 +222,8 @@ def test_new_keys_and_values_are_written_first(
 
 def test_new_keys_that_are_values_too(device: str) -> None:
     both = [layer("q8_0", 4, 1, 96, 64, 40, v_in_k=True, device=device) for _ in range(2)]
-    q, k, place = numbers(1, 2, 4, 96).to(device), numbers(2, 2, 1, 96).to(device), past(9, device)
+    q, k = numbers(1, 2, 4, 96).to(device), numbers(2, 2, 1, 96).to(device)
+    place = alone(both[0], 9, 2, device)
     found = gpu.attention(q, both[0], place, PLAIN, new=(k, None))
     assert write(both[1], k, None, place)
     expected = gpu.attention(q, both[1], place, PLAIN)
@@ -233,7 +241,8 @@ def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
     The tokens are few, some, and so many that there is one piece.
     """
     held, q = layer("f16", 2, 1, 16, 16, 80, device=device), numbers(16, n_tokens, 2, 16)
-    q, place, starts = q.to(device), past(3, device), list[KernelLaunch]()
+    q, place, starts = q.to(device), alone(held, 3, n_tokens, device), list[KernelLaunch]()
+    positions = place.positions
 
     def note(start: KernelLaunch) -> bool:
         starts.append(start)
@@ -241,18 +250,21 @@ def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
 
     for scores in (PLAIN, Scores(0.2, window=25)):
         starts.clear()
-        place.fill_(3)
+        positions.copy_(torch.arange(3, 3 + n_tokens))
         with intercept_launches(note):
             out = gpu.attention(q, held, place, scores)
         assert out is not None
-        place.fill_(55)
+        positions.copy_(torch.arange(55, 55 + n_tokens))
         for start in starts:
             start.run()
-        expected = gpu.attention(q, held, past(55, device), scores)
+        expected = gpu.attention(q, held, alone(held, 55, n_tokens, device), scores)
         assert expected is not None
         assert torch.equal(out, expected)
         torch.testing.assert_close(
-            out, attend(q, held, 55, scores, None, None), rtol=1e-4, atol=3e-5
+            out,
+            attend(q, held, Batch.of_one(55, len(q), 0), scores, None, None),
+            rtol=1e-4,
+            atol=3e-5,
         )
 
 
@@ -261,9 +273,10 @@ def test_memory_beside_inputs_is_what_is_said(scores: Scores) -> None:
     """All tensors made count but the result; on a device without memory."""
     target = KernelTarget("nvidia", 86, 82)
     held = layer("f16", 32, 8, 128, 128, 1 << 15, device="meta")
-    place, made = past(0, "meta"), dict[int, int]()
+    made = dict[int, int]()
     for n_tokens in (1, 8, 9, 30, 160, 2000):
         q, starts = torch.empty(n_tokens, 32, 128, device="meta"), list[KernelLaunch]()
+        place = alone(held, 0, n_tokens, "meta")
 
         def note(start: KernelLaunch, starts: list[KernelLaunch] = starts) -> bool:
             starts.append(start)
@@ -274,16 +287,16 @@ def test_memory_beside_inputs_is_what_is_said(scores: Scores) -> None:
         assert out is not None
         assert out.shape == q.shape
         tensors = {id(x): x for x in starts[0].args if isinstance(x, Tensor)}
-        known = {id(x) for x in (q, held.k, held.v, out, place)}
+        known = {id(x) for x in (q, held.k, held.v, out, *place)}
         made[n_tokens] = sum(x.nbytes for key, x in tensors.items() if key not in known)
-        said = gpu.work_bytes(gpu.shape_of(q, held, scores), n_tokens, target)
+        said = gpu.work_bytes(gpu.shape_of(q, held, place, scores), n_tokens, target)
         assert max(made.values()) <= said <= 2 * max(made.values())
     assert not made[2000]
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    held, place = layer("f16", 4, 2, 32, 32, 40), torch.tensor([3])
-    q = numbers(17, 1, 4, 32)
+    held, q = layer("f16", 4, 2, 32, 32, 40), numbers(17, 1, 4, 32)
+    place = alone(held, 3, 1)
     for wrong in (q[..., :31], q[:, :3], q.double(), q.mT):
         assert gpu.attention(wrong, held, place, PLAIN) is None
     assert gpu.attention(q, held, place, PLAIN, numbers(18, 3)) is None

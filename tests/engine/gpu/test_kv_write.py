@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.forward.batch import Batch
 from engine.forward.cache import HostLayerCache, LayerCache
 from engine.forward.state import KVState
 from engine.gpu import kv_write as gpu
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.page_tables import PagedRows
 from engine.sharding.ranges import Ranges
 from tests.helpers.kv_pairs import MIXED
 
@@ -31,6 +33,12 @@ def layer(
     return kind(state, 0, n_ctx, kv_type, torch.device(device))
 
 
+def alone(held: LayerCache, n_past: int, n_tokens: int, device: str = "cpu") -> PagedRows:
+    """Return the rows of a sequence that has the cache alone."""
+    positions = torch.arange(n_past, n_past + n_tokens, device=device)
+    return PagedRows.alone(positions, held.k.shape[1])
+
+
 def bits(x: Tensor) -> Tensor:
     return x.contiguous().cpu().view(torch.uint8)
 
@@ -43,11 +51,11 @@ def test_bytes_are_those_of_the_reference(kv_type: str, n_tokens: int, device: s
     whole = numbers(3, n_tokens, 3 * (96 + 64)) * 5
     k = whole[:, : 3 * 96].view(n_tokens, 3, 96)
     v = whole[:, 3 * 96 :].view(n_tokens, 3, 64)
-    plain.write(k, v, 7)
+    plain.write(k, v, Batch.of_one(7, n_tokens, 0))
     joined = whole.to(device)  # keys and values are parts of wider rows
     k = joined[:, : 3 * 96].view(n_tokens, 3, 96)
     v = joined[:, 3 * 96 :].view(n_tokens, 3, 64)
-    assert gpu.write(fast, k, v, torch.tensor([7], device=device))
+    assert gpu.write(fast, k, v, alone(fast, 7, n_tokens, device))
     assert torch.equal(bits(fast.k), bits(plain.k))
     assert torch.equal(bits(fast.v), bits(plain.v))
 
@@ -66,7 +74,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(kv_type: str, device: str
     held, k = layer(kv_type, 1, 64, 64, 60, device), torch.from_numpy(x).unsqueeze(1)
     with warnings.catch_warnings(), np.errstate(over="ignore"):  # where numpy interprets
         warnings.simplefilter("ignore", RuntimeWarning)
-        assert gpu.write(held, k.to(device), None, torch.tensor([0], device=device))
+        assert gpu.write(held, k.to(device), None, alone(held, 0, 60, device))
     if kv_type in ("q8_0", "q4_0"):
         kind = gguf.GGMLQuantizationType[kv_type.upper()]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -79,7 +87,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(kv_type: str, device: str
 def test_only_the_position_in_memory_counts(device: str) -> None:
     """A launch serves at another position as well, as in a graph; it writes nothing else."""
     held, k = layer("f16", 2, 24, 24, 20, device), numbers(4, 2, 2, 24).to(device)
-    place = torch.tensor([3], dtype=torch.int32, device=device)
+    place = alone(held, 3, 2, device)
     starts: list[KernelLaunch] = []
 
     def note(start: KernelLaunch) -> bool:
@@ -90,7 +98,7 @@ def test_only_the_position_in_memory_counts(device: str) -> None:
         assert gpu.write(held, k, k * 2, place)
     assert len(starts) == 1
     for position in (11, 19, 20, -1):
-        place.fill_(position)
+        place.positions.copy_(torch.tensor([position, position + 1]))
         held.k.zero_()
         starts[0].run()
         expected = torch.zeros_like(held.k)
@@ -105,13 +113,14 @@ def test_values_that_are_part_of_keys(kv_type: str, device: str) -> None:
     fast = layer(kv_type, 1, 96, 64, 20, device, v_in_k=True)
     plain = layer(kv_type, 1, 96, 64, 20, "cpu", v_in_k=True)
     k = numbers(5, 4, 1, 96)
-    plain.write(k, None, 2)
-    assert gpu.write(fast, k.to(device), None, torch.tensor([2], device=device))
+    plain.write(k, None, Batch.of_one(2, 4, 0))
+    assert gpu.write(fast, k.to(device), None, alone(fast, 2, 4, device))
     assert torch.equal(bits(fast.k), bits(plain.k))
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    held, k, place = layer("f16", 2, 32, 32, 20, "cpu"), numbers(6, 2, 2, 32), torch.tensor([0])
+    held, k = layer("f16", 2, 32, 32, 20, "cpu"), numbers(6, 2, 2, 32)
+    place = alone(held, 0, 2)
     assert not gpu.write(held, k[..., :31], k, place)
     assert not gpu.write(held, k, k[:, :1], place)
     assert not gpu.write(held, k.double(), k, place)
@@ -124,5 +133,5 @@ def test_without_memory() -> None:
     held = layer("q4_0", 2, 32, 32, 20, "meta")
     k, starts = torch.empty(1, 2, 32, device="meta"), []
     with intercept_launches(lambda start: starts.append(start) or True):
-        assert gpu.write(held, k, k, torch.empty(1, dtype=torch.int64, device="meta"))
+        assert gpu.write(held, k, k, alone(held, 0, 1, "meta"))
     assert len(starts) == 1

@@ -12,6 +12,7 @@ from engine.parallel.turns import Turns
 from engine.runtime.micro_batches import ORDER, MicroBatches, micro_batches_pay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import least_gguf
 
 IDS = [5, 9, 33, 12, 7, 40, 2]
@@ -49,7 +50,10 @@ def in_micro_batches(model: Model, *, wanted: bool) -> None:
 def batches(model: Model) -> np.ndarray:
     """Return the logits of a first batch, and of one that attends to it."""
     return np.stack(
-        [model.runtime.runner.forward(IDS[:4], 0, 3), model.runtime.runner.forward(IDS[4:], 4, 2)]
+        [
+            forward_alone(model.runtime.runner, IDS[:4], 0, 3),
+            forward_alone(model.runtime.runner, IDS[4:], 4, 2),
+        ]
     )
 
 
@@ -78,18 +82,18 @@ def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) 
     family = next(family for family in FAMILIES if family.name == name)
     ids, _ = family.build(tmp_path / "m.gguf")
     with load_model(tmp_path / "m.gguf", ["cpu"] * 2, n_ctx=16) as model:
-        expected = model.runtime.runner.forward(ids[:5], 0, 4)
+        expected = forward_alone(model.runtime.runner, ids[:5], 0, 4)
         in_micro_batches(model, wanted=True)
-        assert nmse(model.runtime.runner.forward(ids[:5], 0, 4), expected) < 1e-6
+        assert nmse(forward_alone(model.runtime.runner, ids[:5], 0, 4), expected) < 1e-6
 
 
 def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list[Turns]) -> None:
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         in_micro_batches(model, wanted=True)
-        assert model.runtime.runner.forward(IDS, 0, 0).shape[0] == len(IDS)
+        assert forward_alone(model.runtime.runner, IDS, 0).shape[0] == len(IDS)
         assert not turns
-        assert model.runtime.runner.forward(IDS, 0, 3).shape[0] == 4
+        assert forward_alone(model.runtime.runner, IDS, 0, 3).shape[0] == 4
         assert turns
 
 

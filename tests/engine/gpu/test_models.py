@@ -20,6 +20,7 @@ from engine.runtime.builder import RankBuilder
 from engine.runtime.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
 BAR = 1e-3
@@ -36,12 +37,12 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def singly(model: Model, ids: list[int]) -> np.ndarray:
-    return np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(ids)])
+    return np.stack([forward_alone(model.runtime.runner, [t], n)[0] for n, t in enumerate(ids)])
 
 
 def never_repeated(model: Model) -> None:
     model.runtime.runner.drop_recordings()
-    model.runtime.runner.n_single = 1000
+    model.runtime.runner.n_single[1] = 1000
 
 
 def answer(model: Model, **settings: object) -> list[int]:
@@ -64,7 +65,7 @@ def test_keys_and_values_of_different_types(
     sizes = {"head_dim": 32, "n_head": 2, "n_head_kv": 2}
     path, options = tiny_gguf(tmp_path / "m.gguf", **sizes), {"kv_type": "q8_0/q4_0", "n_ctx": 32}
     with load_model(path, ["cpu"] * len(split), split, **options) as model:
-        rows = [model.logits(IDS), model.runtime.runner.forward([7], len(IDS), 0)]
+        rows = [model.logits(IDS), forward_alone(model.runtime.runner, [7], len(IDS))]
         assert model.fallbacks == ()
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with load_model(path, **options) as model:
@@ -106,7 +107,7 @@ def check_drawing(model: Model) -> None:
     model.runtime.token_source = None
     assert [answer(model, temperature=0), answer(model, **RANDOM)] == sampled
     repeated = singly(model, IDS[:2])
-    assert all(rank.recording for rank in model.runtime.ranks)
+    assert all(rank.recordings for rank in model.runtime.ranks)
     never_repeated(model)
     assert np.array_equal(singly(model, IDS[:2]), repeated)
     if len(model.runtime.ranks) == 1:
@@ -144,7 +145,7 @@ def test_what_one_rank_cannot_capture_none_does(
         assert sorted(asked) == [(0, False), (1, False)]
         assert not model.runtime.group.one_shots._is_retired
         assert [rank.refusal for rank in ranks] == ["it is another kind of rank"] * 2
-        assert not any(rank.recording for rank in ranks)
+        assert not any(rank.recordings for rank in ranks)
         found = singly(model, IDS[:2])
         assert len(asked) == 2, "nobody tries again"
     monkeypatch.undo()
@@ -161,8 +162,8 @@ def test_what_is_another_token_when_repeated_is_computed(
         (rank,) = model.runtime.ranks
         assert "something else" in rank.refusal
         assert model.runtime.token_source is None
-        found = model.runtime.runner.forward(IDS[:1], 0, 0)
-        assert rank.recording is None
+        found = forward_alone(model.runtime.runner, IDS[:1], 0)
+        assert not rank.recordings
         assert np.array_equal(found, model.logits(IDS[:1]))
 
 
@@ -175,7 +176,7 @@ def test_where_one_shot_sums_fail_at_first_hosts_add_up(
         monkeypatch.undo()
         monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
         assert model.runtime.runner.one_shots is None
-        assert all(rank.recording and not rank.refusal for rank in model.runtime.ranks)
+        assert all(rank.recordings and not rank.refusal for rank in model.runtime.ranks)
         assert model.runtime.token_source is None, "candidates go by one-shot all-reduces, too"
         repeated = singly(model, IDS[:2])
         never_repeated(model)
@@ -198,7 +199,7 @@ def test_a_rank_on_the_cpu_meets_parts_of_graphs(
         "engine.runtime.thread_runtime.make_group", lambda *_: ThreadGroup(spins=True)
     )
     with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
-        replays = [rank.recording for rank in model.runtime.ranks]
+        replays = [rank.recordings[1] for rank in model.runtime.ranks]
         assert [isinstance(x, Replay) and x.is_whole for x in replays] == [False, False]
         assert model.runtime.token_source is None
         found = singly(model, IDS[:3])
@@ -217,7 +218,7 @@ def test_a_rank_that_is_late_once_is_an_error_and_then_forgotten(
         expected = answer(model, temperature=0)
         repeated = singly(model, IDS[:2])
         for ask in (
-            lambda: model.runtime.runner.forward([1], 0, 0),
+            lambda: forward_alone(model.runtime.runner, [1], 0),
             lambda: answer(model, temperature=0),
         ):
             with monkeypatch.context() as patch:
@@ -225,9 +226,9 @@ def test_a_rank_that_is_late_once_is_an_error_and_then_forgotten(
                 patch.setattr(OneShotGroups, "problem", lambda self, problem=problem: problem)
                 with pytest.raises(CommError, match="cuda:1"):
                     ask()
-            assert not any(rank.recording for rank in model.runtime.ranks)
+            assert not any(rank.recordings for rank in model.runtime.ranks)
             assert np.array_equal(singly(model, IDS[:2]), repeated)
-            assert all(rank.recording for rank in model.runtime.ranks)
+            assert all(rank.recordings for rank in model.runtime.ranks)
             assert answer(model, temperature=0) == expected
 
 
@@ -240,7 +241,7 @@ def check(name: str, folder: Path, n_ids: int) -> None:
     with load_model(path, n_ctx=32) as model:
         assert nmse(model.logits(ids), expected[: len(ids)]) < BAR
         found = singly(model, ids)
-        assert all(rank.recording for rank in model.runtime.ranks)
+        assert all(rank.recordings for rank in model.runtime.ranks)
         assert nmse(found, expected[: len(ids)]) < BAR
         assert model.fallbacks == ()
 

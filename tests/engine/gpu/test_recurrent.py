@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.forward.operands import SILU, DeltaInputs, ScanInputs
 from engine.gpu import recurrent
+from engine.gpu.ops import GpuOps
 from engine.ops.recurrent import Chunks
 from engine.ops.reference import ReferenceOps
 
@@ -142,6 +143,34 @@ def test_state_space_scan(
         randn(n_head, n_row, n_state).to(device),
         n_token,
     )
+
+
+def test_tokens_of_several_sequences(device: str) -> None:
+    """Check that each row meets its own state."""
+    n, ops = 3, GpuOps(torch.device(device))
+    x, step, gate = (randn(n, 8).to(device) for _ in range(3))
+    b, c, matrix = randn(n, 4).to(device), randn(n, 4).to(device), -torch.rand(8, 4).to(device)
+    vector = torch.rand(8).to(device)
+    delta = delta_inputs(n, 2, 16, device, per_channel=False, is_shared=False)
+    heads = [t.view(n, 2, 4) for t in (x, step, gate)]
+    scan = ScanInputs(
+        heads[0], step[:, :2].contiguous(), vector[:2], -vector[:2], heads[1], heads[2],
+        vector[:2], gate, None,
+    )  # fmt: skip
+    for name, arguments, shape in (
+        ("causal_conv", (x, ..., randn(8, 4).to(device), vector, SILU, (step, gate)), (8, 3)),
+        ("delta_net", (delta, ...), (2, 16, 16)),
+        ("selective_scan", (x, step, matrix, b, c, vector, gate, ...), (8, 4)),
+        ("state_space_scan", (scan, ...), (2, 4, 4)),
+    ):
+        states = randn(n, *shape).to(device)
+        results = []
+        for one in (ops, EXACT):
+            held = states.clone()
+            given = (held if argument is ... else argument for argument in arguments)
+            results.append((getattr(one, name)(*given), held))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+        assert not torch.equal(results[1][1], states)
 
 
 class ChunkOps(ReferenceOps):

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from engine import Model, SamplingParams, TokenText, load_model
+from engine.forward.batch import Piece
 from engine.measuring.kernel_times import host_s
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -44,7 +46,7 @@ def answer(model: Model, **settings: object) -> list[int]:
 
 
 def singly(model: Model, ids: list[int]) -> np.ndarray:
-    return np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(ids)])
+    return np.stack([forward_alone(model.runtime.runner, [t], n)[0] for n, t in enumerate(ids)])
 
 
 def test_they_capture_a_token_whole_and_give_what_computing_gives(split: Model) -> None:
@@ -56,7 +58,7 @@ def test_they_capture_a_token_whole_and_give_what_computing_gives(split: Model) 
     assert len(streams) == len(split.runtime.ranks) + 1
     repeated = singly(split, IDS)
     passes.drop_recordings()
-    passes.n_single = 1000
+    passes.n_single[1] = 1000
     assert np.array_equal(singly(split, IDS), repeated)
 
 
@@ -69,9 +71,9 @@ def test_they_write_what_one_rank_writes(split: Model, path: Path) -> None:
 
 def test_many_replays_give_the_same_bits(split: Model) -> None:
     """No replay hangs, and no bit differs."""
-    expected = split.runtime.runner.forward([7], 100, 0)
+    expected = forward_alone(split.runtime.runner, [7], 100)
     for _ in range(2000):
-        assert np.array_equal(split.runtime.runner.forward([7], 100, 0), expected)
+        assert np.array_equal(forward_alone(split.runtime.runner, [7], 100), expected)
 
 
 @pytest.mark.parametrize("n", [1, *N_RANKS])
@@ -79,7 +81,7 @@ def test_the_host_starts_a_token_quickly(
     n: int, path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     with load_model(path, ["cuda:0"] * n, [1] * n, n_ctx=512) as model:
-        seconds = host_s(model.runtime, 100)
+        seconds = host_s(model.runtime, Piece(100, 1))
         assert seconds is not None
         record_property("host_us", round(1e6 * seconds))
         assert seconds < n * MOST_HOST_S

@@ -9,7 +9,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine import EngineError, load_model
+from engine import EngineError, Model, load_model
 from engine.gpu import attention, elementwise, kv_write, ops, routing
 from engine.gpu.backend import GpuBackend
 from engine.gpu.checks import calls
@@ -18,12 +18,14 @@ from engine.gpu.decode.sampling import DeviceSampler
 from engine.gpu.launch.kernel_launch import intercept_launches
 from engine.gpu.launch.refusals import allow_all, refuse, refused
 from engine.gpu.matmul import experts, gemv, tile_gemm
+from engine.gpu.page_tables import PagedRows
 from engine.gpu.quantise import attached
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardRecords
 from engine.ops.backend import ReferenceBackend
 from tests.helpers.checked_rank import CPU, CheckedRank
 from tests.helpers.golden import nmse
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
 Q8_0 = int(Kind.Q8_0)
@@ -55,6 +57,13 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("models") / "moe.gguf", n_layer=1, n_embd=32, n_head=2, n_head_kv=2,
         n_ff=32, n_expert=4, quant="Q8_0",
     )  # fmt: skip
+
+
+def one_by_one(model: Model) -> np.ndarray:
+    """Return the logits after each of `IDS`, computed singly."""
+    runner = model.runtime.runner
+    rows = [forward_alone(runner, [t], n)[0] for n, t in enumerate(IDS)]
+    return np.stack(rows)
 
 
 def test_right_kernels_pass(path: Path) -> None:
@@ -161,8 +170,8 @@ def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.Monke
     """Many tokens are written by a kernel of its own."""
     original = kv_write.write
 
-    def write(cache: Any, k: Tensor, v: Tensor | None, n_past: Tensor) -> bool:
-        return original(cache, k, None if v is None else v * 1.1, n_past)
+    def write(cache: Any, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
+        return original(cache, k, None if v is None else v * 1.1, rows)
 
     monkeypatch.setattr(kv_write, "write", write)
     rank = CheckedRank(path, (16,)).only("new_attention")
@@ -235,7 +244,7 @@ def test_tokens_that_differ_are_drawn_by_the_host(
     rank = CheckedRank(path).only()
     assert rank.check() == 1
     assert refused(CPU) == {("sampling",)}
-    assert not GpuBackend(CPU, 1).samples
+    assert not GpuBackend(CPU, 1, 256).samples
     assert [found.kind for found in rank.fallbacks.current] == ["sampling"]
 
 
@@ -301,7 +310,7 @@ def test_the_answer_stays_right(key: Key, path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
     refuse(CPU, [key])
     with load_model(path, n_ctx=32) as model:
-        found = np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(IDS)])
+        found = one_by_one(model)
     assert nmse(found, expected) < 1e-3
 
 
@@ -335,5 +344,5 @@ def test_a_load_that_compiles_checks(path: Path, monkeypatch: pytest.MonkeyPatch
         assert refused(CPU) == {("gemv", Q8_0, 1)}
         said = "products of 1 row with Q8_0 weights came out wrong in a check"
         assert any(said in warning for warning in model.warnings)
-        found = np.stack([model.runtime.runner.forward([t], n, 0)[0] for n, t in enumerate(IDS)])
+        found = one_by_one(model)
     assert nmse(found, expected) < 1e-3

@@ -20,6 +20,7 @@ from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.planning.buffers import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import least_gguf
 
 BAR = 1e-3
@@ -56,7 +57,8 @@ def logits(path: Path, n_device: int, ids: list[int] = IDS, **how: object) -> np
     with load_model(path, ["cpu"] * n_device, n_ctx=32, **how) as model:  # type: ignore[arg-type]
         assert isinstance(model.runtime.group, DeviceGroup)
         found = model.logits(ids)
-        again = np.stack([model.runtime.runner.forward([ids[n]], n, 0)[0] for n in range(2)])
+        runner = model.runtime.runner
+        again = np.stack([forward_alone(runner, [ids[n]], n)[0] for n in range(2)])
         assert nmse(again, found[:2]) < BAR
         return found
 

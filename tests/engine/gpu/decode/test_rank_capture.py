@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
+from engine.forward.batch import Batch
+from engine.forward.cache_size import CacheSize
 from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Unproven, capture_on_all
 from engine.gpu.launch.graph import NotRepeatable, capture
+from engine.paging.sight import EVERYTHING
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.model_runner import ModelRunner
@@ -269,20 +272,19 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
     class FakeRank:
         """A rank that notes whether it was closed."""
 
-        recording: object = 1
-
         def __init__(self, number: int) -> None:
             self.number = number
+            self.recordings = {1: object()}
 
         def close(self) -> None:
             closed.append(self.number)
 
     executor = RankExecutor([CPU] * 3, ThreadGroup())
-    passes = ModelRunner(executor, n_vocab=10, n_ctx=10, n_batch=4, can_rewind=True)
+    passes = ModelRunner(executor, 10, CacheSize(10, n_batch=4), [EVERYTHING], can_rewind=True)
     fakes: list[Any] = [FakeRank(number) for number in range(3)]
     passes.ranks += fakes
     passes.recover()
-    assert [fake.recording for fake in fakes] == [None] * 3
+    assert [fake.recordings for fake in fakes] == [{}] * 3
     assert len(passes.ranks) == 3
     with pytest.raises(CommError, match="rank 1"):
         executor.check(1, -1e9)
@@ -356,7 +358,11 @@ class Warming(ModelRunner):
 
     def __init__(self, one_shots: Any, fails: Callable[[int], bool]) -> None:
         super().__init__(
-            RankExecutor([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, n_batch=4, can_rewind=True
+            RankExecutor([CPU] * 2, ThreadGroup()),
+            10,
+            CacheSize(8, n_batch=4),
+            [EVERYTHING],
+            can_rewind=True,
         )
         self.one_shots, self._fails = one_shots, fails
         self.asked: list[tuple[int, bool]] = []
@@ -368,7 +374,7 @@ class Warming(ModelRunner):
         )
         self.ranks += [rank]
 
-    def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
+    def compute(self, ids: Sequence[int], batch: Batch) -> Any:
         self.asked.append((len(ids), self.one_shots is not None))
         if self._fails(len(ids)):
             raise CommError(1, "did not answer the other devices in time")
@@ -379,14 +385,18 @@ class Capturing(ModelRunner):
 
     def __init__(self, one_shots: Any) -> None:
         super().__init__(
-            RankExecutor([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, n_batch=4, can_rewind=True
+            RankExecutor([CPU], ThreadGroup()),
+            10,
+            CacheSize(8, n_batch=4),
+            [EVERYTHING],
+            can_rewind=True,
         )
         self.one_shots = one_shots
         rank: Any = SimpleNamespace(
             backend=SimpleNamespace(records=False, captures=True, compiles=False, samples=True),
-            micro_batches=None, recording=None, is_idle=False, refusal="", device=CPU,
-            capture_task=lambda token, n_past: (token, n_past),
-            compute=lambda ids, n_past, first, *, in_micro_batches: torch.zeros(1, 10),
+            micro_batches=None, recordings={}, is_idle=False, refusal="", device=CPU,
+            capture_task=lambda ids, batch: (ids, batch),
+            compute=lambda ids, batch, *, in_micro_batches: torch.zeros(1, 10),
         )  # fmt: skip
         self.ranks += [rank]
 
@@ -408,7 +418,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)
     one_shots = SimpleNamespace(retire=lambda why: None, problem=lambda: None)
     passes = Capturing(one_shots)
-    assert passes.compute([3], 0, 0).shape == (1, 10)
+    assert passes.compute([3], Batch.of_one(0, 1, 0)).shape == (1, 10)
     assert passes.ranks[0].refusal == str(error)
     assert (passes.one_shots is one_shots) == keeps_one_shots
     assert tried == ([one_shots] if keeps_one_shots else [one_shots, one_shots, None])
@@ -428,10 +438,10 @@ def test_a_capture_is_tried_again_before_kernels_meet_no_more(
         return SimpleNamespace(parts=[replay]), [replay.result]
 
     monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail_once)
-    monkeypatch.setattr(ModelRunner, "sample_on_device", lambda self, n_past: None)
+    monkeypatch.setattr(ModelRunner, "sample_on_device", lambda self, token, piece: None)
     one_shots = SimpleNamespace(retire=None, problem=lambda: None)
     passes = Capturing(one_shots)
-    passes.compute([3], 0, 0)
+    passes.compute([3], Batch.of_one(0, 1, 0))
     assert tried == [one_shots] * 2
     assert passes.one_shots is one_shots
     assert passes.ranks[0].refusal == ""

@@ -16,6 +16,8 @@ from engine import (
     load_model,
 )
 from engine.errors import CommError
+from engine.forward.batch import Piece
+from engine.generation.alone import run_alone
 from engine.generation.generate import Generation
 from engine.generation.session import Session
 from engine.gpu.comm.one_shot import OneShotGroups
@@ -26,6 +28,7 @@ from engine.parallel.executor import RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.timeline import TokenTimes
 from engine.sampling.sampler import Sampler
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import paired
 from tests.helpers.token_streams import (
     PROMPT,
@@ -188,7 +191,7 @@ def test_an_answer_goes_on_after_a_look_at_the_cache(is_recurrent: bool, device:
     params = SamplingParams(**RANDOM, max_tokens=6)
     session = Session(ahead)  # type: ignore[arg-type]
     events: list[Event] = []
-    for event in Generation(session, None, params, 2, lambda: False).run(PROMPT):
+    for event in run_alone(session, Generation(ahead.n_ctx, None, params, 2), PROMPT):
         events.append(event)
         if len(ids_of(events)) in (3, 5):
             read = [*PROMPT, *ids_of(events)]
@@ -242,7 +245,7 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
     stream._step.token.fill_(8)
     assert stream._next is not None
     with pytest.raises(CommError, match="other numbers"):
-        stream.next(*stream._next, 5)
+        stream.next(stream._next[0], Piece(stream._next[1], 1), 5)
     assert failed == [1]
     assert stream.stop() == ()
 
@@ -259,7 +262,7 @@ def test_a_kernel_that_waited_in_vain_is_an_error(
     problem = CommError(1, "did not answer", "cuda:1")
     monkeypatch.setattr(OneShotGroups, "problem", lambda self: problem)
     with pytest.raises(CommError, match="cuda:1"):
-        stream.next(7, 0, 9)
+        stream.next(7, Piece(0, 1), 9)
     assert failed == [1]
 
 
@@ -275,7 +278,7 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
     monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: False)
     with pytest.raises(CommError, match="has not computed a token"):
-        stream.next(7, 0, 9)
+        stream.next(7, Piece(0, 1), 9)
     assert failed == [1]
 
 
@@ -286,13 +289,13 @@ def test_it_is_careful_for_a_while_after_the_host_had_to_sample(
     runtime = toy(device)
     source = attach(runtime, 2)
     assert source.serve(Sampler(SamplingParams(temperature=0)), [])
-    runtime.forward(PROMPT, 0, 0)
+    forward_alone(runtime, PROMPT, 0)
     token, n_computed, by_host = 7, [], []
     for place in range(6, 15):
         if place == 8:
             runtime.spoilt.fill_(torch.nan)
         before = runtime.n_computed.item()
-        found = source.next(token, place, 50)
+        found = source.next(token, Piece(place, 1), 50)
         n_computed.append(runtime.n_computed.item() - before)
         if isinstance(found, int):
             token = found
@@ -306,8 +309,8 @@ def test_it_is_careful_for_a_while_after_the_host_had_to_sample(
 def test_useless_logits_end_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
     runtime = both[1]
     session = Session(runtime)  # type: ignore[arg-type]
-    generation = Generation(session, None, SamplingParams(**RANDOM), 2, lambda: False)
-    events = generation.run(PROMPT)
+    generation = Generation(runtime.n_ctx, None, SamplingParams(**RANDOM), 2)
+    events = run_alone(session, generation, PROMPT)
     for _ in range(3):
         next(events)
     runtime.spoilt[4] = torch.inf
@@ -374,11 +377,11 @@ def test_a_window_that_is_painted_does_not_stop_a_device(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         graph.Tape, "replay", lambda self: started.append(len(started)) or replay(self)
     )
-    runtime.forward(PROMPT, 0, 0)
+    forward_alone(runtime, PROMPT, 0)
     assert source.serve(Sampler(SamplingParams(temperature=0)), [])
     token, behind = 7, []
     for n in range(6):
-        token = source.next(token, len(PROMPT) + n, 6 - n)  # type: ignore[assignment]
+        token = source.next(token, Piece(len(PROMPT) + n, 1), 6 - n)  # type: ignore[assignment]
         behind.append(len(started) - (n + 1))
     assert behind == [3, 3, 3, 2, 1, 0]
 
@@ -388,10 +391,10 @@ def test_a_device_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monkey
     source = runtime.token_source
     assert isinstance(source, TokenStream)
     assert source.serve(Sampler(SamplingParams(temperature=0)), [])
-    runtime.forward(PROMPT, 0, 0)
+    forward_alone(runtime, PROMPT, 0)
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
     with pytest.raises(EngineError, match="did not report"):
-        source.next(7, 6, 9)
+        source.next(7, Piece(6, 1), 9)
 
 
 class Rerun:
@@ -413,12 +416,12 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
         runner, device = model.runtime.runner, torch.device("cpu")
         token, position = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
 
-        def begin(this: int, n_past: int) -> None:
+        def begin(this: int, piece: Piece) -> None:
             token.fill_(this)
-            position.fill_(n_past)
+            position.fill_(piece.n_past)
 
         def forward() -> tuple[torch.Tensor, None]:
-            return torch.from_numpy(runner.forward([int(token)], int(position), 0)[0]), None
+            return torch.from_numpy(forward_alone(runner, [int(token)], int(position))[0]), None
 
         step = TokenStep(device, runner.n_vocab, token, position, begin, forward, True)
         ahead = TokenStream([step], new_executor([device], ThreadGroup()))

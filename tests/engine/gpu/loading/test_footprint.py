@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import LoadParams
+from engine.forward.attention_sizes import SHARED_ROWS, AttentionSize, pieces_bytes
+from engine.forward.batch_sizes import CAPTURED_ROWS
+from engine.forward.cache_size import CacheSize
 from engine.gguf.reader import GGUFFile
 from engine.gpu.attention import AttentionShape, work_bytes
 from engine.gpu.launch.target import KernelTarget
@@ -13,8 +16,7 @@ from engine.gpu.loading import dry_run
 from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import Declaration, declare
 from engine.planning import footprint
-from engine.planning.footprint import CacheSize
-from engine.planning.plan import _rank_size
+from engine.planning.rank_size import cache_bytes, rank_size
 from tests.helpers.hollow import hollow_llama, hollow_moe
 from tests.helpers.live_memory import LiveMemory
 
@@ -47,7 +49,8 @@ def measured(
     live = LiveMemory()
     with live:
         collect_launches(declaration, 0, params, target, [n_tokens])
-    cached = _rank_size(declaration, 0, "kernels", params.kv_type).kv
+    layers = rank_size(declaration, 0, "kernels", params.kv_type).layers
+    cached = cache_bytes(layers, CacheSize.asked(params, declaration.hp.n_ctx)).kv
     return live.peak - live.n_bytes - cached
 
 
@@ -59,7 +62,7 @@ def test_a_pass_takes_what_is_planned(
 ) -> None:
     params = LoadParams(str(file.path), ("cuda:0",), n_ctx=n_ctx, n_batch=n_tokens)
     declaration = declare(file, params)
-    working = _rank_size(declaration, 0, "kernels", params.kv_type).working
+    working = rank_size(declaration, 0, "kernels", params.kv_type).working
     found = measured(declaration, params, n_tokens, target, monkeypatch)
     planned = footprint._device_pass(working, declaration.hp, n_tokens, n_ctx, is_kv_on_host=False)
     planned += 8 * declaration.hp.n_vocab
@@ -74,7 +77,7 @@ def test_a_part_of_a_model_takes_what_is_planned(
     devices = ("cuda:0", "cuda:1")
     params = LoadParams(str(file.path), devices, n_ctx=8192, n_batch=2048)
     declaration = declare(file, params)
-    working = _rank_size(declaration, 0, "kernels", params.kv_type).working
+    working = rank_size(declaration, 0, "kernels", params.kv_type).working
     found = measured(declaration, params, 2048, H200, monkeypatch)
     planned = footprint._device_pass(working, declaration.hp, 2048, 8192, is_kv_on_host=False)
     assert found <= planned + 8 * declaration.hp.n_vocab <= 1.4 * found
@@ -87,9 +90,12 @@ def test_pieces_of_attention(n_sm: int, heads: tuple[int, ...], n_ctx: int) -> N
     n_head, n_kv, dim_k, dim_v = heads
     shape = AttentionShape(n_head, n_kv, dim_k, dim_v, n_ctx, n_ctx, "f16")
     is_shared = n_kv == 1
-    cache = CacheSize(n_head, n_kv, dim_k if is_shared else dim_k + dim_v, is_shared)
+    cache = AttentionSize(n_head, n_kv, dim_k if is_shared else dim_k + dim_v, is_shared)
     for n_tokens in (1, 8, 64, 256):
         needed = work_bytes(shape, n_tokens, KernelTarget("nvidia", 90, n_sm))
-        few = min(n_tokens, footprint.SHARED_ROWS // n_head)
-        planned = max(footprint._piece_bytes(cache, n, n_ctx) for n in {few, min(8, n_tokens)})
+        few = min(n_tokens, SHARED_ROWS // n_head)
+        planned = max(pieces_bytes(cache, n, n_ctx) for n in {few, min(8, n_tokens)})
         assert planned >= needed
+    for n in CAPTURED_ROWS:
+        needed = work_bytes(shape, 1, KernelTarget("nvidia", 90, n_sm), n)
+        assert pieces_bytes(cache, n, n_ctx, are_singles=True) >= needed

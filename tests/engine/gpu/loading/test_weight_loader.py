@@ -14,7 +14,8 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
 from engine.cpu.packing import load_for_kernels
-from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
+from engine.cpu.plain_weights import PlainWeight
+from engine.cpu.weights import JoinedColumns, PlaneWeight
 from engine.cpu.worker import Worker
 from engine.errors import Cancelled, DeviceError, ModelFileError
 from engine.forward.weight import Weight
@@ -182,7 +183,7 @@ def test_what_is_looked_up_stays_as_in_the_file(device: str) -> None:
 
 
 def backend(device: str) -> GpuBackend:
-    return GpuBackend(torch.device(device), x_bytes=2)
+    return GpuBackend(torch.device(device), x_bytes=2, n_ctx=256)
 
 
 def progress(is_cancelled: object = None) -> ByteProgress:

@@ -1,0 +1,126 @@
+"""Where the rows of a pass lie in the pages of a cache, in the device's memory for its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.forward.batch import MOST_AT_ONCE
+from engine.paging.keys import PAGE
+
+if TYPE_CHECKING:
+    from engine.forward.batch import Batch, Piece, Tables
+
+
+class PagedRows(NamedTuple):
+    """Rows of a pass, as kernels see them: tokens of one sequence, then single ones of others.
+
+    Position p of a sequence lies in slot `table[p // PAGE] * PAGE + p % PAGE` of a layer's memory.
+
+    Attributes:
+        positions: position of each row in its sequence, int64 (T,), dense.
+        tables: pages of each sequence, int32 (sequences, pages), dense; what stands for pages that
+            no row sees is not read.
+    """
+
+    positions: Tensor
+    tables: Tensor
+
+    @classmethod
+    def alone(cls, positions: Tensor, n_ctx: int) -> PagedRows:
+        """Return rows of a sequence that has a cache of n_ctx tokens alone, in order."""
+        pages = torch.arange(-(-n_ctx // PAGE), dtype=torch.int32, device=positions.device)
+        return cls(positions, pages[None])
+
+    @property
+    def n_first(self) -> int:
+        """Number of rows of the first sequence; the others have one each."""
+        return len(self.positions) - len(self.tables) + 1
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of tokens for which a sequence's table has room."""
+        return self.tables.shape[1] * PAGE
+
+    def runs(self) -> Sequence[PagedRun]:
+        """Return the rows as runs of sequences that have equally many."""
+        n_first, n_sequence = self.n_first, len(self.tables)
+        if n_first == 1 or n_sequence == 1:
+            return [PagedRun(0, 0, n_first, n_sequence)]
+        return [PagedRun(0, 0, n_first, 1), PagedRun(n_first, 1, 1, n_sequence - 1)]
+
+
+class PagedRun(NamedTuple):
+    """Neighbouring rows: sequences with equally many.
+
+    Attributes:
+        row: the first of the rows.
+        sequence: the first of the sequences.
+        n_tokens: number of rows of each sequence.
+        n_sequence: number of sequences.
+    """
+
+    row: int
+    sequence: int
+    n_tokens: int
+    n_sequence: int
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.n_tokens * self.n_sequence
+
+
+class PageTables:
+    """The tables of the sequences of a pass, in memory that stays where it is.
+
+    So a captured pass serves for other sequences and longer ones. Only what has changed since the
+    last pass is written.
+
+    Args:
+        n_ctx: largest number of tokens of a sequence.
+    """
+
+    def __init__(self, device: torch.device, n_ctx: int) -> None:
+        self._device = device
+        self._n_pages = -(-n_ctx // PAGE)
+        self._pieces: Sequence[Piece] = ()
+        self._positions = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tables: dict[int, Tensor] = {}
+        self._written: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def begin(self, batch: Batch, positions: Tensor) -> None:
+        """Write the tables of a batch; for the positions see `Ops.begin`."""
+        self._pieces, self._positions = batch.pieces, positions
+        for group in self._tables:
+            self._write(group)
+
+    def extend(self, tables: Tables) -> None:
+        """Write the tables of the only sequence once more: it has got more pages."""
+        (piece,) = self._pieces
+        self._pieces = (piece._replace(tables=tables),)
+        for group in self._tables:
+            self._write(group)
+
+    def rows(self, group: int) -> PagedRows | None:
+        """Return where the rows lie in layers of a group; None if there are too many sequences."""
+        if len(self._pieces) > MOST_AT_ONCE:
+            return None
+        if group not in self._tables:
+            shape = MOST_AT_ONCE, self._n_pages
+            self._tables[group] = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._write(group)
+        return PagedRows(self._positions, self._tables[group][: len(self._pieces)])
+
+    def _write(self, group: int) -> None:
+        """Write the tables of a group that have changed."""
+        for row, piece in enumerate(self._pieces[:MOST_AT_ONCE]):
+            pages = tuple(piece.tables[group] if piece.tables else range(self._n_pages))
+            if self._written.get((group, row)) != pages:
+                self._written[group, row] = pages
+                found = torch.tensor(pages, dtype=torch.int32)
+                # from memory that is not pinned: it is read before the call returns
+                self._tables[group][row, : len(pages)].copy_(found, non_blocking=True)

@@ -1,0 +1,152 @@
+"""Several sequences in a pass by the kernels for GPUs: captured, on pages anywhere, as if alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Model, SamplingParams, load_model
+from engine.forward.batch import Batch, Piece
+from engine.gpu.launch.graph import NotRepeatable
+from engine.runtime.rank import Replay
+from engine.sampling.sampler import Sampler
+from tests.helpers.golden import nmse
+from tests.helpers.hf_models import FAMILIES
+from tests.helpers.tiny_gguf import least_gguf
+
+BAR = 1e-6
+"""Largest NMSE between kernels for one row and for several: sums differ in their order."""
+
+OPTIONS = {"n_ctx": 1536, "parallel": 3}
+TABLES = ([4, 1], [0, 5], [3, 2])
+IDS = ([5, 9, 33, 12, 7], [21, 4, 4, 8, 30], [1, 17, 2, 40, 11])
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return least_gguf(tmp_path_factory.mktemp("models") / "m.gguf")
+
+
+class Sequences:
+    """Sequences that a model computes, each on pages and in a place of its own."""
+
+    def __init__(self, model: Model) -> None:
+        self._runner = model.runtime.runner
+        self.logits: list[list[np.ndarray]] = [[] for _ in IDS]
+
+    def piece(self, one: int, n: int) -> Piece:
+        return Piece(len(self.logits[one]), n, (TABLES[one],) * len(self._runner.groups), one)
+
+    def step(self, *parts: tuple[int, int]) -> None:
+        """Compute the next tokens of some sequences: pairs of a sequence and how many."""
+        pieces = [self.piece(one, n) for one, n in parts]
+        ids = [
+            token
+            for (one, _), piece in zip(parts, pieces, strict=True)
+            for token in IDS[one][piece.n_past : piece.stop]
+        ]
+        rows = iter(self._runner.forward(ids, Batch(tuple(pieces), 0)))
+        for one, n in parts:
+            self.logits[one].extend(next(rows).copy() for _ in range(n))
+
+
+def check(model: Model, n_tokens: int = 5) -> None:
+    alone, beside = Sequences(model), Sequences(model)
+    for one in range(3):
+        alone.step((one, n_tokens))
+    beside.step((1, 2))
+    beside.step((0, 1), (1, 1))
+    beside.step((2, 2), (0, 1), (1, 1))
+    while len(beside.logits[0]) < n_tokens:
+        beside.step(*((one, 1) for one in range(3) if len(beside.logits[one]) < n_tokens))
+    for found, expected in zip(beside.logits, alone.logits, strict=True):
+        assert nmse(np.stack(found), np.stack(expected[: len(found)])) < BAR
+    assert model.fallbacks == ()
+
+
+@pytest.mark.parametrize("split", [[1], pytest.param([2, 1], marks=pytest.mark.slow)], ids=str)
+def test_sequences_side_by_side_are_as_alone(split: list[int], path: Path) -> None:
+    """Passes of as many single tokens are captured once, and replayed for whichever."""
+    with load_model(path, ["cpu"] * len(split), split, **OPTIONS) as model:
+        check(model)
+        for rank in model.runtime.ranks:
+            assert set(rank.recordings) == {1, 2, 4}, "three are computed like four"
+            assert all(isinstance(found, Replay) for found in rank.recordings.values())
+
+
+@pytest.mark.slow
+def test_a_replay_is_for_the_sequences_of_its_time(path: Path) -> None:
+    with load_model(path, **OPTIONS) as model:
+        replayed, computed = Sequences(model), Sequences(model)
+        for run in (replayed, computed):
+            for one in range(3):
+                run.step((one, 1 + one))
+            if run is computed:
+                model.runtime.runner.drop_recordings()
+                model.runtime.runner.n_single.update({1: 99, 2: 99})
+            for pair in ((0, 1), (2, 0)):
+                run.step(*((one, 1) for one in pair))
+        for found, expected in zip(replayed.logits, computed.logits, strict=True):
+            assert np.array_equal(np.stack(found), np.stack(expected))
+
+
+@pytest.mark.slow
+def test_recurrent_states_of_several_sequences(tmp_path: Path) -> None:
+    family = next(family for family in FAMILIES if family.name == "qwen3next")
+    family.build(tmp_path / "m.gguf")
+    with load_model(tmp_path / "m.gguf", **OPTIONS) as model:
+        check(model)
+        assert set(model.runtime.ranks[0].recordings) == {1, 2}, "there are no states for padding"
+
+
+@pytest.mark.slow
+def test_passes_of_a_size_that_cannot_be_captured_are_computed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single token, which can be, is not affected."""
+    with load_model(path, **OPTIONS) as model:
+
+        def fail(*_: object) -> None:
+            raise NotRepeatable("no room")
+
+        monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)
+        check(model)
+        assert set(model.runtime.ranks[0].recordings) == {1}
+        assert model.runtime.token_source is not None
+
+
+def sampled(model: Model, one: int, n: int) -> Sequence[object]:
+    """Return what the device samples after a sequence's tokens, and what the host would."""
+    source, run = model.runtime.token_source, Sequences(model)
+    assert source is not None
+    run.step((one, 3))
+    sampler = Sampler(SamplingParams(temperature=0))
+    found, token = [], IDS[one][3]
+    for at in range(n):
+        assert source.serve(sampler, ())
+        piece = Piece(3 + at, 1, (TABLES[one][: 1 if at < 2 else 2],), 0)
+        following = source.next(token, piece, n - at)
+        assert isinstance(following, int)
+        found.append(token := following)
+    source.stop()
+    host, token = [], IDS[one][3]
+    for at in range(n):
+        batch = Batch((run.piece(one, 1)._replace(n_past=3 + at),), 0)
+        token = int(model.runtime.runner.forward([token], batch)[0].argmax())
+        host.append(token)
+    return [found, host]
+
+
+@pytest.mark.slow
+def test_a_device_samples_ahead_on_pages(path: Path) -> None:
+    """The sequence gets another page meanwhile, and then another sequence is sampled."""
+    with load_model(path, **OPTIONS) as model:
+        for one in (1, 2):
+            found, host = sampled(model, one, 4)
+            assert found == host
