@@ -1,36 +1,39 @@
-"""Generation of an answer: prefill in batches, decode, stop rules, a full context.
+"""Generation of an answer: decode, stop rules, banned strings, a full context.
 
-Knows token ids and text, not devices; a `Session` holds what is in the KV cache.
+Knows token ids and text, not what is cached or computed where: it says what it wants computed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.config.sampling import SamplingParams
-from engine.errors import EngineError
+from engine.errors import ContextOverflow, EngineError
 from engine.generation.banned import BannedStrings, Said
 from engine.generation.results import (
     ContextShifted,
     Finished,
     FinishReason,
     GenerationEvent,
-    PrefillProgress,
     Timings,
     TokenText,
     Usage,
 )
+from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from engine.generation.session import Session
     from engine.sampling.token_source import Logits
     from engine.text.stream import StreamDecoder
     from engine.text.tokenizer import Tokenizer
+
+
+Telling = Generator[GenerationEvent, None, bool]
+"""Events of some text; it returns whether a stop string ended the answer."""
 
 
 class StopMatcher:
@@ -85,29 +88,33 @@ class Generation:
     """One answer of a model, from its prompt to its end.
 
     Args:
+        n_ctx: size of the context in tokens.
         tokenizer: tokenizer of the model; None without a vocabulary: token ids come without text.
         n_keep: number of tokens at the start of the prompt that a context shift never drops.
-        is_cancelled: asked before each token and each batch of the prompt.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
         begun: tokens at the end of the prompt that an earlier part of this answer has had.
         said: text of that part.
+
+    Attributes:
+        ids: tokens that the answer has had computed, from the first of the prompt on.
+        is_useless: whether the logits could not be sampled from, so that what is cached may be bad.
     """
 
     def __init__(
         self,
-        session: Session,
+        n_ctx: int,
         tokenizer: Tokenizer | None,
         params: SamplingParams,
         n_keep: int,
-        is_cancelled: Callable[[], bool],
         timed_every: int = 0,
         begun: Sequence[int] = (),
         said: str = "",
     ) -> None:
-        self._session = session
+        self.ids: list[int] = []
+        self.is_useless = False
+        self._n_ctx = n_ctx
         self._params = params
         self._n_keep = n_keep
-        self._is_cancelled = is_cancelled
         self._timed_every = timed_every
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
         self._stop = StopMatcher(params.stop)
@@ -121,62 +128,52 @@ class Generation:
         self._banned = BannedStrings(params.banned_strings if tokenizer else (), said)
         self._not_here: dict[int, list[int]] = {}  # tokens, by the number of sampled ones before
         self._most = params.most_tokens - len(begun)
-        self._turn = self._n_prompt = self._n_cached = self._n_sampled = 0
+        self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
-    def run(self, prompt: Sequence[int]) -> Iterator[GenerationEvent]:
-        """Yield progress and text, and at the end `Finished`.
+    def run(self, prompt: Sequence[int], marks: Sequence[int] = ()) -> Steps:
+        """Yield text, what is to be computed, and at the end `Finished`.
+
+        Args:
+            marks: see `Prefill`.
 
         Raises:
-            EngineError: the prompt cannot be used, or a device failed.
+            EngineError: the prompt cannot be used, or the logits.
         """
-        self._session.check(prompt)
-        self._turn = self._session.begin()
         self._start = time.perf_counter()
         self._n_prompt = len(prompt)
-        self._n_cached = self._session.keep_common(prompt)
+        wanted = Prefill(prompt, marks)
+        found = yield from self._prefill(wanted)
+        self._n_cached = wanted.n_cached
         for token in prompt:
             self._sampler.accept(token)
-        logits = yield from self._prefill(prompt)
         self._prefilled = time.perf_counter()
-        reason: FinishReason = "cancelled"
-        if logits is not None:
-            reason = yield from self._decode(logits)
+        reason: FinishReason
+        if not isinstance(found, str):
+            reason = yield from self._decode(found)
+        elif found == "cancelled":
+            reason = found
+        else:
+            raise ContextOverflow(self._n_prompt, self._n_ctx)
         yield from self._flush()
         yield Finished(reason, self._usage(), self._timings())
 
-    def _prefill(
-        self, ids: Sequence[int], *, is_told: bool = True
-    ) -> Generator[GenerationEvent, None, Logits | None]:
-        """Compute the tokens of `ids` that are not cached.
+    def _prefill(self, wanted: Prefill) -> Generator[Work, Found | None, Found]:
+        """Have tokens computed in place of those computed so far; return what was found."""
+        self.ids = list(wanted.ids)
+        found = yield wanted
+        assert found is not None, "work has a result"
+        return found
 
-        Args:
-            is_told: whether to yield the progress.
-
-        Returns:
-            Logits of the last token; None if cancelled.
-        """
-        logits = None
-        total = len(ids) - len(self._session.ids)
-        done = 0
-        for chunk, first_logit in self._session.chunks(ids):
-            if self._is_cancelled():
-                return None
-            logits = self._session.forward(chunk, first_logit, self._turn)
-            done += len(chunk)
-            if is_told:
-                yield PrefillProgress(done - self._session.n_running, total)
-        return None if logits is None else logits[0]
-
-    def _decode(self, found: int | Logits) -> Generator[GenerationEvent, None, FinishReason]:
+    def _decode(
+        self, found: int | Logits
+    ) -> Generator[GenerationEvent | Work, Found | None, FinishReason]:
         """Generate tokens until a stop rule ends the answer; return the reason.
 
         Args:
             found: the first token, or the logits to sample it from.
         """
         while self._n_sampled < self._most:
-            if self._is_cancelled():
-                return "cancelled"
             token = self._token_from(found)
             if token in self._eog:
                 return "stop"
@@ -184,24 +181,17 @@ class Generation:
             self._n_sampled += 1
             self._sampler.accept(token)
             if n_wrong := self._hear(token):
-                logits = yield from self._go_back(token, n_wrong)
-                if logits is None:
-                    return "cancelled"
-                found = logits
-                continue
-            is_stopped = yield from self._show()
-            if is_stopped:
-                return "stop"
-            if self._n_sampled == self._most:
-                break
-            self._session.check_turn(self._turn)
-            if self._session.is_full:
-                if self._params.on_overflow == "stop" or not self._can_shift():
-                    return "context"
-                shifted = yield from self._shift()
-                if not shifted:
-                    return "cancelled"
-            found = yield from self._next(token)
+                following = yield from self._prefill(self._without(token, n_wrong))
+            else:
+                is_stopped = yield from self._show()
+                if is_stopped:
+                    return "stop"
+                if self._n_sampled == self._most:
+                    break
+                following = yield from self._next(token)
+            if isinstance(following, str):
+                return following
+            found = following
         return "length"
 
     def _hear(self, token: int) -> int:
@@ -211,14 +201,11 @@ class Generation:
         begun = self._decoder.begun
         return self._banned.feed(Said(token, self._decoder.feed(token), begun))
 
-    def _go_back(self, token: int, n: int) -> Generator[GenerationEvent, None, Logits | None]:
-        """Take back the last n tokens; return the logits for another one in place of the first.
+    def _without(self, token: int, n: int) -> Prefill:
+        """Take back the last n tokens; return the work that finds another in place of the first.
 
         Args:
             token: the last token, which is not computed yet.
-
-        Returns:
-            None if cancelled.
         """
         wrong = self._banned.take_back(n)
         self._n_sampled -= n
@@ -228,21 +215,25 @@ class Generation:
         here, tokens = self._n_sampled, self._not_here
         self._not_here = {at: tokens[at] for at in tokens if at <= here}
         self._not_here.setdefault(here, []).append(wrong.token)
-        self._session.check_turn(self._turn)
-        kept = [*self._session.read_ids, token][:-n]
-        self._session.keep_common(kept)
-        logits = yield from self._prefill(kept, is_told=False)
-        return logits
+        return Prefill([*self.ids, token][:-n], is_told=False)
 
-    def _next(self, token: int) -> Generator[GenerationEvent, None, int | Logits]:
-        """Compute a token; return the next one, or the logits to sample it from."""
+    def _next(self, token: int) -> Generator[GenerationEvent | Work, Found | None, Found]:
+        """Have a token computed, after a shift of the context if that is full."""
+        if len(self.ids) >= self._n_ctx:
+            shifted = yield from self._shift()
+            if shifted is not None:
+                return shifted
+        is_timed = bool(self._timed_every) and not self._n_sampled % self._timed_every
         n_left = self._most - self._n_sampled
-        wanted = (token, self._sampler, self._never, n_left, self._turn)
-        if not self._timed_every or self._n_sampled % self._timed_every:
-            return self._session.follow(*wanted)
-        found, times = self._session.timed(*wanted)
-        yield times
-        return found
+        while True:
+            found = yield Follow(token, self._sampler, self._never, n_left, is_timed)
+            assert found is not None, "work has a result"
+            if not (isinstance(found, str) and found == "context"):
+                self.ids.append(token)
+                return found
+            shifted = yield from self._shift()
+            if shifted is not None:
+                return shifted
 
     def _token_from(self, found: int | Logits) -> int:
         token = found if isinstance(found, int) else self._sample(found)
@@ -267,29 +258,25 @@ class Generation:
         try:
             return self._sampler.sample(logits)
         except EngineError:
-            self._session.ids.clear()  # the cache may hold what made the logits useless
+            self.is_useless = True
             raise
 
-    def _can_shift(self) -> bool:
-        return self._session.n_ctx - self._n_keep >= 4
-
-    def _shift(self) -> Generator[GenerationEvent, None, bool]:
+    def _shift(self) -> Generator[GenerationEvent | Work, Found | None, NotDone | None]:
         """Drop the older half of the tokens after the kept ones, and compute the rest again.
 
         Returns:
-            False if cancelled.
+            Why not; None if it was done.
         """
-        ids = list(self._session.ids)
-        n_dropped = (len(ids) - self._n_keep) // 2
-        kept = ids[: self._n_keep] + ids[self._n_keep + n_dropped :]
+        if self._params.on_overflow == "stop" or len(self.ids) - self._n_keep < 4:
+            return "context"
+        n_dropped = (len(self.ids) - self._n_keep) // 2
+        kept = self.ids[: self._n_keep] + self.ids[self._n_keep + n_dropped :]
         yield ContextShifted(n_dropped)
-        self._session.check_turn(self._turn)  # the cache may be another answer's by now
         yield from self._settle(len(self._banned.held) - 1 - (len(kept) - self._n_keep))
-        self._session.keep_common(kept)
-        logits = yield from self._prefill(kept)
-        return logits is not None
+        found = yield from self._prefill(Prefill(kept))
+        return found if isinstance(found, str) else None
 
-    def _show(self) -> Generator[GenerationEvent, None, bool]:
+    def _show(self) -> Telling:
         """Yield the text that can be shown now; return whether a stop string ended the answer."""
         banned = self._banned
         if self._stop.would_stop(banned.held_text):

@@ -32,11 +32,13 @@ class Prompt:
     Attributes:
         n_keep: number of tokens at the start that a context shift never drops.
         n_dropped: number of tokens that were left out with the oldest messages.
+        marks: numbers of tokens behind which the prompt of another turn may go on otherwise.
     """
 
     ids: list[int]
     n_keep: int = 0
     n_dropped: int = 0
+    marks: tuple[int, ...] = ()
 
 
 class Prompts:
@@ -102,6 +104,7 @@ class Prompts:
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
         begun: Sequence[int] = (), thinks: bool | None = None, effort: str = "",
+        is_marked: bool = False,
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -113,6 +116,7 @@ class Prompts:
             begun: tokens of the answer that is continued, which replace its text.
             thinks: whether the model shall think first, for templates that ask for it.
             effort: how much it shall think, for templates that ask for it; "" says nothing.
+            is_marked: whether to find `Prompt.marks`, which takes as long as the prompt itself.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
@@ -131,14 +135,16 @@ class Prompts:
             return [*encode_chat(question, continue_last=True), *begun]
 
         if not is_shortened:
-            return Prompt(encode(0))
+            marks = self._marks(turns, encode(0), continue_last, encode_chat) if is_marked else ()
+            return Prompt(encode(0), marks=marks)
         most = n_ctx - max(1, n_ctx // 8) - 1
         n_dropped = _first(lambda n: len(encode(n)) <= most, len(droppable))
         messages, ids = _without(turns, droppable[:n_dropped]), encode(n_dropped)
         if continue_last and len(ids) > most:
             ids = self._without_beginning(messages, ids, most, encode_chat)
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
-        return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids))
+        marks = self._marks(messages, ids, continue_last, encode_chat) if is_marked else ()
+        return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids), marks)
 
     def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> tuple[int | None, int]:
         """Return the number of tokens of a prompt without its last message, and of that message.
@@ -205,11 +211,29 @@ class Prompts:
     ) -> int:  # fmt: skip
         """Return the number of tokens of the system prompt at the start of a chat prompt."""
         others = [_with_text(m, "?") if m.role != "system" else m for m in messages]
-        try:
-            with_others = encode_chat(others, continue_last=continue_last)
-        except TemplateError:  # the template accepts only certain texts
-            return 0
-        return _n_common(with_others, ids)
+        return _n_shared(others, ids, continue_last, encode_chat)
+
+    def _marks(
+        self, messages: Sequence[ChatMessage], ids: Sequence[int], continue_last: bool,
+        encode_chat: EncodeChat,
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Return the numbers of tokens before the first turn and before a person's last one."""
+        n_system = self._n_system(messages, ids, continue_last, encode_chat)
+        asked = [n for n, message in enumerate(messages) if message.role == "user"]
+        last = asked[-1] if asked else len(messages)
+        others = [_with_text(m, "?") if n >= last else m for n, m in enumerate(messages)]
+        n_before = _n_shared(others, ids, continue_last, encode_chat)
+        return tuple(sorted({n for n in (n_system, n_before) if 0 < n < len(ids)}))
+
+
+def _n_shared(
+    others: Sequence[ChatMessage], ids: Sequence[int], continue_last: bool, encode_chat: EncodeChat
+) -> int:
+    """Return the number of tokens with which a prompt and that of other messages begin."""
+    try:
+        return _n_common(encode_chat(others, continue_last=continue_last), ids)
+    except TemplateError:  # the template accepts only certain texts
+        return 0
 
 
 def _with_text(message: ChatMessage, text: str) -> ChatMessage:

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.errors import ContextOverflow, PromptError
+from engine.errors import PromptError
+from engine.forward.batch import Batch, Piece
+from engine.generation.work import check_prompt
+from engine.paging.alone import is_kept, tables_alone
 from engine.runtime.timeline import TokenTimes, timed
 
 if TYPE_CHECKING:
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 
 UNKNOWN = -1
 """Token id that stands for a cached token whose id is not known."""
+
+
+CURRENT, SAVED = 0, 1
+"""Places of the recurrent states of the cached tokens, and of those to which it can go back."""
 
 
 class Session:
@@ -45,36 +52,10 @@ class Session:
         return self._ids
 
     @property
-    def read_ids(self) -> list[int]:
-        """Ids of the cached tokens without those that nobody has read; ends computing ahead."""
-        ids = self.ids
-        return ids[: len(ids) - self._n_beyond]
-
-    @property
     def n_saved(self) -> int:
         """Number of cached tokens that the saved recurrent states stand for; 0 for none."""
         n = len(self._saved)
         return n if self._ids[:n] == self._saved else 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the context has no room for another token."""
-        return len(self._ids) >= self.n_ctx
-
-    def move(self, runtime: Runtime) -> None:
-        """Go on with another runtime, which holds the same tokens in its cache."""
-        self._runtime = runtime
-
-    def hold(self, ids: Sequence[int], n_saved: int) -> None:
-        """Note that the cache was filled from elsewhere; answers that used it cannot go on.
-
-        Args:
-            ids: ids of the tokens that the cache holds now.
-            n_saved: number of these that the saved recurrent states stand for.
-        """
-        self.begin()
-        self._ids = list(ids)
-        self._saved = self._ids[:n_saved]
 
     def check(self, ids: Sequence[int]) -> None:
         """Check that a prompt can be computed.
@@ -82,13 +63,7 @@ class Session:
         Raises:
             PromptError: no tokens, tokens that the model does not have, or more than fit.
         """
-        if not ids:
-            raise PromptError("The prompt is empty.", "Write something first.")
-        n_vocab = self._runtime.n_vocab
-        if not 0 <= min(ids) <= max(ids) < n_vocab:
-            raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
-        if len(ids) > self.n_ctx:
-            raise ContextOverflow(len(ids), self.n_ctx)
+        check_prompt(ids, self._runtime.n_vocab, self.n_ctx)
 
     def begin(self) -> int:
         """Begin a turn and return its number; an earlier turn cannot go on after that."""
@@ -136,8 +111,16 @@ class Session:
             n += 1
         if n < len(self._ids) and not self._runtime.can_rewind:
             n = self._go_back(n)
+        groups, n_computed = self._runtime.groups, len(self._ids)
+        if not all(is_kept(g.n_pages, g.sight, n_computed, n) for g in groups):
+            n = 0
         del self._ids[n:]
         return n
+
+    def place(self, n_past: int, n: int) -> Piece:
+        """Return the place of n tokens behind the first `n_past`."""
+        n_pages = [group.n_pages for group in self._runtime.groups]
+        return Piece(n_past, n, tables_alone(n_pages, n_past + n))
 
     def _go_back(self, n: int) -> int:
         """Restore the saved recurrent state if it is of `n` tokens or fewer; return of how many."""
@@ -145,7 +128,7 @@ class Session:
         self._ids = []  # until the state is whole again
         if not 0 < n_saved <= n or found[:n_saved] != self._saved:
             return 0
-        self._runtime.restore_recurrent()
+        self._runtime.move_slot(SAVED, CURRENT)
         self._ids = found
         return n_saved
 
@@ -153,7 +136,7 @@ class Session:
         """Save the recurrent states, so that they can go back to the tokens cached now."""
         if not self._runtime.can_rewind and self._ids:
             self._saved = []  # until the copy is whole
-            self._runtime.save_recurrent()
+            self._runtime.move_slot(CURRENT, SAVED)
             self._saved = list(self._ids)
 
     def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
@@ -166,7 +149,9 @@ class Session:
         with self._forgetting():
             self._stop_ahead()
             n_past = len(self._ids)
-            logits = self._runtime.forward(ids, n_past, first_logit)
+            piece = self.place(n_past, len(ids))
+            batch = Batch((piece,), first_logit)
+            logits = self._runtime.forward(ids, batch)
         self._is_unfinished = first_logit >= len(ids)
         self._ids.extend(ids)
         return logits
@@ -211,7 +196,7 @@ class Session:
             return row
         n_past = len(self._ids)
         try:
-            found = stream.next(token, n_past, min(n_left, self.n_ctx - n_past))
+            found = stream.next(token, self.place(n_past, 1), min(n_left, self.n_ctx - n_past))
         except BaseException:
             self._ids.clear()
             raise

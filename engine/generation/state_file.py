@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -11,50 +11,92 @@ from torch import Tensor
 
 from engine.errors import Cancelled, ContextOverflow, StateFileError
 from engine.files import atomic_write
+from engine.forward.batch import Piece
+from engine.forward.state import RecurrentState, sights_of
 from engine.generation.state_format import Contents, Entry, StateHeader, entries, header, identity
+from engine.paging.keys import PAGE, n_alike
+from engine.paging.pool import OutOfPages
+from engine.paging.sequences import GONE
 from engine.progress import StateProgress
-from engine.sharding.recut import as_one, runs
+from engine.sharding.recut import Run, as_one, runs
 
 if TYPE_CHECKING:
-    from engine.generation.session import Session
+    from engine.generation.scheduling.places import CachePlace, Places
     from engine.progress import IsCancelled, StateSink
+    from engine.runtime.interface import SlotState
     from engine.runtime.rank import Rank
     from engine.runtime.thread_runtime import ThreadRuntime
-
-CHUNK_BYTES = 32 << 20
-"""Approximate bytes of a copy; one head or unit of a layer is copied at least."""
 
 
 class StateFiles:
     """Reader and writer of the state files of one loaded model.
 
     Args:
+        places: the cache; no answer has a place in it.
         name: name of the model, for error messages.
         model_hash: see `engine.gguf.identity`.
         rope: how a load has changed RoPE, see `LoadParams.rope`; "" if it has not.
     """
 
     def __init__(
-        self, runtime: ThreadRuntime, session: Session, name: str, model_hash: str, rope: str = ""
+        self, runtime: ThreadRuntime, places: Places, name: str, model_hash: str, rope: str = ""
     ) -> None:
-        self._runtime, self._session, self._name = runtime, session, name
+        self._runtime, self._places, self._name = runtime, places, name
         self._ranks, self._kv_type = runtime.ranks, runtime.plan.kv_type
         self._states = runtime.ranks[0].states
+        self._sights = sights_of(self._states)
+        self._recurrent = [s for s in self._states if isinstance(s, RecurrentState)]
         self._identity = identity(
             model_hash, self._kv_type, runtime.ranks[0].slots, runtime.directions, rope
         )
 
     @torch.inference_mode()
     def save(
-        self, path: Path, start: int, stop: int | None, on_progress: StateSink,
+        self, path: Path, ids: Sequence[int], start: int, stop: int | None, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
-        """Write a state file; see `Model.save_state`.
+        """Write a state file of what is cached of a sequence; see `Model.save_state`.
+
+        Where its pages are partly gone, a file that has more of the sequence stays as it is.
+
+        Args:
+            ids: tokens of the sequence.
 
         Returns:
-            Number of tokens and number of bytes of the file.
+            Number of tokens of the sequence in the file, and number of bytes of the file.
         """
-        contents = self._contents(path, start, stop)
+        place = self._places.open(ids)
+        try:
+            n_there = 0
+            if place.n < min(len(ids), len(ids) if stop is None else stop):
+                n_there = self._n_there(path, ids, start)
+            if n_there > place.n:
+                return n_there, path.stat().st_size
+            contents = self._contents(path, place, start, stop)
+            return self._write(path, place, contents, on_progress, is_cancelled)
+        finally:
+            self._places.close(place, is_kept=False)
+
+    def _n_there(self, path: Path, ids: Sequence[int], start: int) -> int:
+        """Return how many tokens of a sequence a file has already, from `start` on or earlier."""
+        try:
+            with path.open("rb") as file:
+                found = StateHeader(path, file)
+                found.check_identity(self._identity, self._name)
+                contents = found.contents(file, self._runtime.hp.n_vocab, self._sights)
+                found.places(entries(self._states, self._kv_type, contents))
+        except (OSError, StateFileError):
+            return 0
+        n = n_alike(contents.ids, ids)
+        can_be_cut = not self._recurrent and all(sight.n is None for sight in self._sights)
+        is_usable = contents.start <= start and (can_be_cut or n == len(contents.ids))
+        return n if is_usable else 0
+
+    def _write(
+        self, path: Path, place: CachePlace, contents: Contents, on_progress: StateSink,
+        is_cancelled: IsCancelled,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Write a state file, see `save`."""
         found = entries(self._states, self._kv_type, contents)
         total = sum(entry.n_bytes for entry in found)
         work = _Work(total, on_progress, is_cancelled, "Saving")
@@ -63,7 +105,7 @@ class StateFiles:
             with atomic_write(path) as file:
                 file.write(first)
                 for entry in found:
-                    for part in self._parts(entry, contents):
+                    for part in self._parts(entry, contents, place):
                         file.write(part.view(torch.uint8).numpy().data)
                         work.add(part.nbytes)
         except OSError as error:
@@ -75,135 +117,210 @@ class StateFiles:
             ) from None
         return len(contents.ids), len(first) + total
 
-    def _contents(self, path: Path, start: int, stop: int | None) -> Contents:
-        session = self._session
-        n = len(session.ids) if stop is None else min(stop, len(session.ids))
+    def _contents(self, path: Path, place: CachePlace, start: int, stop: int | None) -> Contents:
+        """Return what a file of a sequence holds."""
+        n = place.n if stop is None else min(stop, place.n)
         if not 0 <= start < n:
             raise StateFileError(
                 path,
                 f"There are no tokens from {start} to {n} in the cache that could be saved.",
                 "Ask the model something first.",
             )
-        if not self._runtime.can_rewind and (start or n < len(session.ids)):
+        firsts = [max(start, _first_held(table)) for table in place.sequence.tables]
+        sees_all = all(
+            first <= max(start, sight.first_seen(n))
+            for first, sight in zip(firsts, self._sights, strict=True)
+        )
+        if not sees_all or (self._recurrent and (start or n < place.n)):
+            what = "a recurrent state" if self._recurrent else "layers with a window"
             raise StateFileError(
                 path,
-                f"{self._name} has a recurrent state, of which no part can be saved by itself.",
+                f"{self._name} has {what}, of which no part can be saved by itself.",
                 "Save the whole.",
             )
-        return Contents(session.ids[:n], start, session.n_saved)
+        kept = self._places.states.lengths(place.sequence.ids)
+        saved = next((length for length in kept if length < n), 0)
+        return Contents(place.sequence.ids[:n], start, saved, firsts)
 
-    def _parts(self, entry: Entry, contents: Contents) -> Iterator[Tensor]:
+    def _parts(self, entry: Entry, contents: Contents, place: CachePlace) -> Iterator[Tensor]:
         """Yield the numbers of a tensor in order, some units at a time, flat and on the CPU."""
         if entry.state < 0:
             yield torch.tensor(contents.ids, dtype=torch.int32)
             return
+        if entry.group < 0:
+            ids = contents.ids[: contents.n_saved] if entry.saved else contents.ids
+            state: SlotState = self._places.states.state(ids)
+            yield state[self._recurrent_number(entry)][entry.tensor].contiguous().flatten()
+            return
+        slots = self._slots(place, entry, len(contents.ids))
         cut = self._states[entry.state].cuts()[entry.tensor]
         for run in runs(cut, as_one(cut), 0, range(len(self._ranks))):
-            held = self._held(self._ranks[run.source], entry, contents.start, len(contents.ids))
-            units = held[run.start : run.start + run.n]
-            step = _step(entry)
-            for part in (units[at : at + step] for at in range(0, len(units), step)):
-                yield part.cpu().contiguous().flatten()
+            held = self._held(self._ranks[run.source], entry)
+            for unit in held[run.start : run.start + run.n]:
+                for part in slots:
+                    yield unit[part.start : part.stop].cpu().contiguous().flatten()
 
-    def _held(self, rank: Rank, entry: Entry, start: int, stop: int) -> Tensor:
-        """Return a rank's part of a tensor, with all units that the rank owns."""
-        state = rank.states[entry.state]
-        held = rank.context.cache.tensors(state, saved=entry.saved)[entry.tensor]
-        return held[:, start:stop] if entry.has_positions else held
+    def _recurrent_number(self, entry: Entry) -> int:
+        """Return the number of a recurrent layer among those."""
+        return sum(isinstance(s, RecurrentState) for s in self._states[: entry.state])
+
+    def _slots(self, place: CachePlace, entry: Entry, stop: int) -> list[range]:
+        """Return where the positions of an entry up to `stop` lie in a layer's memory."""
+        return Piece(0, 0, place.tables).runs(entry.group, entry.first, stop)
+
+    def _held(self, rank: Rank, entry: Entry) -> Tensor:
+        """Return a rank's part of keys or values, (heads of the rank, slots, width)."""
+        return rank.context.cache.tensors(rank.states[entry.state])[entry.tensor]
 
     @torch.inference_mode()
     def load(
         self, path: Path, n_tokens: int | None, on_progress: StateSink, is_cancelled: IsCancelled
-    ) -> int:
-        """Load a state file, see `Model.load_state`; return the number of cached tokens."""
+    ) -> list[int]:
+        """Load a state file, see `Model.load_state`; return its tokens, which are cached then."""
         try:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
                 found.check_identity(self._identity, self._name)
-                contents = found.contents(file, self._runtime.hp.n_vocab)
+                contents = found.contents(file, self._runtime.hp.n_vocab, self._sights)
                 expected = entries(self._states, self._kv_type, contents)
                 places = found.places(expected)
                 stop = self._n_wanted(path, contents, n_tokens)
-                self._fill(file, expected, places, contents, stop, on_progress, is_cancelled)
+                if self._is_cached(contents.ids[:stop]):
+                    return list(contents.ids[:stop])
+                work = _Work(self._n_bytes(expected, stop), on_progress, is_cancelled, "Loading")
+                place = self._opened(path, contents)
+                try:
+                    self._fill(file, expected, places, contents, place, stop, work)
+                finally:
+                    self._places.close(place, is_kept=False)
         except OSError as error:
             raise StateFileError(
                 path,
                 f"{path} cannot be read: {error.strerror or error}.",
                 "Without it the conversation is computed again.",
             ) from None
-        return stop
+        return list(contents.ids[:stop])
+
+    def _is_cached(self, ids: Sequence[int]) -> bool:
+        """Return whether all of a sequence is in the cache already, so that nothing is read."""
+        place = self._places.open(ids)
+        self._places.close(place, is_kept=False)
+        return place.n == len(ids)
 
     def _n_wanted(self, path: Path, contents: Contents, n_tokens: int | None) -> int:
         """Return the number of tokens whose state is to be loaded."""
-        session, n = self._session, len(contents.ids)
-        if self._runtime.can_rewind:
-            stop = min(n, session.n_ctx, n if n_tokens is None else n_tokens)
-            if (
-                stop <= contents.start
-                or session.ids[: contents.start] != (contents.ids[: contents.start])
-            ):
-                raise StateFileError(
-                    path,
-                    f"{path.name} begins behind token {contents.start}, and what comes before that "
-                    "is not in the cache.",
-                    "Load the state of what comes before first.",
-                )
-            return stop
-        if n > session.n_ctx:
-            raise ContextOverflow(n, session.n_ctx)
-        if contents.start or (n_tokens is not None and n_tokens != n):
+        n_ctx, n = self._runtime.n_ctx, len(contents.ids)
+        stop = min(n, n_ctx, n if n_tokens is None else n_tokens)
+        sees_all = all(
+            first <= max(contents.start, sight.first_seen(stop))
+            for first, sight in zip(contents.firsts, self._sights, strict=True)
+        )
+        if stop < n and (self._recurrent or not sees_all):
+            if n > n_ctx:
+                raise ContextOverflow(n, n_ctx)
+            what = "a recurrent state" if self._recurrent else "layers with a window"
             raise StateFileError(
                 path,
-                f"{self._name} has a recurrent state, of which no part can be loaded by itself.",
+                f"{self._name} has {what}, of which no part can be loaded by itself.",
                 f"Load all {n} tokens.",
             )
-        return n
+        return stop
 
-    def _fill(
-        self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
-        contents: Contents, stop: int, on_progress: StateSink, is_cancelled: IsCancelled,
-    ) -> None:  # fmt: skip
-        """Copy the positions before `stop` to all ranks that hold them."""
-        goals = [
-            (entry, rank, run)
-            for entry in expected[1:]
+    def _opened(self, path: Path, contents: Contents) -> CachePlace:
+        """Return a place with the tokens before those of a file."""
+        place = self._places.open(contents.ids[: contents.start])
+        if place.n < contents.start:
+            self._places.close(place, is_kept=False)
+            raise StateFileError(
+                path,
+                f"{path.name} begins behind token {contents.start}, and what comes before that "
+                "is not in the cache.",
+                "Load the state of what comes before first.",
+            )
+        return place
+
+    def _n_bytes(self, expected: Sequence[Entry], stop: int) -> int:
+        """Return how many bytes are read of all ranks' parts."""
+        total = 0
+        for entry in expected[1:]:
+            n_bytes, n_units = entry.n_bytes // max(1, entry.shape[0]), entry.shape[0]
+            if entry.group >= 0:
+                n_bytes = n_bytes // max(1, entry.shape[1]) * max(0, stop - entry.first)
+                n_units = sum(run.n for _, run in self._goals(entry))
+            total += n_bytes * n_units
+        return total
+
+    def _goals(self, entry: Entry) -> list[tuple[Rank, Run]]:
+        """Return the parts of keys or values that the ranks have of an entry."""
+        return [
+            (rank, run)
             for rank in self._ranks
             for cut in [rank.states[entry.state].cuts()[entry.tensor]]
             for run in runs(as_one(cut), cut, rank.number, [0])
         ]
-        total = sum(run.n * entry.n_bytes // entry.shape[0] for entry, _, run in goals)
-        work = _Work(total, on_progress, is_cancelled, "Loading")
-        self._session.hold(contents.ids[: contents.start], 0)  # until the rest is whole
-        for entry, rank, run in goals:
-            held = self._held(rank, entry, contents.start, stop)
-            units = held[run.goal : run.goal + run.n]
-            _read(file, places[entry.name], entry, run.start, units, work)
-        self._session.hold(contents.ids[:stop], contents.n_saved)
+
+    def _fill(
+        self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
+        contents: Contents, place: CachePlace, stop: int, work: _Work,
+    ) -> None:  # fmt: skip
+        """Copy what is before `stop` to all ranks that hold it, and make it known."""
+        try:
+            place.sequence.reserve(
+                stop - place.n, [first // PAGE * PAGE for first in contents.firsts]
+            )
+        except OutOfPages:
+            raise ContextOverflow(stop, place.n + self._places.room(place)) from None
+        states: dict[bool, list[dict[str, Tensor]]] = {
+            saved: [{} for _ in self._recurrent] for saved in (False, True)
+        }
+        for entry in expected[1:]:
+            if entry.group < 0:
+                whole = torch.empty(entry.shape)
+                _read(file, places[entry.name], entry, 0, [whole.view(entry.shape[0], 1, -1)], work)
+                states[entry.saved][self._recurrent_number(entry)][entry.tensor] = whole
+                continue
+            slots = self._slots(place, entry, stop)
+            for rank, run in self._goals(entry):
+                units = self._held(rank, entry)[run.goal : run.goal + run.n]
+                goals = [units[:, part.start : part.stop] for part in slots]
+                _read(file, places[entry.name], entry, run.start, goals, work)
+        place.sequence.append(contents.ids[place.n : stop])
+        for saved, n in ((True, contents.n_saved), (False, stop)):
+            if self._recurrent and n:
+                n_bytes = sum(x.nbytes for layer in states[saved] for x in layer.values())
+                self._places.states.keep(contents.ids[:n], states[saved], n_bytes)
 
 
-def _read(file: BinaryIO, begin: int, entry: Entry, first: int, goal: Tensor, work: _Work) -> None:
-    """Read units into `goal`, from the `first` on; `goal` may want fewer positions of each.
+def _first_held(table: Sequence[int]) -> int:
+    """Return the first position of a sequence from which on its pages are there."""
+    gone = [index for index, page in enumerate(table) if page == GONE]
+    return (gone[-1] + 1) * PAGE if gone else 0
+
+
+def _read(
+    file: BinaryIO, begin: int, entry: Entry, first: int, goals: Sequence[Tensor], work: _Work
+) -> None:
+    """Read units into tensors (units, n, width) that lie one behind the other in each unit.
+
+    Args:
+        begin: where the tensor begins in the file.
+        first: first of the units.
+        goals: where its positions go; they may want fewer than the file has.
 
     Raises:
         OSError: the file has become shorter.
     """
-    unit_bytes, step = entry.n_bytes // entry.shape[0], _step(entry)
-    for at in range(0, len(goal), step):
-        part = goal[at : at + step]
-        data = bytearray(part.numel() * part.element_size())
-        file.seek(begin + (first + at) * unit_bytes)
-        if file.readinto(data) != len(data):  # type: ignore[attr-defined]
-            raise OSError("it has become shorter")
-        if data:
-            part.copy_(torch.frombuffer(data, dtype=part.dtype).view(part.shape))
-        work.add(len(part) * unit_bytes)
-
-
-def _step(entry: Entry) -> int:
-    """Return the number of units to copy at a time: 1 where only some positions are wanted."""
-    if entry.has_positions:
-        return 1
-    return max(1, CHUNK_BYTES * entry.shape[0] // max(1, entry.n_bytes))
+    unit_bytes = entry.n_bytes // entry.shape[0]
+    for unit in range(len(goals[0]) if goals else 0):
+        file.seek(begin + (first + unit) * unit_bytes)
+        for goal in goals:
+            part = goal[unit]
+            data = bytearray(part.numel() * part.element_size())
+            if file.readinto(data) != len(data):  # type: ignore[attr-defined]
+                raise OSError("it has become shorter")
+            if data:
+                part.copy_(torch.frombuffer(data, dtype=part.dtype).view(part.shape))
+            work.add(len(data))
 
 
 class _Work:

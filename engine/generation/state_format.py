@@ -5,6 +5,7 @@ one after another, all little-endian. Tensors are as a single rank would have th
 for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the types
 of the cache, blocks as bytes; for each recurrent layer its tensors in F32 with all units in order,
 and as `N.saved.…` the saved ones, to which it can go back. N counts the layers that have a state.
+Layers with a window have only the positions that are seen from the end.
 
 A file is untrusted: everything in its header is checked before any of its tensors is used.
 """
@@ -23,14 +24,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from engine.errors import StateFileError
-from engine.forward.state import KV_INFO, KVState, State
+from engine.forward.state import KV_INFO, KVState, State, sights_of
 from engine.gguf.types import row_bytes
+from engine.paging.keys import PAGE
 
 if TYPE_CHECKING:
+    from engine.gguf.control_vectors import Direction
     from engine.layers.module import Slot
-    from engine.runtime.control_vectors import Direction
+    from engine.paging.sight import Sight
 
-FORMAT, VERSION = "tandem state", "1"
+FORMAT, VERSION = "tandem state", "2"
 MAX_TOKENS = 1 << 24
 """Largest number of tokens of a file, which are read at once; no context has more."""
 
@@ -52,11 +55,14 @@ class Contents:
         start: first position whose keys and values are in the file; 0 for models with recurrent
             states.
         n_saved: number of tokens that the saved recurrent states stand for; 0 without any.
+        firsts: first position that is in the file, for each group of layers with the same sight, in
+            the order of `sights_of`.
     """
 
     ids: Sequence[int]
     start: int = 0
     n_saved: int = 0
+    firsts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,9 @@ class Entry:
         state: index of the layer among those that have a state; -1 for the tokens.
         tensor: name of the tensor within its layer, such as "k".
         saved: whether it is a saved recurrent state, to which the layer can go back.
-        has_positions: whether its second dimension is the positions: keys or values.
+        group: number of the group of a layer with keys and values, whose second dimension is the
+            positions; -1 for others.
+        first: first of these positions.
     """
 
     name: str
@@ -78,7 +86,8 @@ class Entry:
     state: int = -1
     tensor: str = ""
     saved: bool = False
-    has_positions: bool = False
+    group: int = -1
+    first: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -89,17 +98,20 @@ class Entry:
 def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[Entry]:
     """Return the tensors that a file of `contents` has for a model with `states`, in order."""
     found = [Entry("tokens", "I32", (len(contents.ids),), 4)]
-    n_positions = len(contents.ids) - contents.start
+    sights = sights_of(states)
     for index, state in enumerate(states):
         if isinstance(state, KVState):
             types = state.held_types(kv_type)
+            group = sights.index(state.sight)
+            first = contents.firsts[group]
             rows_of = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
             for tensor, (cut,) in state.cuts().items():
                 held, dim = rows_of[tensor]
                 dtype, size = DTYPES.get(held, BLOCKS)
                 width = row_bytes(KV_INFO[held], dim) // size
-                name, rows = f"{index}.{tensor}", (cut.total, n_positions, width)
-                found.append(Entry(name, dtype, rows, size, index, tensor, has_positions=True))
+                name, n = f"{index}.{tensor}", len(contents.ids) - first
+                rows = (cut.total, n, width)
+                found.append(Entry(name, dtype, rows, size, index, tensor, False, group, first))
             continue
         for saved in (False, True) if contents.n_saved else (False,):
             for tensor, shape in state.whole_shapes().items():
@@ -133,7 +145,11 @@ def identity(
 
 def header(found: Sequence[Entry], about: Mapping[str, str], contents: Contents) -> bytes:
     """Return the first bytes of a state file: the length of the JSON, and the JSON."""
-    counts = {"start": str(contents.start), "n_saved": str(contents.n_saved)}
+    counts = {
+        "start": str(contents.start),
+        "n_saved": str(contents.n_saved),
+        "firsts": " ".join(map(str, contents.firsts)),
+    }
     table: dict[str, Any] = {"__metadata__": {**about, **counts}}
     begin = 0
     for entry in found:
@@ -210,8 +226,11 @@ class StateHeader:
             if self._about.get(key) != wanted[key]:
                 raise StateFileError(self.path, f"{self.path.name} {problem}.", hint)
 
-    def contents(self, file: BinaryIO, n_vocab: int) -> Contents:
-        """Read the tokens, the first position and the number of tokens of saved states.
+    def contents(self, file: BinaryIO, n_vocab: int, sights: Sequence[Sight]) -> Contents:
+        """Read the tokens, the first positions and the number of tokens of saved states.
+
+        Args:
+            sights: sights of the groups of the model's layers.
 
         Raises:
             StateFileError: these are impossible, or the model does not have such tokens.
@@ -225,10 +244,19 @@ class StateHeader:
         ids = np.frombuffer(file.read(end - begin), "<i4")
         if len(ids) != n or not n or ids.min() < 0 or ids.max() >= n_vocab:
             raise self.broken("it has tokens that the model does not have")
-        start, n_saved = self._count("start"), self._count("n_saved")
-        if not (start < n and n_saved <= n):
+        start, n_saved = (
+            self._count(self._about.get("start")),
+            self._count(self._about.get("n_saved")),
+        )
+        firsts = [self._count(text) for text in str(self._about.get("firsts", "")).split()]
+        seen = [max(start, sight.first_seen(n)) for sight in sights]
+        fit = len(firsts) == len(seen) and all(
+            start <= first <= most and (first == start or not first % PAGE)
+            for first, most in zip(firsts, seen, strict=False)
+        )
+        if not (fit and start < n and n_saved <= n):
             raise self.broken("its tokens and its positions do not fit together")
-        return Contents(ids.tolist(), start, n_saved)
+        return Contents(ids.tolist(), start, n_saved, firsts)
 
     def places(self, expected: Sequence[Entry]) -> dict[str, int]:
         """Return where each tensor begins in the file, by name, after a check of all of them.
@@ -271,8 +299,7 @@ class StateHeader:
             raise self.broken("it is truncated, or claims tensors outside of it")
         return begin, end
 
-    def _count(self, key: str) -> int:
-        text = self._about.get(key)
+    def _count(self, text: object) -> int:
         if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 10:
-            raise self.broken(f"its '{key}' is no count")
+            raise self.broken("one of its counts is none")
         return int(text)

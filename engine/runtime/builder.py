@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from engine.cpu.backend import CpuBackend
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.forward.cache import Cache
 from engine.forward.context import Context
+from engine.forward.state import sights_of
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import is_out_of_memory
@@ -124,12 +125,12 @@ class RankBuilder:
         finally:
             compiling.cancel()
 
-    def _made(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
+    def _made(self, number: int, declaration: Declaration, states: Sequence[State]) -> Rank:
         """Return a rank without weights, whose cache holds `states`."""
         setup = self._setup
         device, storage = setup.devices[number], setup.plan.devices[number].storage
         cache = Cache(
-            states, number, setup.plan.n_ctx, self._params.kv_type, device,
+            states, number, setup.plan.cache_size, device, sights_of(declaration.states),
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
         backend = self._backend(number, storage == "kernels")
@@ -152,13 +153,14 @@ class RankBuilder:
         kernels = kernels_for(name) if has_kernels or is_idle else ""
         n_bytes = x_bytes(setup.hp)
         if kernels == "cpu":
-            return CpuBackend(1 if is_idle else setup.threads_per_rank, n_bytes)
+            n_threads = 1 if is_idle else setup.threads_per_rank
+            return CpuBackend(n_threads, n_bytes, fast_prompts=self._params.fast_prompts)
         if kernels == "gpu" and not is_idle:
             if device.type == "cpu":
                 use_interpreter()
             from engine.gpu.backend import GpuBackend  # needs Triton
 
-            return GpuBackend(device, n_bytes, setup.fallbacks)
+            return GpuBackend(device, n_bytes, setup.plan.n_ctx, setup.fallbacks)
         return ReferenceBackend()
 
 

@@ -2,19 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from engine.paging.keys import PAGE
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.batch import Batch, Piece
+    from engine.forward.cache_size import CacheSize
+    from engine.paging.sight import Sight
     from engine.runtime.rank import Rank
-    from engine.sampling.token_source import Logits, TokenSource
+    from engine.sampling.sampler import Sampler
+    from engine.sampling.token_source import Logits
+
+SlotState = Sequence["Mapping[str, Tensor]"]
+"""Copy of one sequence's recurrent states in the host's memory, whatever the split.
+
+For each layer that has one, in order, its tensors as a single rank would have them: F32, all units
+in order (`RecurrentState.whole_shapes`). So it can be loaded after a re-split, and saved to a file.
+"""
 
 Guard = Callable[[str, int], AbstractContextManager[None]]
 """Function that returns the context of a call on the ranks, which explains failures.
 
 It is given the purpose, such as "to compute the next tokens", and the number of tokens.
 """
+
+
+class TokenSource(Protocol):
+    """Sampler of tokens on the device, which may run some tokens ahead of their reader.
+
+    It serves one sequence that is computed alone. Whoever else computes must stop it first.
+
+    Attributes:
+        waited_s: total time in which the host only waited for the device, in seconds.
+    """
+
+    waited_s: float
+
+    def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
+        """Sample as `sampler` would from now on; return False where the host must sample.
+
+        Called before each token.
+
+        Args:
+            sampler: settings, history and random numbers.
+            never: ids of tokens that must not come.
+        """
+        ...
+
+    def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
+        """Run a token, and sample the next one.
+
+        The random number is taken from the sampler, which has already accepted `token`.
+
+        Args:
+            token: id of the token to run.
+            piece: where it belongs: one token of a sequence, whose tables have pages for `n_left`
+                tokens. They are those of the last call unless its `n_left` was 1.
+            n_left: number of tokens that may still be sampled, with this one; no more are computed.
+
+        Returns:
+            The sampled token; or logits (n_vocab,), from which `sampler` must sample; or None if
+            these are lost too and the content of the states is unknown.
+        """
+        ...
+
+    def stop(self) -> Sequence[int]:
+        """Wait until the device has finished all tokens.
+
+        Returns:
+            Tokens that were run after the last one given to `next` and cannot be undone, so that
+            the cache holds them; none where the cache can rewind.
+        """
+        ...
+
+
+class PageGroup(NamedTuple):
+    """Layers that see equally far back, as a runtime has them.
+
+    Attributes:
+        n_pages: number of pages of the cache of each of these layers.
+        sight: how far back the layers see.
+    """
+
+    n_pages: int
+    sight: Sight
+
+
+def page_groups(size: CacheSize, sights: Sequence[Sight]) -> Sequence[PageGroup]:
+    """Return the groups of a cache.
+
+    Args:
+        sights: sight of each group, see `sights_of`.
+    """
+    return [PageGroup(size.n_held(sight) // PAGE, sight) for sight in sights]
 
 
 class Runtime(Protocol):
@@ -27,15 +112,18 @@ class Runtime(Protocol):
 
     Attributes:
         n_vocab: number of tokens of the vocabulary.
-        n_ctx: size of the context in tokens.
-        n_batch: largest number of prompt tokens in a forward pass.
-        can_rewind: whether the cache can drop its last tokens; recurrent states cannot.
+        n_ctx: largest number of tokens of a sequence.
+        n_batch: largest number of rows of a pass.
+        can_rewind: whether all of the cache lies in pages, so that its last tokens can be dropped;
+            recurrent states cannot go back.
+        groups: the groups of layers, which each have a table in `Piece.tables`, in this order.
     """
 
     n_vocab: int
     n_ctx: int
     n_batch: int
     can_rewind: bool
+    groups: Sequence[PageGroup]
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -44,7 +132,10 @@ class Runtime(Protocol):
 
     @property
     def token_source(self) -> TokenSource | None:
-        """Source of tokens sampled where they are computed; None if the host samples all."""
+        """Source of tokens sampled where they are computed; None if the host samples all.
+
+        It serves a sequence that is computed alone; whoever else computes must stop it first.
+        """
         ...
 
     @property
@@ -56,22 +147,21 @@ class Runtime(Protocol):
         """
         ...
 
-    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones and return their logits.
+    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Run tokens of one or several sequences and return their logits.
 
         Args:
-            ids: ids of the tokens.
-            n_past: number of cached tokens.
-            first_logit: index into `ids` of the first token whose logits are wanted. With
-                `len(ids)` there are none, and devices may still compute afterwards: what fails
-                there is raised by a later call, by `finish` at the latest.
+            ids: ids of the tokens, of one piece after the other.
+            batch: what each row is. The pages of its tables must not be used otherwise until the
+                pass has ended. If no logits are wanted, devices may still compute afterwards: what
+                fails there is raised by a later call, by `finish` at the latest.
 
         Returns:
-            (len(ids) - first_logit, n_vocab), or this process's slice of the vocabulary.
+            (len(ids) - batch.first_logit, n_vocab), or this process's slice of the vocabulary.
 
         Raises:
             EngineError: the model was closed, a device ran out of memory or a rank was lost; what
-                the cache holds from `n_past` on is then undefined.
+                the cache holds is then undefined.
         """
         ...
 
@@ -83,14 +173,39 @@ class Runtime(Protocol):
         """
         ...
 
-    def save_recurrent(self) -> None:
-        """Save a copy of all recurrent states, in place of an earlier one."""
-        ...
-
-    def restore_recurrent(self) -> None:
-        """Restore all recurrent states from the saved copy."""
+    def move_slot(self, source: int, target: int) -> None:
+        """Copy the recurrent states of a place to another one."""
         ...
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+        ...
+
+
+class PagedRuntime(Runtime, Protocol):
+    """A loaded model that computes tokens of several sequences, and holds what they remember.
+
+    It does not know which tokens its pages hold: `generation.scheduling` keeps count of that.
+
+    Attributes:
+        n_slots: number of places for the recurrent states of sequences, 1 at least. A pass of
+            single tokens is fastest if the sequence of row i has the place i.
+    """
+
+    n_slots: int
+
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page of a group on all ranks, behind what was started before."""
+        ...
+
+    def clear_slot(self, slot: int) -> None:
+        """Make the recurrent states of a place those of an empty sequence."""
+        ...
+
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        """Return a copy of the recurrent states of a place, and its bytes."""
+        ...
+
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        """Make the recurrent states of a place those of a copy."""
         ...

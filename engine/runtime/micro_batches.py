@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from engine.forward.batch import Batch
 from engine.parallel.turns import Turns
 
 if TYPE_CHECKING:
@@ -62,34 +63,33 @@ class MicroBatches:
         self._twin: Context | None = None
         self._turns: Turns | None = None
 
-    def compute(
-        self, model: CausalLM, first: Context, ids: Tensor, n_past: int, first_logit: int
-    ) -> Tensor | None:
-        """Compute ids (T,) after `n_past` cached tokens as `CausalLM.forward` does.
+    def compute(self, model: CausalLM, first: Context, ids: Tensor, batch: Batch) -> Tensor | None:
+        """Compute ids (T,) as `CausalLM.forward` does.
 
         Args:
             model: the rank's modules.
             first: context of the first T // 2 tokens.
             ids: ids of the tokens.
-            n_past: number of cached tokens.
-            first_logit: index of the first token whose logits are wanted; at least T // 2.
+            batch: tokens of one sequence; logits are wanted of tokens from T // 2 on at most.
         """
-        n = len(ids) // 2
+        (piece,), n = batch.pieces, len(ids) // 2
+        n_past, first_logit = piece.n_past, batch.first_logit
         assert n <= first_logit, "logits of the first micro-batch are asked for"
         second = self._twin = self._twin or self._make_twin()
         turns = self._turns = self._turns or Turns()
         second.directions = first.directions
         run = _with_this_stream(first.device)
 
-        def part(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
-            context.begin(n_past + start, stop - start, first_row)
+        def half(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
+            part = piece._replace(n_past=n_past + start, n=stop - start)
+            context.begin(Batch((part,), first_row))
             return model.forward(ids[start:stop].to(context.device, non_blocking=True), context)
 
         self._comm.turns = turns
         try:
             return turns.both(
-                lambda: part(first, 0, n, n),
-                lambda: run(lambda: part(second, n, len(ids), first_logit - n)),
+                lambda: half(first, 0, n, n),
+                lambda: run(lambda: half(second, n, len(ids), first_logit - n)),
             )[1]
         finally:
             self._comm.turns = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -12,18 +13,24 @@ import numpy as np
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
+from engine.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, Piece
+from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_rows
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
 from engine.runtime import micro_batches
+from engine.runtime.cache_memory import CacheMemory
+from engine.runtime.interface import page_groups
 from engine.runtime.prompt_batches import PromptBatches
 from engine.runtime.rank import FEW_ROWS, Rank, Replay, rehearsed_rows, token_steps
 
 if TYPE_CHECKING:
+    from engine.forward.cache_size import CacheSize
     from engine.gpu.decode.rank_capture import OneShotControl
+    from engine.paging.sight import Sight
     from engine.parallel.executor import RankExecutor
-    from engine.runtime.interface import Guard
-    from engine.sampling.token_source import Logits, TokenSource
+    from engine.runtime.interface import Guard, SlotState, TokenSource
+    from engine.sampling.token_source import Logits
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +50,8 @@ class ModelRunner:
     Args:
         executor: executor of the ranks.
         n_vocab: number of tokens of the vocabulary.
-        n_ctx: size of the context in tokens.
-        n_batch: largest number of prompt tokens in a forward pass.
+        size: sizes of the cache, and with them of the context and of batches.
+        sights: how far back each group of layers sees.
         can_rewind: whether the cache can drop its last tokens.
         guard: returns the contexts of calls on the ranks.
         fallbacks: list of what makes the GPUs slower.
@@ -55,25 +62,37 @@ class ModelRunner:
         batches: batches of prompts.
         token_source: samples tokens where they are computed; None if the host samples all.
         one_shots: one-shot all-reduces of the ranks' kernels; None if there are none, or retired.
-        n_single: number of tokens computed singly since the recordings were last dropped.
+        groups: see `PagedRuntime`.
+        n_slots: number of places for the recurrent states of sequences.
+        n_single: number of passes over single tokens since the recordings were last dropped, by
+            their number of tokens.
     """
 
     def __init__(
-        self, executor: RankExecutor, n_vocab: int, n_ctx: int, n_batch: int, *, can_rewind: bool,
+        self, executor: RankExecutor, n_vocab: int, size: CacheSize, sights: Sequence[Sight], *,
+        can_rewind: bool,
         guard: Guard = lambda doing, n_tokens: nullcontext(), fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip
         self.ranks: list[Rank] = []
         self.token_source: TokenSource | None = None
         self.one_shots: OneShotControl | None = getattr(executor.group, "one_shots", None)
-        self.n_single = 0
+        self.n_single = Counter[int]()
         self.executor = executor
-        self.n_vocab, self.n_ctx, self.n_batch = n_vocab, n_ctx, n_batch
+        self.n_vocab, self.n_ctx, self.n_batch = n_vocab, size.n_ctx, size.n_batch
+        self.groups = page_groups(size, sights)
+        self.n_slots = size.n_slots
         self.can_rewind = can_rewind
         self._guard = guard
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
-        self._refusal = ""
+        self._refusals: dict[int, str] = {}
         self.batches = PromptBatches(executor)
         self._has_tried_again = False
+        self._recorded: list[int] = []  # sizes beside one, the one used last at the end
+
+    @property
+    def memory(self) -> CacheMemory:
+        """Pages and recurrent states of all ranks."""
+        return CacheMemory(self.executor, self.ranks)
 
     @property
     def has_kernels(self) -> bool:
@@ -115,13 +134,13 @@ class ModelRunner:
     def _warm_up(self) -> None:
         """Compute the passes of `warm_up` once."""
         for _ in range(self._n_until_recorded):
-            self.compute([0], 0, 0)
+            self.compute([0], Batch.of_one(0, 1, 0))
         if any(rank.backend.compiles for rank in self.ranks):
             most = min(self.n_ctx, self.n_batch)
             for n in rehearsed_rows(most):
                 is_done = self._rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
                 if not is_done:
-                    self.compute([0] * n, 0, n - 1)
+                    self.compute([0] * n, Batch.of_one(0, n, n - 1))
             self._try_micro_batches(min(most, micro_batches.TRIED_ROWS))
         for rank in self.ranks:
             rank.backend.prepare()
@@ -135,16 +154,16 @@ class ModelRunner:
         if self.one_shots is None or not self.executor.has_gpus:
             return False
         with self.one_shots.without_waiting():
-            self._read(lambda: self._computed([0] * n, 0, n - 1))
+            self._read(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)))
             self.executor.wait()
         return True
 
-    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones; see `Runtime.forward`."""
+    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Run the rows of a batch; see `Runtime.forward`."""
         if not self.ranks:
             raise EngineError("The model has been unloaded.", "Load it again.")
         with self._guard("to compute the next tokens", len(ids)):
-            return self.compute(ids, n_past, first_logit)
+            return self.compute(ids, batch)
 
     @property
     def n_running(self) -> int:
@@ -157,36 +176,89 @@ class ModelRunner:
         with self._guard("to compute the next tokens", 1), self._recovering():
             self.batches.finish()
 
-    def save_recurrent(self) -> None:
-        """Save a copy of all recurrent states, in place of an earlier one."""
-        ranks = self.ranks
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page of a group on all ranks; see `PagedRuntime`."""
+        with self._guard("to copy a page of the cache", 1):
+            self.memory.copy_page(group, source, target)
+
+    def clear_slot(self, slot: int) -> None:
+        """Make the recurrent states of a place those of an empty sequence."""
+        with self._guard("to begin a sequence", 1):
+            self.memory.clear_slot(slot)
+
+    def move_slot(self, source: int, target: int) -> None:
+        """Copy the recurrent states of a place to another one."""
+        with self._guard("to copy a state", 1):
+            self.memory.move_slot(source, target)
+
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        """Return a copy of the recurrent states of a place, and its bytes."""
+        self.finish()
         with self._guard("to keep a state", 1):
-            self.executor.run(lambda rank: ranks[rank].context.cache.save())
+            return self.memory.save_slot(slot)
 
-    def restore_recurrent(self) -> None:
-        """Restore all recurrent states from the saved copy."""
-        ranks = self.ranks
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        """Make the recurrent states of a place those of a copy."""
         with self._guard("to go back to a state", 1):
-            self.executor.run(lambda rank: ranks[rank].context.cache.restore())
+            self.memory.load_slot(slot, state)
 
-    def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones and return their logits; see `Runtime.forward`.
+    def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Run the rows of a batch and return their logits; see `Runtime.forward`.
 
         Without logits nothing is read from devices: hosts start a few batches ahead of them.
         """
-        if first_logit >= len(ids):
+        if batch.first_logit >= len(ids):
             with self._recovering():
-                self.batches.start(self.ranks, ids, n_past)
+                self.batches.start(self.ranks, ids, batch)
             return np.empty((0, self.n_vocab), np.float32)
-        is_single = len(ids) == 1 and self.has_kernels
-        self.n_single += is_single and captures_tokens()
-        if is_single and all(rank.recording for rank in self.ranks):
-            return self._read(lambda: self._replayed(ids[0], n_past))
-        if is_single and self.n_single == self._n_until_recorded and not self._refusal:
-            logits = self._read(lambda: self._record(ids[0], n_past))
-            self.sample_on_device(n_past + 1)
+        has_singles = self.has_kernels and self._may_repeat(batch)
+        if not has_singles:
+            return self._read(lambda: self._computed(ids, batch))
+        wide_ids, wide = self._padded(ids, batch)
+        n = len(wide_ids)
+        self.n_single[n] += captures_tokens()
+        if all(n in rank.recordings for rank in self.ranks):
+            self._note_recorded(n)
+            return self._read(lambda: self._replayed(wide_ids, wide))[: len(ids)]
+        if self.n_single[n] == self._n_until_recorded and n not in self._refusals:
+            logits = self._read(lambda: self._record(wide_ids, wide))[: len(ids)]
+            self._note_recorded(n)
+            if n == 1:
+                self.sample_on_device(ids[0], batch.pieces[0])
             return logits
-        return self._read(lambda: self._computed(ids, n_past, first_logit))
+        return self._read(lambda: self._computed(ids, batch))
+
+    def _note_recorded(self, n: int) -> None:
+        """Note that a recording is used, and drop the one on CPUs that was not used for longest."""
+        if n == 1 or self._captures or not all(n in rank.recordings for rank in self.ranks):
+            return
+        self._recorded = [*(size for size in self._recorded if size != n), n]
+        if len(self._recorded) > MOST_RECORDED:
+            dropped = self._recorded.pop(0)
+            self.n_single[dropped] = 0
+            for rank in self.ranks:
+                rank.recordings.pop(dropped, None)
+
+    def _may_repeat(self, batch: Batch) -> bool:
+        """Return whether a pass computes single tokens as a recording of so many would."""
+        pieces = batch.pieces
+        if batch.first_logit or not batch.is_of_singles or len(pieces) > MOST_AT_ONCE:
+            return False
+        if self.can_rewind:
+            return True
+        has_size = not self._captures or len(pieces) in CAPTURED_ROWS
+        return has_size and all(piece.slot == row for row, piece in enumerate(pieces))
+
+    def _padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
+        """Return single tokens as a size that is captured, by computing the last one repeatedly.
+
+        Its keys and values are written to the same place again.
+        """
+        n_more = captured_rows(len(ids)) - len(ids) if self._captures else 0
+        if not n_more:
+            return ids, batch
+        pieces = batch.pieces + batch.pieces[-1:] * n_more
+        return [*ids, *[ids[-1]] * n_more], batch._replace(pieces=pieces)
 
     def _try_micro_batches(self, n: int) -> None:
         """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
@@ -195,30 +267,30 @@ class ModelRunner:
 
         def compute(in_micro_batches: bool) -> None:
             self.batches.in_micro_batches = in_micro_batches
-            self.compute([0] * n, 0, n - 1)
+            self.compute([0] * n, Batch.of_one(0, n, n - 1))
 
         self.batches.in_micro_batches = micro_batches.micro_batches_pay(compute)
 
-    def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> Tensor:
+    def _computed(self, ids: Sequence[int], batch: Batch) -> Tensor:
         """Compute tokens on all ranks, without recordings; return the logits."""
-        return self._logits(self.batches.task(self.ranks, ids, n_past, first_logit))
+        return self._logits(self.batches.task(self.ranks, ids, batch))
 
     def _logits(self, compute: Callable[[int], Tensor | None]) -> Tensor:
         """Compute on all ranks; return the logits, which exactly one rank returns."""
         return _only(self.executor.run(compute, is_watched=True))
 
-    def _replayed(self, token: int, n_past: int) -> Tensor:
-        """Replay the recordings for a token; return the logits."""
+    def _replayed(self, ids: Sequence[int], batch: Batch) -> Tensor:
+        """Replay the recordings for single tokens; return the logits."""
         self.batches.finish()  # the limit of a token's time is not meant for them
-        ranks = self.ranks
-        kept = [rank.recording for rank in ranks]  # a lost rank may still read others' memory
+        ranks, n = self.ranks, len(ids)
+        kept = [rank.recordings[n] for rank in ranks]  # a lost rank may still read others' memory
         replays = [x for x in kept if isinstance(x, Replay)]
         if len(replays) < len(ranks):
-            return self._logits(lambda rank: ranks[rank].replay(token, n_past) if kept else None)
-        if self.is_captured_whole:
-            self.start(token, n_past)
+            return self._logits(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
+        if self._is_whole(n):
+            self.start(ids, batch)
         else:
-            self.executor.run(lambda rank: ranks[rank].restart(token, n_past), is_watched=True)
+            self.executor.run(lambda rank: ranks[rank].restart(ids, batch), is_watched=True)
         if len(ranks) > 1:
             self.executor.wait()  # all devices may take part in the logits of one
         return _only([replay.result for replay in replays])
@@ -226,14 +298,18 @@ class ModelRunner:
     @property
     def is_captured_whole(self) -> bool:
         """Whether a token is a single graph on each device, without work of the host between."""
-        found = [rank.recording for rank in self.ranks]
+        return self._is_whole(1)
+
+    def _is_whole(self, n: int) -> bool:
+        """Return whether n single tokens are a single graph on each device."""
+        found = [rank.recordings.get(n) for rank in self.ranks]
         return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
 
-    def start(self, token: int, n_past: int) -> None:
-        """Start a token on all devices from the calling thread; needs `is_captured_whole`."""
+    def start(self, ids: Sequence[int], batch: Batch) -> None:
+        """Start tokens on all devices from the calling thread; if each has one graph."""
         ranks = self.ranks
-        self.executor.call_inline(lambda rank: ranks[rank].begin(token, n_past))
-        self.executor.call_inline(lambda rank: ranks[rank].start())
+        self.executor.call_inline(lambda rank: ranks[rank].begin(ids, batch))
+        self.executor.call_inline(lambda rank: ranks[rank].start(len(ids)))
 
     def _read(self, compute: Callable[[], Tensor]) -> Logits:
         """Return the logits of `compute` on the host, once all one-shot all-reduces have succeeded.
@@ -260,31 +336,31 @@ class ModelRunner:
             self.recover()
             raise
 
-    def _record(self, token: int, n_past: int) -> Tensor:
-        """Compute a token and record or capture it; return the logits.
+    def _record(self, ids: Sequence[int], batch: Batch) -> Tensor:
+        """Compute single tokens and record or capture that; return the logits.
 
         If that is not possible, tokens are computed step by step from now on.
         """
         ranks = self.ranks
         self.batches.finish()
         if not self._captures:
-            return self._logits(lambda rank: ranks[rank].record(token, n_past))
+            return self._logits(lambda rank: ranks[rank].record(ids, batch))
         from engine.gpu.decode.rank_capture import Unproven, capture_on_all
         from engine.gpu.launch.graph import NotRepeatable
 
         while True:
-            tasks = [rank.capture_task(token, n_past) for rank in ranks]
+            tasks = [rank.capture_task(ids, batch) for rank in ranks]
             try:
                 replays, results = capture_on_all(self.executor, tasks, self.one_shots)
             except NotRepeatable as error:
                 if not isinstance(error, Unproven) or not self._may_try_again(str(error)):
-                    self._refuse(str(error))
-                    return self._computed([token], n_past, 0)
+                    self._refuse(len(ids), str(error))
+                    return self._computed(ids, batch)
             else:
                 self._has_tried_again = False
                 for rank, part in zip(ranks, replays.parts, strict=True):
-                    rank.recording, rank.refusal = Replay(part), ""
-                self._note_parts()
+                    rank.recordings[len(ids)], rank.refusal = Replay(part), ""
+                self._note_parts(len(ids))
                 return _only(results)
 
     def _may_try_again(self, why: str) -> bool:
@@ -307,9 +383,9 @@ class ModelRunner:
         busy = (rank for rank in self.ranks if not rank.is_idle)
         return [str(rank.device) for rank in busy if rank.backend.captures]
 
-    def _note_parts(self) -> None:
-        """Report whether hosts take part in each token though all ranks are on GPUs."""
-        if self.is_captured_whole:
+    def _note_parts(self, n: int) -> None:
+        """Report whether hosts take part in n single tokens though all ranks are on GPUs."""
+        if self._is_whole(n):
             self.fallbacks.withdraw("exchange")
             return
         busy = [rank for rank in self.ranks if not rank.is_idle]
@@ -326,27 +402,29 @@ class ModelRunner:
         self.one_shots = None
         return True
 
-    def _refuse(self, why: str) -> None:
-        """Give up recording tokens, for good."""
-        log.warning("tokens are computed step by step: %s", why)
-        self._refusal = why
+    def _refuse(self, n: int, why: str) -> None:
+        """Give up recording n single tokens, for good."""
+        log.warning("%d tokens at once are computed step by step: %s", n, why)
+        self._refusals[n] = why
+        if n > 1:
+            return
         self.fallbacks.report("graph", self._gpus, why)
         for rank in self.ranks:
             rank.refusal = why
 
-    def sample_on_device(self, n_past: int) -> None:
+    def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
         """Set up the sampling of tokens on the devices, if GPUs hold the whole model.
 
         Args:
-            n_past: number of cached tokens; these and recurrent states stay as they are.
+            token: token that has just been computed: what is cached of it is computed once more.
+            piece: where it lies; as long as nothing is cached, anywhere.
         """
         is_sure = all(
-            rank.backend.samples and rank.recording and not rank.refusal
+            rank.backend.samples and 1 in rank.recordings and not rank.refusal
             for rank in self.ranks
             if not rank.is_idle
         )
-        has_room = n_past < self.n_ctx
-        if self.token_source is not None or not has_room or not captures_tokens() or not is_sure:
+        if self.token_source is not None or not captures_tokens() or not is_sure:
             return
         from engine.gpu.decode.token_stream import TokenStream
         from engine.gpu.launch.graph import NotRepeatable
@@ -361,7 +439,7 @@ class ModelRunner:
                 steps, self.executor, self.one_shots, lambda error: _fail(me(), error),
                 fallbacks=self.fallbacks,
             )  # fmt: skip
-            stream.prepare(0, n_past)
+            stream.prepare(token, piece)
         except (EngineError, NotRepeatable) as error:
             stopped = stopped_error(error, self.executor.devices)
             if self.executor.lost or stopped:
@@ -389,10 +467,11 @@ class ModelRunner:
 
     def drop_recordings(self) -> None:
         """Drop the ranks' recordings and the token source."""
-        self.n_single = 0
+        self.n_single.clear()
+        self._recorded.clear()
         self.token_source = None
         for rank in self.ranks:
-            rank.recording = None
+            rank.recordings.clear()
 
     def close(self) -> None:
         """Free everything, and raise nothing; safe to call twice.

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.runtime import micro_batches
 
 if TYPE_CHECKING:
+    from engine.forward.batch import Batch
     from engine.parallel.executor import RankExecutor, WorkMark
     from engine.runtime.rank import Rank
 
@@ -36,22 +37,23 @@ class PromptBatches:
         self.in_micro_batches = False
 
     def task(
-        self, ranks: Sequence[Rank], ids: Sequence[int], n_past: int, first_logit: int
+        self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch
     ) -> Callable[[int], Tensor | None]:
         """Return the function that computes tokens on a rank, given its number."""
         whole, n = torch.tensor(ids), len(ids)
         if self._executor.has_gpus:
             whole = whole.pin_memory()  # copied to devices without waiting for the work before
         in_halves = (
-            self.in_micro_batches and n >= micro_batches.LEAST_ROWS and n // 2 <= first_logit
+            self.in_micro_batches
+            and len(batch.pieces) == 1
+            and n >= micro_batches.LEAST_ROWS
+            and n // 2 <= batch.first_logit
         )
-        return lambda rank: ranks[rank].compute(
-            whole, n_past, first_logit, in_micro_batches=in_halves
-        )
+        return lambda rank: ranks[rank].compute(whole, batch, in_micro_batches=in_halves)
 
-    def start(self, ranks: Sequence[Rank], ids: Sequence[int], n_past: int) -> None:
+    def start(self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch) -> None:
         """Start a batch without logits; wait only while more than `MOST_AHEAD` run."""
-        task = self.task(ranks, ids, n_past, len(ids))
+        task = self.task(ranks, ids, batch)
         self._executor.run(task, is_watched=True, is_awaited=False)
         self._started.append((len(ids), self._executor.mark()))
         self._wait(MOST_AHEAD)

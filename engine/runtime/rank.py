@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class Rank:
         slots: tensors of the model and the attributes that hold the rank's parts of them.
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
-        token: id of the token to compute when it is computed singly, int64 (1,).
-        recording: recording of a token; None as long as there is none.
+        tokens: ids of the tokens that a pass over single tokens computes, int64 (MOST_AT_ONCE,).
+        recordings: recordings of such passes, by their number of tokens.
         refusal: reason why tokens cannot be recorded; "" if they may be.
     """
 
@@ -57,13 +58,13 @@ class Rank:
         self.backend = backend
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
-        self.recording: TokenRecording | Replay | None = None
+        self.recordings: dict[int, TokenRecording | Replay] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
             else "its device has no kernels that can be repeated"
         )
-        self.token = torch.zeros(1, dtype=torch.int64, device=context.device)
+        self.tokens = torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=context.device)
 
     @property
     def number(self) -> int:
@@ -90,51 +91,54 @@ class Rank:
         return value
 
     def compute(
-        self, ids: Tensor, n_past: int, first_logit: int, *, in_micro_batches: bool = False
+        self, ids: Tensor, batch: Batch, *, in_micro_batches: bool = False
     ) -> Tensor | None:
-        """Run ids (T,) after `n_past` cached tokens; see `CausalLM.forward`."""
+        """Run ids (T,), the rows of a batch; see `CausalLM.forward`."""
         if in_micro_batches and self.micro_batches:
-            logits = self.micro_batches.compute(self.model, self.context, ids, n_past, first_logit)
+            logits = self.micro_batches.compute(self.model, self.context, ids, batch)
         else:
-            self.context.begin(n_past, len(ids), first_logit)
+            self.context.begin(batch)
             logits = self.model.forward(
                 ids.to(self.context.device, non_blocking=True), self.context
             )
         self._forget()
         return logits
 
-    def record(self, token: int, n_past: int) -> Tensor | None:
-        """Run one token and record its calls, or say in `refusal` why they cannot be replayed.
+    def record(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
+        """Run single tokens and record their calls; `refusal` says why, if none can be replayed.
 
-        A single token must have been computed before, which allocates what is kept.
+        As many single tokens must have been computed before, which allocates what is kept.
         """
-        self.begin(token, n_past)
+        self.begin(ids, batch)
         recorder = self.backend.recorder(self._memory())
         if recorder is None:
-            return self.forward()
+            return self.forward(len(ids))
         self.context.recorder = recorder
         try:
-            logits = recorder.record(self.forward)
+            logits = recorder.record(lambda: self.forward(len(ids)))
         finally:
             self.context.recorder = None
         self._forget()
-        self.recording = recorder.recording(self.context.rank, self._memory())
-        self.refusal = recorder.refusal
+        recording = recorder.recording(self.context.rank, self._memory())
+        if recording is not None:
+            self.recordings[len(ids)] = recording
+        if len(ids) == 1:
+            self.refusal = recorder.refusal
         return logits
 
-    def forward(self) -> Tensor | None:
-        """Compute the token that `begin` wrote; return its logits."""
-        return self.model.forward(self.token, self.context)
+    def forward(self, n: int = 1) -> Tensor | None:
+        """Compute the n tokens that `begin` wrote; return their logits."""
+        return self.model.forward(self.tokens[:n], self.context)
 
-    def capture_task(self, token: int, n_past: int) -> CaptureTask:
-        """Return the computation of a token as a task that `capture_on_all` captures."""
+    def capture_task(self, ids: Sequence[int], batch: Batch) -> CaptureTask:
+        """Return the computation of single tokens as a task that `capture_on_all` captures."""
         from engine.gpu.decode.rank_capture import CaptureTask
 
         return CaptureTask(
-            lambda: self.begin(token, n_past),
-            self.forward,
-            lambda: self.captured(self.forward),
-            self.context.cache.recurrent_tensors(),
+            lambda: self.begin(ids, batch),
+            lambda: self.forward(len(ids)),
+            lambda: self.captured(lambda: self.forward(len(ids))),
+            self.context.cache.recurrent_tensors(len(ids)),
         )
 
     def token_step(
@@ -153,8 +157,9 @@ class Rank:
             return None
         own = range(*self.model.split.output.spans[self.number])
         return TokenStep(
-            self.device, n_vocab, self.token, self.context.position, self.begin, self._sliced,
-            can_rewind, own, one_shot, self.context.cache.recurrent_tensors(),
+            self.device, n_vocab, self.tokens[:1], self.context.position, self.begin_token,
+            self._sliced, can_rewind, own, one_shot, self.context.cache.recurrent_tensors(),
+            self.context.ops.extend,
         )  # fmt: skip
 
     def _sliced(self) -> tuple[Tensor | None, Tensor | None]:
@@ -188,27 +193,35 @@ class Rank:
         self._forget()
         return found
 
-    def replay(self, token: int, n_past: int) -> Tensor | None:
-        """Replay the native recording for a token; return the logits."""
-        assert self.recording is not None, "there is nothing to replay"
-        assert not isinstance(self.recording, Replay), "a captured token is started instead"
-        self.begin(token, n_past)
-        return self.recording.run()
+    def replay(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
+        """Replay the native recording for single tokens; return the logits."""
+        recording = self.recordings[len(ids)]
+        assert not isinstance(recording, Replay), "a captured token is started instead"
+        self.begin(ids, batch)
+        return recording.run()
 
-    def restart(self, token: int, n_past: int) -> None:
-        """Start the captured graph for a token."""
-        self.begin(token, n_past)
-        self.start()
+    def restart(self, ids: Sequence[int], batch: Batch) -> None:
+        """Start the captured graph for single tokens."""
+        self.begin(ids, batch)
+        self.start(len(ids))
 
-    def start(self) -> None:
-        """Start the captured graph for the token that `begin` wrote."""
-        assert isinstance(self.recording, Replay), "there is nothing to start"
-        self.recording.start()
+    def start(self, n: int = 1) -> None:
+        """Start the captured graph for the n tokens that `begin` wrote."""
+        recording = self.recordings[n]
+        assert isinstance(recording, Replay), "there is nothing to start"
+        recording.start()
 
-    def begin(self, token: int, n_past: int) -> None:
-        """Write the inputs of a single token to memory: its id and its position."""
-        self.token.fill_(token)
-        self.context.begin(n_past, 1, 0)
+    def begin(self, ids: Sequence[int], batch: Batch) -> None:
+        """Write the inputs of single tokens to memory: their ids, and where they belong."""
+        if len(ids) == 1:
+            self.tokens[:1].fill_(ids[0])
+        else:
+            self.tokens[: len(ids)].copy_(torch.tensor(ids))
+        self.context.begin(batch)
+
+    def begin_token(self, token: int, piece: Piece) -> None:
+        """Write the inputs of a token of one sequence."""
+        self.begin([token], Batch((piece,), 0))
 
     def _memory(self) -> Sequence[Tensor]:
         """Return the tensors that kernels use beside those that a pass allocates, as of now."""
@@ -220,7 +233,7 @@ class Rank:
 
     def drop_references(self) -> None:
         """Drop everything that refers to weights and caches besides modules and cache."""
-        self.recording = None
+        self.recordings.clear()
         if self.micro_batches is not None:
             self.micro_batches.forget()
         self.context.ops = self.backend.make_ops()

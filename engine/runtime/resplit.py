@@ -20,9 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from engine.forward.state import KVState
+from engine.forward.state import RecurrentState
 from engine.gguf.tensors import split_name
 from engine.hardware.torch_devices import trim_heap
 from engine.parallel.transfers import copy_over
@@ -33,10 +31,16 @@ from engine.sharding.placement import Shard
 from engine.sharding.recut import Move, next_move, runs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.state import State
     from engine.forward.weight import Weight
     from engine.gguf.reader import GGUFFile
     from engine.parallel.executor import RankExecutor
     from engine.runtime.rank import Rank
+
+UsedSlots = Sequence[Sequence[range]]
+"""For each group of layers, the neighbouring slots of the KV cache that hold what is to be kept."""
 
 DOING = "to split the model anew"
 """Purpose of the memory that a re-split takes, for errors."""
@@ -80,16 +84,16 @@ class Transfer:
         file: file of the model.
         old: old split.
         new: new split.
-        n_past: number of cached tokens to keep.
+        used: slots of the cache to keep, see `UsedSlots`.
         on_progress: called with the progress of reading the file.
         is_cancelled: returns whether the user has asked to stop.
     """
 
     def __init__(
-        self, file: GGUFFile, old: Side, new: Side, n_past: int,
+        self, file: GGUFFile, old: Side, new: Side, used: UsedSlots,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
-        self._file, self._old, self._new, self._n_past = file, old, new, n_past
+        self._file, self._old, self._new, self._used = file, old, new, used
         self._kept = _kept_slots(old.ranks, new.ranks)
         self._blocks = _blocks(new.ranks[0])
         self._moves = [self._move(block) for block in self._blocks]
@@ -193,7 +197,7 @@ class Transfer:
         def receive(number: int) -> None:
             if number not in staying:
                 target.ranks[number].context.cache.add(target.ranks[number].states[index])
-                copy_state(source.ranks, target.ranks[number], index, self._n_past)
+                copy_state(source.ranks, target.ranks[number], index, self._used)
 
         try:
             with target.explaining():
@@ -247,14 +251,14 @@ class Transfer:
         )
 
 
-def copy_state(sources: Sequence[Rank], rank: Rank, index: int, n_past: int) -> None:
+def copy_state(sources: Sequence[Rank], rank: Rank, index: int, used: UsedSlots) -> None:
     """Copy a rank's part of a layer's state unchanged from the ranks of another split.
 
     Args:
         sources: ranks of the other split.
         rank: rank to copy to.
         index: index of the layer's state in `Rank.states`.
-        n_past: number of cached tokens to copy; recurrent states are copied whole.
+        used: slots of the cache to copy; recurrent states are copied whole.
     """
     state = rank.states[index]
     order = sorted(range(len(sources)), key=lambda number: sources[number].device != rank.device)
@@ -262,21 +266,22 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, n_past: int) -> 
     for name, cut in state.cuts().items():
         for run in runs(old[name], cut, rank.number, order):
             source = sources[run.source]
-            for saved in (False, True):
-                theirs = source.context.cache.tensors(source.states[index], saved=saved)
-                mine = rank.context.cache.tensors(state, saved=saved)
+            for slot in range(rank.context.cache.n_slots):
+                theirs = source.context.cache.tensors(source.states[index], slot)
+                mine = rank.context.cache.tensors(state, slot)
                 if name in mine:
-                    goal, held = (
-                        _part_to_copy(x[name], start, run.n, state, n_past)
-                        for x, start in ((mine, run.goal), (theirs, run.start))
-                    )
-                    copy_over(goal, held)
+                    goal = mine[name][run.goal : run.goal + run.n]
+                    held = theirs[name][run.start : run.start + run.n]
+                    for part in _parts_to_copy(rank, state, used):
+                        copy_over(goal[part], held[part])
 
 
-def _part_to_copy(tensor: Tensor, start: int, n: int, state: object, n_past: int) -> Tensor:
-    """Return a view of some heads: of keys and values only the first `n_past` positions."""
-    units = tensor[start : start + n]
-    return units[:, :n_past] if isinstance(state, KVState) else units
+def _parts_to_copy(rank: Rank, state: State, used: UsedSlots) -> list[tuple[slice, ...]]:
+    """Return the parts of a layer's tensors to copy: of keys and values only the slots in use."""
+    if isinstance(state, RecurrentState):
+        return [(slice(None),)]
+    slots = used[rank.context.cache.kv(state).group]
+    return [(slice(None), slice(part.start, part.stop)) for part in slots]
 
 
 def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int], int]:

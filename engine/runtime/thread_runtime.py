@@ -14,7 +14,8 @@ import torch
 
 from engine.devices.catalog import list_devices
 from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
-from engine.forward.state import RecurrentState
+from engine.forward.state import RecurrentState, sights_of
+from engine.gguf.control_vectors import Direction, read_control_vectors
 from engine.hardware.backend_choice import refuse_kernels
 from engine.hardware.faults import call_all, explain_faults, has_stopped, stopped_error
 from engine.hardware.process_memory import ResidentPeak, resident_bytes
@@ -34,19 +35,18 @@ from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import RankBuilder, RankSetup, make_group
-from engine.runtime.control_vectors import Direction, read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import ByteProgress, check_types
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
-from engine.runtime.resplit import DOING, Side, Transfer
+from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
     from engine.gguf.reader import GGUFFile
     from engine.layers.hparams import HParams
     from engine.progress import IsCancelled, ProgressSink
-    from engine.sampling.token_source import TokenSource
+    from engine.runtime.interface import TokenSource
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,8 @@ class ThreadRuntime:
         on_progress: called with the progress, from several threads, one at a time.
         is_cancelled: returns whether the user has asked to stop; asked between chunks of weights.
         donor: runtime of the same file with another split, from which this one takes weights and
-            the first `n_past` positions of the cache. It is closed at the end; if this one fails,
-            it stays usable.
-        n_past: number of cached tokens to take from `donor`.
+            cache. It is closed at the end; if this one fails, it stays usable.
+        used: slots of the cache to take from `donor`.
 
     Attributes:
         devices: device of each rank.
@@ -85,8 +84,10 @@ class ThreadRuntime:
         on_progress: ProgressSink,
         is_cancelled: IsCancelled,
         donor: ThreadRuntime | None = None,
-        n_past: int = 0,
+        used: UsedSlots = (),
     ) -> None:
+        if donor is not None:
+            params = replace(params, n_batch=donor.n_batch)  # pages keep their numbers
         declaration = declare(file, params)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
@@ -103,7 +104,8 @@ class ThreadRuntime:
         self.plan: Plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
-        self.n_batch = self.plan.n_batch
+        self.n_batch: int = self.plan.n_batch
+        self._sights = sights_of(declaration.states)
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self._resident: ResidentPeak | None = None
         self._cached_at_load = 0
@@ -118,7 +120,7 @@ class ThreadRuntime:
             if donor is None:
                 self._load(builder, on_progress, is_cancelled)
             else:
-                self._take_over(donor, n_past, builder, on_progress, is_cancelled)
+                self._take_over(donor, used, builder, on_progress, is_cancelled)
         except BaseException:
             self.close()
             raise
@@ -133,7 +135,8 @@ class ThreadRuntime:
         executor = RankExecutor(self.devices, self.group, threads)
         me = weakref.ref(self)  # a cycle would keep weights alive
         self.runner = ModelRunner(
-            executor, self.hp.n_vocab, self.n_ctx, self.n_batch, can_rewind=self.can_rewind,
+            executor, self.hp.n_vocab, self.plan.cache_size, self._sights,
+            can_rewind=self.can_rewind,
             guard=lambda doing, n_tokens: _guard(me(), doing, n_tokens), fallbacks=self.fallbacks,
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, executor.close)
@@ -178,7 +181,7 @@ class ThreadRuntime:
             self._steer()
         with self._explaining("to compute the first tokens"):
             self.runner.warm_up()
-        self.runner.sample_on_device(0)
+        self.runner.sample_on_device()
 
     def _steer(self) -> None:
         """Copy the control vectors' directions to the ranks' devices."""
@@ -189,7 +192,7 @@ class ThreadRuntime:
             }
 
     def _take_over(
-        self, donor: ThreadRuntime, n_past: int, builder: RankBuilder,
+        self, donor: ThreadRuntime, used: UsedSlots, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Take over the donor's weights and cache; no forward pass may be under way there."""
@@ -201,7 +204,7 @@ class ThreadRuntime:
         with self._explaining(DOING):
             self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(
-            builder.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
+            builder.file, donor._side(), self._side(), used, on_progress, is_cancelled
         )
         try:
             transfer.run()
@@ -353,14 +356,14 @@ class ThreadRuntime:
 
 def open_runtime(
     file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
-    donor: ThreadRuntime | None = None, n_past: int = 0,
+    donor: ThreadRuntime | None = None, used: UsedSlots = (),
 ) -> ThreadRuntime:  # fmt: skip
     """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference."""
     gpus = [torch.device(name) for name in params.all_devices if name != "cpu"]
     while True:
         try:
             with explain_faults(gpus):
-                return ThreadRuntime(file, params, on_progress, is_cancelled, donor, n_past)
+                return ThreadRuntime(file, params, on_progress, is_cancelled, donor, used)
         except DeviceStopped:
             if donor is not None and has_stopped(donor.devices):
                 donor.close()

@@ -20,6 +20,7 @@ from engine import (
     TokenText,
     load_model,
 )
+from engine.generation.alone import run_alone
 from engine.generation.banned import BannedStrings, Said
 from engine.generation.generate import Generation
 from engine.generation.session import Session
@@ -109,7 +110,8 @@ def test_a_recurrent_state_goes_back_as_well(tmp_path: Path) -> None:
 
         def said(params: SamplingParams) -> list[Event]:
             session = Session(model.runtime.runner)
-            return list(Generation(session, letters, params, 0, lambda: False).run(PROMPT))
+            generation = Generation(model.n_ctx, letters, params, 0)
+            return list(run_alone(session, generation, PROMPT))
 
         plain = text_of(said(params))
         bans = (plain[3:5], plain[7])

@@ -1,5 +1,6 @@
 """One model, several threads: who waits for whom, who is refused, and what closing does."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -20,11 +21,9 @@ from engine import (
     Finished,
     Model,
     ModelBusy,
-    PromptError,
     SamplingParams,
     load_model,
 )
-from engine.generation import occupancy
 from tests.helpers import thread_storm
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -68,65 +67,50 @@ def assert_waits(future: Future[Any]) -> None:
         future.result(0.2)
 
 
-def test_an_answer_waits_for_the_end_of_another_threads(
-    model: Model, other: ThreadPoolExecutor
-) -> None:
-    wanted = [answer(model, 5, 6), answer(model, 9, 9)]
-    events = model.generate([5, 6], GREEDY)
-    begun = ids_of([next(events) for _ in range(4)])
-    later = other.submit(answer, model, 9, 9)
-    assert_waits(later)
-    assert begun + ids_of(events) == wanted[0]
-    assert later.result(WAIT_S) == wanted[1]
+def test_threads_are_answered_at_once(model: Model) -> None:
+    prompts = [(5, 6), (9, 9), (7,), (5, 6, 7, 8)]
+    wanted = [answer(model, *prompt) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(answer, model, *prompt) for prompt in prompts]
+        assert [one.result(WAIT_S) for one in found] == wanted
+
+
+def test_one_thread_reads_several_answers_in_turn(model: Model) -> None:
+    prompts = [(5, 6), (9, 9), (7,), (5, 6, 7, 8)]
+    wanted = [answer(model, *prompt) for prompt in prompts]
+    streams = [model.generate(prompt, GREEDY) for prompt in prompts]
+    rows = list(itertools.zip_longest(*streams))
+    found = [[event for event in column if event is not None] for column in zip(*rows, strict=True)]
+    assert [ids_of(events) for events in found] == wanted
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["closed", "dropped"])
-def test_an_answer_that_is_closed_or_dropped_keeps_nobody_waiting(
-    model: Model, other: ThreadPoolExecutor, is_kept: bool
-) -> None:
+def test_an_answer_that_is_closed_or_dropped_frees_its_pages(model: Model, is_kept: bool) -> None:
     events = model.generate([5, 6], GREEDY)
     next(events)
-    later = other.submit(model.logits, [9, 9])
-    assert_waits(later)
+    (pool,) = model.scheduler.places.pools
+    assert pool.n_free == pool.n_pages - 1
     if is_kept:
         events.close()
         assert list(events) == []
     else:
         del events
-    assert later.result(WAIT_S).shape[0] == 2
+    model.step()
+    assert pool.n_free == pool.n_pages
+    assert not model.scheduler.requests
 
 
-def test_an_answer_that_nobody_reads_gives_way(
-    model: Model, other: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(occupancy, "ABANDONED_S", 0.5)
-    events = model.generate([5, 6], GREEDY)
-    next(events)
-    assert len(other.submit(answer, model, 9, 9).result(WAIT_S)) == 12
-    with pytest.raises(PromptError, match="in the meantime"):
-        list(events)
-
-
-def test_its_last_event_ends_an_answer(model: Model, other: ThreadPoolExecutor) -> None:
-    events = model.generate([5, 6], GREEDY)
-    while not isinstance(next(events), Finished):
-        pass
-    assert len(other.submit(answer, model, 9, 9).result(WAIT_S)) == 12
-
-
-def test_a_thread_that_asks_again_does_not_wait_for_itself(
+def test_an_answer_that_nobody_reads_stands_in_nobodys_way(
     model: Model, other: ThreadPoolExecutor
 ) -> None:
-    """Its second answer comes behind the other thread's, which must not wait for the first."""
+    """Not even one that has the only page there is."""
     wanted = [answer(model, 5, 6), answer(model, 9, 9)]
     events = model.generate([5, 6], GREEDY)
-    next(events)
-    later = other.submit(answer, model, 9, 9)
-    assert_waits(later)
-    assert answer(model, 5, 6) == wanted[0]
-    assert later.result(WAIT_S) == wanted[1]
-    with pytest.raises(PromptError, match="in the meantime"):
-        list(events)
+    begun = [next(events) for _ in range(4)]
+    assert other.submit(answer, model, 9, 9).result(WAIT_S) == wanted[1]
+    assert other.submit(model.logits, [9, 9]).result(WAIT_S).shape[0] == 2
+    assert model.bench(BenchTest(n_gen=2), 1).samples_s
+    assert ids_of([*begun, *events]) == wanted[0]
 
 
 def test_other_threads_split_and_save_between_two_tokens(
@@ -154,30 +138,25 @@ def test_threads_that_read_one_answer_share_its_events(model: Model) -> None:
 
 
 def test_an_answer_can_be_cancelled_while_it_waits(model: Model, other: ThreadPoolExecutor) -> None:
-    events, stop = model.generate([5, 6], GREEDY), threading.Event()
-    next(events)
-    later = other.submit(lambda: list(model.generate([9, 9], GREEDY, stop.is_set)))
-    assert_waits(later)
-    stop.set()
-    (end,) = later.result(WAIT_S)
+    stop = threading.Event()
+    with model._occupancy.use("it is being tested"):
+        later = other.submit(lambda: list(model.generate([9, 9], GREEDY, stop.is_set)))
+        assert_waits(later)
+        stop.set()
+        (end,) = later.result(WAIT_S)
     assert isinstance(end, Finished)
     assert end.reason == "cancelled"
-    assert len(ids_of(events)) == 12
 
 
-def test_an_answer_does_not_drop_the_tokens_of_the_one_that_took_its_place(path: Path) -> None:
-    """A full context is shifted, but not by an answer whose cache is another one's by now."""
+def test_a_full_context_is_shifted_beside_other_answers(path: Path) -> None:
     shifting = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, on_overflow="shift")
     with load_model(path, n_ctx=16) as model:
-        wanted = answer(model, 9, 9)
+        wanted = [ids_of(model.generate(prompt, shifting)) for prompt in ([5, 6], [9, 9])]
         for n_read in range(1, 18):  # the 16th event is the shift
-            stale = model.generate([5, 6], shifting)
-            read = [next(stale) for _ in range(n_read)]
-            events = model.generate([9, 9], GREEDY)
-            begun = [next(events) for _ in range(12)]
-            with pytest.raises(PromptError, match="in the meantime"):
-                list(stale)
-            assert ids_of([*begun, *events]) == wanted
+            first = model.generate([5, 6], shifting)
+            read = [next(first) for _ in range(n_read)]
+            assert ids_of(model.generate([9, 9], shifting)) == wanted[1]
+            assert ids_of([*read, *first]) == wanted[0]
         assert any(isinstance(event, ContextShifted) for event in read)
 
 
@@ -207,7 +186,7 @@ def test_an_answer_of_a_closed_model_says_so(model: Model, other: ThreadPoolExec
     events = model.generate([5, 6], GREEDY)
     next(events)
     other.submit(model.close).result(WAIT_S)
-    for ask in (lambda: next(events), model.memory, lambda: model.n_cached):
+    for ask in (lambda: list(events), model.memory, lambda: model.n_cached):
         with pytest.raises(EngineError, match="unloaded"):
             ask()
 

@@ -17,8 +17,8 @@ from engine import (
     Cancelled,
     ContextOverflow,
     EngineError,
+    Finished,
     Model,
-    PromptError,
     SamplingParams,
     StateFileError,
     StateProgress,
@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(path: Path) -> Iterator[Model]:
     """Yield a model on three ranks; each test fills its cache anew."""
-    with load_model(path, ["cpu"] * 3, [3, 1, 2], n_ctx=64) as loaded:
+    with load_model(path, ["cpu"] * 3, [3, 1, 2], n_ctx=64, parallel=3) as loaded:
         yield loaded
 
 
@@ -60,6 +60,7 @@ def saved(model: Model, tmp_path: Path) -> Path:
     model.logits([1])
     ask(model, PROMPT, 5)
     model.save_state(tmp_path / "chat.state")
+    model.scheduler.forget()
     model.logits([9, 8, 7])
     return tmp_path / "chat.state"
 
@@ -120,12 +121,13 @@ def test_the_last_position_of_a_prompt_is_computed_and_no_other(model: Model, sa
     assert ask(model, list(loaded.ids), 2)[1] == len(loaded.ids) - 1
 
 
-def test_an_answer_cannot_go_on_behind_a_loaded_state(model: Model, saved: Path) -> None:
+def test_an_answer_goes_on_beside_a_loaded_state(model: Model, saved: Path) -> None:
     answer = model.generate([5, 6, 7], SamplingParams(max_tokens=5, ignore_eos=True))
     next(answer), next(answer)
     model.load_state(saved)
-    with pytest.raises(PromptError, match="in the meantime"):
-        list(answer)
+    rest = list(answer)
+    assert ask(model, PROMPT, 1)[1] == len(PROMPT) - 1, "both are cached"
+    assert isinstance(rest[-1], Finished)
 
 
 def test_progress_ends_at_the_whole(model: Model, saved: Path) -> None:
@@ -137,30 +139,46 @@ def test_progress_ends_at_the_whole(model: Model, saved: Path) -> None:
         assert [s.done_bytes for s in seen] == sorted(s.done_bytes for s in seen)
 
 
-def test_the_first_tokens_are_a_state_too(model: Model, saved: Path, tmp_path: Path) -> None:
-    assert model.load_state(saved, n_tokens=9).ids == tuple(PROMPT[:9])
-    expected = ask(model, PROMPT, 4)
-    assert expected[1] == 9
-    model.load_state(saved)
-    assert model.save_state(tmp_path / "first", stop=9).n_tokens == 9
-    model.logits([3])
-    assert model.load_state(tmp_path / "first").ids == tuple(PROMPT[:9])
-    assert ask(model, PROMPT, 4) == expected
+def test_what_is_cached_already_is_not_read(path: Path, tmp_path: Path) -> None:
+    with load_model(path, n_ctx=512) as model:
+        ask(model, PROMPT, 5)
+        told = model.save_state(tmp_path / "state")
+        read: list[object] = []
+        ids = model.load_state(tmp_path / "state", on_progress=read.append).ids
+        assert len(ids) == told.n_tokens
+        assert not read
+        model.scheduler.forget()
+        assert model.load_state(tmp_path / "state", on_progress=read.append).ids == ids
+        assert read
 
 
-def test_what_came_later_can_be_saved_by_itself(model: Model, saved: Path, tmp_path: Path) -> None:
+def test_the_first_tokens_are_a_state_too(path: Path, saved: Path, tmp_path: Path) -> None:
+    with load_model(path, ["cpu"] * 2, n_ctx=64) as model:
+        assert model.load_state(saved, n_tokens=9).ids == tuple(PROMPT[:9])
+        expected = ask(model, PROMPT, 4)
+        assert expected[1] == 9
+        model.load_state(saved)
+        assert model.save_state(tmp_path / "first", stop=9).n_tokens == 9
+        assert model.n_cached > 9, "the rest is still there"
+        model.logits([3])
+        assert model.load_state(tmp_path / "first").ids == tuple(PROMPT[:9])
+        assert ask(model, PROMPT, 4) == expected
+
+
+def test_what_came_later_can_be_saved_by_itself(
+    path: Path, model: Model, saved: Path, tmp_path: Path
+) -> None:
     whole = model.load_state(saved).ids
     model.save_state(tmp_path / "first", stop=7)
     later = model.save_state(tmp_path / "later", start=7)
     assert later.n_bytes < saved.stat().st_size - 7 * 3 * 2 * 4 * 32
-    model.logits([3])
-    with pytest.raises(StateFileError, match="begins behind token 7") as refused:
-        model.load_state(tmp_path / "later")
-    assert refused.value.hint == "Load the state of what comes before first."
-    assert model.n_cached == 1
-    model.load_state(tmp_path / "first")
-    assert model.load_state(tmp_path / "later").ids == whole
-    model.save_state(tmp_path / "again")
+    with load_model(path, ["cpu"] * 2, n_ctx=64) as model:
+        with pytest.raises(StateFileError, match="begins behind token 7") as refused:
+            model.load_state(tmp_path / "later")
+        assert refused.value.hint == "Load the state of what comes before first."
+        model.load_state(tmp_path / "first")
+        assert model.load_state(tmp_path / "later").ids == whole
+        model.save_state(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == saved.read_bytes()
 
 
@@ -204,13 +222,59 @@ def test_recurrent_states_go_whole_or_not_at_all(recurrent: Path, tmp_path: Path
         assert ask(model, PROMPT, 2)[1] == 0
 
 
+LONG = list(range(5, 25)) * 30
+"""600 tokens, for which a context of 700 has just the pages."""
+
+OTHER = list(range(25, 5, -1)) * 17
+
+
+@pytest.mark.parametrize("kind", ["path", "recurrent"])
+def test_a_file_stays_where_pages_are_gone(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    file, less = tmp_path / "state", tmp_path / "less"
+    with load_model(request.getfixturevalue(kind), ["cpu"] * 2, n_ctx=700) as model:
+        answer, _ = ask(model, LONG, 5)
+        ids = LONG + answer
+        n_first = model.save_state(file, ids=ids).n_tokens
+        whole = file.read_bytes()
+        ask(model, OTHER, 1)
+        told = model.save_state(file, ids=ids)
+        assert (told.n_tokens, told.n_bytes) == (n_first, len(whole))
+        assert file.read_bytes() == whole
+        with pytest.raises(StateFileError, match="no tokens"):
+            model.save_state(file, ids=[99, *ids])
+        assert file.read_bytes() == whole
+        model.load_state(file)
+        assert ask(model, [*ids, 20], 1)[1] == n_first
+        ask(model, OTHER, 1)
+        assert model.save_state(less, ids=OTHER + LONG).n_tokens == len(OTHER)
+        assert model.save_state(file).n_tokens == len(OTHER), "of another sequence"
+
+
+def test_what_is_left_goes_to_a_file_that_has_less(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    with load_model(path, n_ctx=700) as model:
+        ask(model, LONG, 1)
+        for n in (100, 560):
+            assert model.save_state(file, stop=n).n_tokens == n
+        ask(model, OTHER, 1)
+        assert model.save_state(file, ids=LONG).n_tokens == 560
+        assert model.save_state(file, ids=LONG, stop=100).n_tokens == 100, "all of it is there"
+        n_left = model.save_state(file, ids=LONG).n_tokens
+        assert 100 < n_left < 560
+        file.write_bytes(file.read_bytes()[:-1])
+        assert model.save_state(file, ids=LONG).n_tokens == n_left, "the damaged one is replaced"
+
+
 def check_refused(model: Model, file: Path, sentence: str) -> StateFileError:
     """Check that a file is refused and that the model's cache stays as it was."""
+    model.scheduler.forget()
     model.logits([9, 8, 7])
-    before = list(model._session.ids)
+    before = list(model.scheduler.last)
     with pytest.raises(StateFileError, match=sentence) as refused:
         model.load_state(file)
-    assert model._session.ids == before
+    assert model.scheduler.last == before
     assert ask(model, [9, 8, 7, 6], 1)[1] == 3
     assert str(refused.value).endswith(".")
     assert refused.value.hint
@@ -257,7 +321,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], object]] = {
     "another format": set_in("__metadata__", "format", "pt"),
     "no metadata": lambda table: table.pop("__metadata__"),
     "metadata of a list": lambda table: table.__setitem__("__metadata__", ["format"]),
-    "another version": set_in("__metadata__", "version", "2"),
+    "another version": set_in("__metadata__", "version", "1"),
     "a count of letters": set_in("__metadata__", "start", "one"),
     "a count of odd digits": set_in("__metadata__", "start", "²"),
     "a start behind the end": set_in("__metadata__", "start", "99"),
@@ -329,6 +393,7 @@ def test_a_folder_or_nothing_is_refused(model: Model, tmp_path: Path) -> None:
 @given(at=st.integers(0, 1200), data=st.binary(min_size=1, max_size=6))
 def test_no_bytes_in_a_header_can_do_harm(model: Model, saved: Path, at: int, data: bytes) -> None:
     """A changed header is either refused, or means the same as before."""
+    model.scheduler.forget()
     model.logits([9, 8, 7])
     whole = saved.read_bytes()
     n_header = 8 + int.from_bytes(whole[:8], "little")  # tokens and numbers follow, as they are
@@ -337,12 +402,12 @@ def test_no_bytes_in_a_header_can_do_harm(model: Model, saved: Path, at: int, da
     try:
         ids = model.load_state(copy).ids
     except StateFileError:
-        assert model._session.ids == [9, 8, 7]
+        assert model.scheduler.last == [9, 8, 7]
     else:
         assert list(ids[:12]) == PROMPT
 
 
-def test_a_file_that_ends_while_it_is_read_leaves_an_empty_cache(
+def test_a_file_that_ends_while_it_is_read_changes_nothing(
     model: Model, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, calls = state_module._read, 0
@@ -354,17 +419,17 @@ def test_a_file_that_ends_while_it_is_read_leaves_an_empty_cache(
             os.truncate(saved, saved.stat().st_size // 2)
         original(*args)
 
-    expected = ask(model, PROMPT, 5)[0]
+    expected = ask(model, [20, 21, 22], 5)[0]
     monkeypatch.setattr(state_module, "_read", read)
     with pytest.raises(StateFileError, match="shorter"):
         model.load_state(saved)
-    assert model.n_cached == 0
-    assert ask(model, PROMPT, 5) == (expected, 0)
+    assert ask(model, [20, 21, 22], 5) == (expected, 2)
 
 
 @pytest.mark.parametrize("act", ["save_state", "load_state"])
 def test_both_can_be_cancelled(model: Model, saved: Path, act: str) -> None:
     whole, asked = saved.read_bytes(), 0
+    model.scheduler.forget()
     model.logits([9, 8, 7])
 
     def is_cancelled() -> bool:
@@ -376,8 +441,8 @@ def test_both_can_be_cancelled(model: Model, saved: Path, act: str) -> None:
         getattr(model, act)(saved, is_cancelled=is_cancelled)
     assert saved.read_bytes() == whole
     assert list(saved.parent.iterdir()) == [saved]
-    assert model.n_cached == (3 if act == "save_state" else 0)
-    assert ask(model, [9, 8, 7, 6], 1)[1] == (3 if act == "save_state" else 0)
+    assert model.n_cached == 3
+    assert ask(model, [9, 8, 7, 6], 1)[1] == 3
 
 
 def test_a_full_disk_leaves_the_file_before(

@@ -268,7 +268,7 @@ def test_a_gpu_that_dies_while_a_token_is_captured_does_not_count_as_slow(
     monkeypatch.setattr(runner.executor, "devices", [GPU])
     runner.token_source = None
     with pytest.raises(DeviceStopped, match=SENTENCE):
-        runner.sample_on_device(1)
+        runner.sample_on_device()
     assert not streaming.is_loaded
 
 

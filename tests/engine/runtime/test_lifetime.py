@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from engine import Cancelled, EngineError, Model, PromptError, SamplingParams, load_model
+from engine import Cancelled, EngineError, Model, SamplingParams, load_model
 from engine.hardware.torch_devices import trim_heap
 from engine.ops.weights import DenseWeight
 from engine.parallel.rank_threads import RankThreads
@@ -137,16 +137,6 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
             load_model(path, ["cpu"] * 3)
 
 
-def test_an_answer_cannot_go_on_in_another_ones_cache(path: Path) -> None:
-    with load_model(path) as model:
-        first = model.generate([5, 6, 7], GREEDY)
-        next(first)
-        next(first)
-        list(model.generate([9, 9], GREEDY))
-        with pytest.raises(PromptError, match="in the meantime"):
-            list(first)
-
-
 def test_useless_logits_do_not_poison_the_next_answer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,9 +165,9 @@ def test_a_rendered_template_begins_once(tmp_path: Path) -> None:
     with load_model(path) as model:
         text = model.chat_template.render([{"role": "user", "content": "hello"}])
         list(model.generate(text, SamplingParams(max_tokens=1)))
-        ids = model._session.ids
+        ids = model.scheduler.last
         assert ids.count(model.tokenizer.bos_id) == 1
         assert model.tokenizer.eos_id not in ids
         list(model.generate("hello", SamplingParams(max_tokens=1)))
-        assert model._session.ids[0] == model.tokenizer.bos_id
-        assert model._session.ids[-1] != model.tokenizer.eos_id
+        assert model.scheduler.last[0] == model.tokenizer.bos_id
+        assert model.scheduler.last[-1] != model.tokenizer.eos_id

@@ -20,12 +20,14 @@ from engine import (
     SamplingParams,
     load_model,
 )
+from engine.forward.context import Context
 from engine.generation.session import Session
 from engine.models.base import CausalLM
 from engine.parallel import executor as executor_module
 from engine.parallel.executor import RankExecutor, WorkMark
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.rank import Rank
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 from tests.helpers.toy_runtime import ToyRuntime
 
@@ -86,11 +88,11 @@ def device(monkeypatch: pytest.MonkeyPatch, model: Model) -> FakeDevice:
 def test_without_logits_the_cache_gets_the_same(path: Path, n_ranks: int) -> None:
     with load_model(path, ["cpu"] * n_ranks, n_ctx=64, kv_type="f32") as model:
         runner = model.runtime.runner
-        runner.forward(PROMPT[:20], 0, 19)
-        expected = runner.forward(PROMPT[20:], 20, 0)
-        found = runner.forward(PROMPT[:20], 0, 20)
+        forward_alone(runner, PROMPT[:20], 0, 19)
+        expected = forward_alone(runner, PROMPT[20:], 20)
+        found = forward_alone(runner, PROMPT[:20], 0, 20)
         assert found.shape == (0, model.info.n_vocab)
-        assert np.array_equal(runner.forward(PROMPT[20:], 20, 0), expected)
+        assert np.array_equal(forward_alone(runner, PROMPT[20:], 20), expected)
 
 
 def test_only_the_last_token_of_a_prompt_meets_the_head(
@@ -99,9 +101,9 @@ def test_only_the_last_token_of_a_prompt_meets_the_head(
     rows: list[int] = []
     head = CausalLM.head
 
-    def counted(self: CausalLM, x: torch.Tensor) -> torch.Tensor:
+    def counted(self: CausalLM, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         rows.append(len(x))
-        return head(self, x)
+        return head(self, x, ctx)
 
     monkeypatch.setattr(CausalLM, "head", counted)
     list(model.generate(PROMPT, ONE))
@@ -111,10 +113,10 @@ def test_only_the_last_token_of_a_prompt_meets_the_head(
 def test_hosts_are_at_most_two_batches_ahead(model: Model, device: FakeDevice) -> None:
     runner = model.runtime.runner
     for n, expected in enumerate([[False], [False] * 2, [True, False, False]]):
-        runner.forward(PROMPT[8 * n : 8 * n + 8], 8 * n, 8)
+        forward_alone(runner, PROMPT[8 * n : 8 * n + 8], 8 * n, 8)
         assert device.events == expected
     assert runner.n_running == 16
-    runner.forward(PROMPT[24:], 24, 15)
+    forward_alone(runner, PROMPT[24:], 24, 15)
     assert all(device.events)
     assert runner.n_running == 0
 
@@ -135,8 +137,8 @@ def test_a_token_by_itself_is_started_behind_no_batch(
         monkeypatch.setattr(Rank, name, noted)
     runner.drop_recordings()
     for n_past in (0, 9, 18):
-        runner.forward(PROMPT[:8], n_past, 8)
-        runner.forward([5], n_past + 8, 0)
+        forward_alone(runner, PROMPT[:8], n_past, 8)
+        forward_alone(runner, [5], n_past + 8)
     assert done == [True, True]
 
 
@@ -282,5 +284,5 @@ def test_ids_are_copied_without_waiting(model: Model, monkeypatch: pytest.Monkey
     monkeypatch.setattr(RankExecutor, "has_gpus", True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.Tensor, "to", noted)
-    model.runtime.runner.forward(PROMPT[:8], 0, 8)
+    forward_alone(model.runtime.runner, PROMPT[:8], 0, 8)
     assert copied == [(True, True)]

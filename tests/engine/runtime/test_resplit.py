@@ -27,12 +27,14 @@ from engine import (
 )
 from engine.cpu.backend import CpuBackend
 from engine.forward.cache import Cache
+from engine.forward.cache_size import CacheSize
 from engine.forward.state import KVState
 from engine.runtime import resplit as resplit_module
 from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.passes import forward_alone
 from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -69,7 +71,7 @@ def no_gc() -> Iterator[None]:
 
 
 def next_logits(model: Model) -> Any:
-    return model.runtime.runner.forward([7], model.n_cached, 0)
+    return forward_alone(model.runtime.runner, [7], model.n_cached)
 
 
 def addresses(model: Model) -> list[dict[str, int]]:
@@ -169,12 +171,12 @@ def test_threads_of_the_old_split_end(model: Model) -> None:
 
 def test_tokens_are_recorded_anew(model: Model) -> None:
     def are_recorded() -> bool:
-        return all(rank.recording for rank in model.runtime.ranks)
+        return all(rank.recordings for rank in model.runtime.ranks)
 
     assert are_recorded()
     for devices in (["cpu"] * 3, ["cpu"]):
         model.resplit(None, devices=devices)
-        assert not any(rank.recording for rank in model.runtime.ranks)
+        assert not any(rank.recordings for rank in model.runtime.ranks)
         ask(model, PROMPT, 6)
         assert are_recorded()
 
@@ -486,7 +488,7 @@ def test_a_cache_in_the_hosts_memory_is_no_cpu_ranks_cache() -> None:
     heads = Ranges(((0, 2),), 2)
     state = KVState(heads, heads, 16, 16)
     on_cpu, on_host, again = (
-        Cache([state], 0, 8, "f16", torch.device(device), kv_on_host=is_on_host)
+        Cache([state], 0, CacheSize(8), torch.device(device), kv_on_host=is_on_host)
         for device, is_on_host in (("cpu", False), ("meta", True), ("meta", True))
     )
     assert on_cpu.allocation(state) == on_host.allocation(state)

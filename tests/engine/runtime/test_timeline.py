@@ -9,6 +9,7 @@ import torch
 
 from engine import Model, load_model
 from engine.runtime.timeline import TokenTimes, timed
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -26,7 +27,7 @@ def model(
 def tokens(model: Model, n: int, start: int = 0) -> list[TokenTimes]:
     runtime = model.runtime
     return [
-        timed(runtime.ranks, at, lambda at=at: runtime.runner.forward([at], at, 0))[1]
+        timed(runtime.ranks, at, lambda at=at: forward_alone(runtime.runner, [at], at))[1]
         for at in range(start, start + n)
     ]
 
@@ -48,9 +49,9 @@ def test_who_is_quick_waits_for_who_is_slow(
     slow = model.runtime.ranks[1]
     if how == "computed":
         model.runtime.runner.drop_recordings()
-        model.runtime.runner.n_single = 100
+        model.runtime.runner.n_single[1] = 100
     tokens(model, 3)
-    name = "replay" if slow.recording else "compute"
+    name = "replay" if slow.recordings else "compute"
     assert (name == "replay") == (how == "repeated" and slow.backend.records)
     original = getattr(slow, name)
 

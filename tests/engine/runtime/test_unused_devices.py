@@ -61,7 +61,7 @@ def test_a_gpu_without_a_share_is_not_touched(
     devices = ["cuda:0", "cpu", "cuda:2"]
     with load_model(path, devices, [0, 1, 0], split_mode=mode, kv_on_host=True) as model:
         assert answer(model) == expected
-        assert all(rank.recording for rank in model.runtime.ranks), "tokens are repeated natively"
+        assert all(rank.recordings for rank in model.runtime.ranks), "tokens are repeated natively"
         memory = model.memory()
     assert [m.device for m in memory] == devices
     assert [m.measured.total + m.measured.host_kv for m in memory[::2]] == [0, 0]

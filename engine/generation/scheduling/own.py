@@ -1,0 +1,147 @@
+"""A sequence that is computed for itself, without an answer: to be measured, or for its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from engine.errors import ContextOverflow
+from engine.forward.batch import Batch, Piece
+from engine.paging.pool import OutOfPages
+
+if TYPE_CHECKING:
+    from engine.generation.scheduling.places import CachePlace, Places
+    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.runtime.interface import PagedRuntime
+    from engine.sampling.sampler import Sampler
+    from engine.sampling.token_source import Logits
+
+
+@contextmanager
+def own_sequence(scheduler: Scheduler, runtime: PagedRuntime) -> Iterator[OwnSequence]:
+    """Yield an empty sequence; answers under way have no place meanwhile.
+
+    Raises:
+        EngineError: what is computed fails; all that is cached is forgotten then.
+    """
+    with scheduler.emptied() as places:
+        own = OwnSequence(runtime, places)
+        try:
+            yield own
+            scheduler.note_last(own.ids)
+            own.close()
+        except BaseException:
+            own.close(is_kept=False)
+            scheduler.forget()
+            raise
+
+
+class OwnSequence:
+    """Tokens of a sequence that has the cache alone.
+
+    Attributes:
+        n_ctx: largest number of its tokens.
+    """
+
+    def __init__(self, runtime: PagedRuntime, places: Places) -> None:
+        self._runtime, self._places = runtime, places
+        self.n_ctx = runtime.n_ctx
+        self._place: CachePlace = places.open(())
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Its tokens; asking ends sampling ahead."""
+        self._stop()
+        return self._place.sequence.ids
+
+    def hold(self, ids: Sequence[int]) -> None:
+        """Forget the tokens that are not those of `ids`, as few as possible."""
+        self._stop()
+        if not self._places.rewind(self._place, ids) or self._place.n < len(ids):
+            self.close()
+            self._place = self._places.open(ids)
+
+    def keep(self) -> None:
+        """Make sure that `hold` can go back to the tokens of now."""
+        self._places.keep(self._place)
+
+    def compute(
+        self, ids: Sequence[int], first_logit: int, check: Callable[[], object] = lambda: None,
+        most: int | None = None,
+    ) -> Iterator[Logits]:  # fmt: skip
+        """Compute tokens behind those that it has; yield logits, batch by batch.
+
+        Args:
+            first_logit: index of the first token whose logits are wanted.
+            check: called before each batch.
+            most: largest number of tokens of a batch; None for the runtime's.
+        """
+        self._stop()
+        step = min(self._runtime.n_batch, most or self._runtime.n_batch)
+        for start in range(0, len(ids), step):
+            check()
+            part = ids[start : start + step]
+            piece = self._reserved(len(part))
+            batch = Batch((piece,), min(len(part), max(0, first_logit - start)))
+            logits = self._runtime.forward(part, batch)
+            self._place.sequence.append(part)
+            if len(logits):
+                yield logits
+
+    def follow(
+        self, token: int, sampler: Sampler, never: Sequence[int], n_left: int
+    ) -> int | Logits:
+        """Compute a token where the next one is sampled, too; see `TokenSource.next`.
+
+        Returns:
+            The next token, or the logits (n_vocab,) to sample it from.
+        """
+        source = self._runtime.token_source
+        if source is not None and source.serve(sampler, never):
+            found = source.next(token, self._reserved(n_left)._replace(n=1), n_left)
+            if found is not None:
+                self._place.sequence.append([token])
+                return found
+            ids = self._place.sequence.ids
+            self._reopen()
+            for _ in self.compute(ids[self._place.n :], len(ids)):
+                raise AssertionError("no logits are wanted")
+        (row,) = self.compute([token], 0)
+        last: Logits = row[0]
+        return last
+
+    @contextmanager
+    def scratch(self) -> Iterator[Piece]:
+        """Yield the place of a next token, which may be computed any number of times."""
+        self._stop()
+        self.keep()
+        try:
+            yield self._reserved(1)
+        finally:
+            self._reopen()
+
+    def close(self, *, is_kept: bool = True) -> None:
+        """Free its place."""
+        self._stop()
+        self._places.close(self._place, is_kept=is_kept)
+
+    def _reserved(self, n: int) -> Piece:
+        """Return the piece of the next n tokens, for which there are pages."""
+        place = self._place
+        try:
+            place.sequence.reserve(n)
+        except OutOfPages:
+            raise ContextOverflow(place.n + n, place.n + self._places.room(place)) from None
+        return Piece(place.n, n, place.tables, place.slot)
+
+    def _stop(self) -> None:
+        """End sampling ahead."""
+        if self._runtime.token_source is not None and self._runtime.token_source.stop():
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Go back to kept states, as nobody knows what those of now hold."""
+        ids = self._place.sequence.ids
+        self._places.close(self._place, is_kept=False)
+        self._place = self._places.open(ids)

@@ -1,0 +1,200 @@
+"""Places of sequences in a cache: their pages, and where their recurrent states lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.forward.batch import MOST_AT_ONCE, Tables
+from engine.paging.checkpoints import Checkpoints
+from engine.paging.keys import PAGE, n_alike
+from engine.paging.pool import OutOfPages, PagePool
+from engine.paging.sequences import GONE, Group, PagedSequence, Sequences
+
+if TYPE_CHECKING:
+    from engine.runtime.interface import PagedRuntime, SlotState
+
+CHECKPOINT_BYTES = 2 << 30
+"""Default of the largest number of bytes of host memory for kept recurrent states."""
+
+
+@dataclass(eq=False, slots=True)
+class CachePlace:
+    """CachePlace of one sequence in the cache.
+
+    Attributes:
+        sequence: its tokens and pages.
+        slot: place of its recurrent states; 0 for models without any.
+    """
+
+    sequence: PagedSequence
+    slot: int
+
+    @property
+    def n(self) -> int:
+        """Number of tokens that are in the cache."""
+        return len(self.sequence.ids)
+
+    @property
+    def tables(self) -> Tables:
+        """Tables of the sequence as they are now; they do not change with it.
+
+        There are none where each page that is there is the one of its number.
+        """
+        tables = self.sequence.tables
+        if all(page in (n, GONE) for table in tables for n, page in enumerate(table)):
+            return ()
+        return tuple(tuple(table) for table in tables)
+
+
+class Places:
+    """The cache of a runtime as sequences see it: pages, recurrent states and kept ones.
+
+    Args:
+        checkpoint_bytes: largest number of bytes of recurrent states that are kept.
+
+    Attributes:
+        most: largest number of sequences that have a place at once.
+    """
+
+    def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
+        self._runtime = runtime
+        groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
+        self._sequences = Sequences(groups, lambda *pages: self._runtime.copy_page(*pages))
+        self._states: Checkpoints[SlotState] = Checkpoints(checkpoint_bytes)
+        self._has_states = not runtime.can_rewind
+        self.most = min(MOST_AT_ONCE, runtime.n_batch)
+        if self._has_states:
+            self.most = min(self.most, runtime.n_slots)
+        self._holders: dict[int, CachePlace] = {}
+
+    @property
+    def pools(self) -> list[PagePool]:
+        """Pools of the groups of layers, in order."""
+        return [group.pool for group in self._sequences.groups]
+
+    @property
+    def used(self) -> list[list[range]]:
+        """For each group, the neighbouring slots of pages that hold what may be found."""
+        return [
+            [range(page * PAGE, (page + 1) * PAGE) for page in pool.known] for pool in self.pools
+        ]
+
+    @property
+    def states(self) -> Checkpoints[SlotState]:
+        """The recurrent states that are kept."""
+        return self._states
+
+    def move(self, runtime: PagedRuntime) -> None:
+        """Go on with another runtime that has the same pages, but no recurrent states."""
+        assert not self._holders, "no sequence has states while they are moved"
+        self._runtime = runtime
+
+    def open(self, ids: Sequence[int]) -> CachePlace:
+        """Return a place of a sequence that begins with as many of `ids` as are cached.
+
+        Raises:
+            OutOfPages: others use the page that the last tokens would need.
+        """
+        if not self._has_states:
+            return CachePlace(self._sequences.open(ids), 0)
+        sequence = self._sequences.open(ids, self._states.lengths(ids))
+        slot = next(at for at in range(self._runtime.n_slots) if at not in self._holders)
+        try:
+            if sequence.ids:
+                self._runtime.load_slot(slot, self._states.state(sequence.ids))
+            else:
+                self._runtime.clear_slot(slot)
+        except BaseException:
+            sequence.close()
+            raise
+        place = self._holders[slot] = CachePlace(sequence, slot)
+        return place
+
+    def close(self, place: CachePlace, *, is_kept: bool = True) -> None:
+        """Free a place; its tokens can be found as long as their memory is not wanted.
+
+        Args:
+            is_kept: whether to keep its recurrent states, with which it could go on.
+        """
+        if is_kept:
+            self.keep(place)
+        place.sequence.close()
+        if self._has_states:
+            del self._holders[place.slot]
+
+    def keep(self, place: CachePlace) -> None:
+        """Keep a sequence's recurrent states, so that another one can go on from there."""
+        if self._has_states and place.sequence.ids:
+            self._states.keep(place.sequence.ids, *self._runtime.save_slot(place.slot))
+
+    def rewind(self, place: CachePlace, ids: Sequence[int]) -> bool:
+        """Forget the tokens that are not those of `ids`, if that is possible."""
+        n = n_alike(place.sequence.ids, ids)
+        if n == place.n:
+            return True
+        try:
+            return not self._has_states and place.sequence.cut(n)
+        except OutOfPages:
+            return False
+
+    def room(self, place: CachePlace) -> int:
+        """Return for how many more tokens there are pages that nobody uses."""
+        groups = zip(self._sequences.groups, place.sequence.tables, strict=True)
+        found = [(len(table) + group.pool.n_free) * PAGE - place.n for group, table in groups]
+        return min(found, default=self._runtime.n_ctx)
+
+    def has_room(self, place: CachePlace, n: int, others: Sequence[CachePlace]) -> bool:
+        """Return whether there are pages for n tokens in all.
+
+        Args:
+            others: places of other sequences, each of which may need a page more meanwhile, except
+                where layers have a window.
+        """
+        most = -(-self._runtime.n_ctx // PAGE)
+        n_growing = sum(-(-other.n // PAGE) < most for other in others)
+        for group, table in zip(self._sequences.groups, place.sequence.tables, strict=True):
+            n_used = sum(page != GONE for page in table)
+            wanted = group.sight.n_pages(n, self._runtime.n_batch)
+            n_spare = n_growing if group.sight.n is None else 0
+            if group.pool.n_free < max(0, wanted - n_used) + n_spare:
+                return False
+        return True
+
+    def arrange(self, places: Sequence[CachePlace]) -> list[CachePlace]:
+        """Return places in the order in which a pass of single tokens is fastest.
+
+        Recurrent states are moved, so that those of the first lie in the first slot and so on.
+        """
+        if not self._has_states:
+            return list(places)
+        wanted = [at for at in range(len(places)) if self._holders.get(at) not in places]
+        for slot in wanted:
+            self._move(next(place for place in places if place.slot >= len(places)), slot)
+        return sorted(places, key=lambda place: place.slot)
+
+    def _move(self, place: CachePlace, slot: int) -> None:
+        """Move recurrent states to a slot, and those that lie there somewhere else."""
+        runtime, before = self._runtime, place.slot
+        other = self._holders.get(slot)
+        free = next((at for at in range(runtime.n_slots) if at not in self._holders), None)
+        if other is None:
+            runtime.move_slot(before, slot)
+            del self._holders[before]
+        elif free is None:
+            state, _ = runtime.save_slot(slot)
+            runtime.move_slot(before, slot)
+            runtime.load_slot(before, state)
+            other.slot, self._holders[before] = before, other
+        else:
+            runtime.move_slot(slot, free)
+            runtime.move_slot(before, slot)
+            del self._holders[before]
+            other.slot, self._holders[free] = free, other
+        place.slot, self._holders[slot] = slot, place
+
+    def clear(self) -> None:
+        """Make sure that nothing is found any more; no sequence may have a place."""
+        self._sequences.clear()
+        self._states.clear()

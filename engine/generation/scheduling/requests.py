@@ -1,0 +1,138 @@
+"""Answers under way: what each wants computed, and its events that nobody has read yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.generation.results import Finished, GenerationEvent, PrefillProgress
+from engine.generation.work import Follow, Prefill
+from engine.progress import IsCancelled, never
+
+if TYPE_CHECKING:
+    from engine.generation.scheduling.places import CachePlace
+    from engine.generation.work import Found, Steps, Work
+
+MOST_UNREAD = 8
+"""Number of unread events at which an answer is not computed further."""
+
+
+class Request:
+    """One answer under way.
+
+    Args:
+        steps: the answer; it begins when it is first advanced.
+        is_cancelled: asked before each pass; returning True ends the answer.
+
+    Attributes:
+        events: events that nobody has read yet.
+        error: error that ended the answer, until somebody has read it; None without one.
+        is_over: whether nothing more comes behind `events`.
+        is_dropped: whether nobody will read it any more; may be set at any time, on any thread.
+        work: what the answer waits for; None before it has begun.
+        wanted: tokens that the cache has to hold for it.
+        place: its place in the cache; None while it has none.
+        is_ahead: whether what is in `place` is not what the answer goes on from.
+    """
+
+    def __init__(self, steps: Steps, is_cancelled: IsCancelled = never) -> None:
+        self._steps = steps
+        self.is_cancelled = is_cancelled
+        self.events: deque[GenerationEvent] = deque()
+        self.error: BaseException | None = None
+        self.is_over = self.is_dropped = self.is_ahead = False
+        self.work: Work | None = None
+        self.wanted: list[int] = []
+        self.place: CachePlace | None = None
+        self._n_cached: int | None = None
+        self._n_told = 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether it has enough events, so that it need not be computed further."""
+        return len(self.events) >= MOST_UNREAD
+
+    @property
+    def n_missing(self) -> int:
+        """Number of tokens that have to be computed until its work is done."""
+        return len(self.wanted) - (self.place.n if self.place else 0)
+
+    def advance(self, found: Found | None) -> None:
+        """Send the result of its work to the answer, which then wants something else or is over.
+
+        Raises:
+            BaseException: whatever the answer raises; it is over then.
+        """
+        try:
+            while True:
+                item = self._steps.send(found)
+                found = None
+                if isinstance(item, Prefill | Follow):
+                    self._take(item)
+                    return
+                self.events.append(item)
+                self.is_over = isinstance(item, Finished)
+        except StopIteration:
+            self.is_over = True
+        except BaseException:
+            self.is_over = True
+            raise
+
+    def refuse(self) -> None:
+        """Tell the answer that its work does not fit into the cache."""
+        if isinstance(self.work, Follow):
+            self.wanted.pop()
+        self.advance("context")
+
+    def cancel(self) -> None:
+        """End the answer as cancelled."""
+        if self.work is None:
+            self.advance(None)
+        if not self.is_over:
+            self.advance("cancelled")
+
+    def fail(self, error: BaseException) -> None:
+        """End the answer with an error."""
+        self._steps.close()
+        self.error, self.is_over = error, True
+
+    def close(self) -> None:
+        """End the answer where it is; nobody reads it."""
+        self._steps.close()
+        self.is_over = True
+
+    def note_place(self) -> None:
+        """Note how many of the tokens of its work were cached, the first time it has a place."""
+        if isinstance(self.work, Prefill) and self._n_cached is None and self.place:
+            self.work.n_cached = self._n_cached = self.place.n
+
+    def tell_progress(self, n_running: int) -> None:
+        """Make an event of the progress of a prompt, if there is any since the last one.
+
+        Args:
+            n_running: number of tokens that devices have not computed yet.
+        """
+        if not isinstance(self.work, Prefill) or not self.work.is_told:
+            return
+        assert self.place is not None
+        assert self._n_cached is not None
+        n_done = self.place.n - self._n_cached
+        if n_done > self._n_told:
+            self._n_told = n_done
+            total = len(self.wanted) - self._n_cached
+            self.events.append(PrefillProgress(max(0, n_done - n_running), total))
+
+    def note_ahead(self, ids: Sequence[int]) -> None:
+        """Note that a device has computed tokens behind those that the answer wanted."""
+        if self.place is not None:
+            self.place.sequence.append(ids)
+            self.is_ahead = True
+
+    def _take(self, work: Work) -> None:
+        self.work = work
+        if isinstance(work, Follow):
+            self.wanted.append(work.token)
+        else:
+            self.wanted = list(work.ids)
+            self._n_cached, self._n_told = None, 0

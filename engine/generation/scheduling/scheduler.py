@@ -1,0 +1,339 @@
+"""Computes several answers side by side on one model.
+
+A step is one forward pass: a token of each running answer, and within the rest of the budget a
+piece of one prompt. Answers that came first come first. Where pages run out, the answer that came
+last loses its own and is computed again later, which its reader does not notice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.errors import ContextOverflow, OutOfDeviceMemory, PromptError
+from engine.forward.batch import Batch, Piece
+from engine.generation.scheduling.ahead import Ahead
+from engine.generation.scheduling.pace import Pace
+from engine.generation.scheduling.places import CHECKPOINT_BYTES, Places
+from engine.generation.scheduling.requests import Request
+from engine.generation.scheduling.seats import Seats
+from engine.generation.work import Follow, Prefill, check_prompt
+from engine.paging.keys import PAGE
+from engine.runtime.timeline import timed
+
+if TYPE_CHECKING:
+    from engine.generation.work import Found
+    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.timeline import TokenTimes
+
+T = TypeVar("T")
+
+
+class Scheduler:
+    """The answers that are computed on one runtime.
+
+    One thread may call it at a time.
+
+    Args:
+        checkpoint_bytes: largest number of bytes of host memory for kept recurrent states.
+
+    Attributes:
+        places: the cache that the answers share.
+    """
+
+    def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
+        self._runtime = runtime
+        self.n_ctx = runtime.n_ctx
+        self.places = Places(runtime, checkpoint_bytes)
+        self._ahead = Ahead(runtime)
+        self._seats = Seats(self.places, self._ahead)
+        self._pace = Pace()
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The answers that are not over, in the order in which they came."""
+        return tuple(self._seats.requests)
+
+    @property
+    def last(self) -> Sequence[int]:
+        """Tokens of the sequence that was computed last, as far as they were cached then."""
+        return self._seats.last
+
+    def note_last(self, ids: Sequence[int]) -> None:
+        """Note that a sequence was put into the cache from elsewhere."""
+        self._seats.last = ids
+
+    def submit(self, request: Request) -> None:
+        """Take a new answer, which begins with the next step."""
+        self._seats.requests.append(request)
+
+    def step(self) -> None:
+        """Compute a pass for the answers whose events are read.
+
+        What fails ends the answers concerned; their `error` says so.
+
+        Raises:
+            BaseException: what is no `Exception`, such as a person's interruption.
+        """
+        try:
+            self._end_unwanted()
+            for request in self._seats.active:
+                if request.work is None:
+                    self._advance(request, partial(request.advance, None))
+            self._admit()
+            self._compute()
+        except Exception as error:  # noqa: BLE001 what one answer has caused has ended that one
+            self._fail(error)
+        except BaseException:
+            self.forget()
+            raise
+
+    # who is computed
+
+    def _end_unwanted(self) -> None:
+        """End the answers that nobody reads any more, and those that were cancelled."""
+        for request in self.requests:
+            if request.is_dropped:
+                request.close()
+                self._end(request)
+            else:
+                self._advance(request, partial(_ask, request))
+
+    def _admit(self) -> None:
+        """Give places to answers that have none, in their order, as long as there is room.
+
+        One prompt at a time is computed: others would only hold pages meanwhile.
+        """
+        active = self._seats.active
+        for request in active:
+            if any(other.place and other.n_missing > 1 for other in active):
+                return
+            if request.place is None and not self._seats.open(request):
+                return
+
+    # computing
+
+    def _compute(self) -> None:
+        """Compute a pass of tokens that are next, and a piece of a prompt."""
+        active = self._seats.active
+        if len(active) == 1 and self._follow_ahead(active[0]):
+            return
+        self._seats.stop_ahead()
+        singles = [r for r in active if r.place and r.n_missing == 1 and self._can_add(r)]
+        prompt = next((r for r in active if r.place and r.n_missing > 1), None)
+        singles = singles[: self._runtime.n_batch - bool(prompt)]
+        n = self._cut(prompt, len(singles)) if prompt else 0
+        singles = [r for r in singles if r.place]  # the prompt may be older, and have taken one's
+        if n and prompt:
+            self._run(prompt, n, singles)
+        elif singles:
+            by_place = {id(r.place): r for r in singles}
+            places = self.places.arrange([r.place for r in singles if r.place])
+            self._run(None, 0, [by_place[id(place)] for place in places])
+
+    def _can_add(self, request: Request) -> bool:
+        """Make room for one more token; tell the answer if there can be none."""
+        if not self._seats.reserve(request, 1):
+            if request.place is not None:
+                self._advance(request, request.refuse)
+            return False
+        return True
+
+    def _cut(self, request: Request, n_singles: int) -> int:
+        """Return how many tokens of a prompt to compute next, for which there are pages."""
+        assert request.place is not None
+        n = min(request.n_missing, self._runtime.n_batch - n_singles)
+        if n_singles:
+            n = min(n, self._pace.n)
+        if not self._runtime.can_rewind:
+            n = min([n, *(mark - request.place.n for mark in _marks(request, request.place.n))])
+        while self.places.room(request.place) < n and self._seats.preempt_unread(request):
+            pass
+        n = max(1, min(n, self.places.room(request.place)))
+        if self._seats.reserve(request, n):
+            return n
+        if request in self._seats.placed:
+            self._advance(request, request.refuse)
+        return 0
+
+    def _run(self, prompt: Request | None, n: int, rows: Sequence[Request]) -> None:
+        """Compute n tokens of a prompt and one token of each of `rows`; hand out the results."""
+        requests = [prompt, *rows] if prompt else list(rows)
+        pieces, ids = list[Piece](), list[int]()
+        for request in requests:
+            assert request.place is not None
+            at, n_tokens = request.place.n, n if request is prompt else 1
+            slot = len(pieces) if self._runtime.can_rewind else request.place.slot
+            pieces.append(Piece(at, n_tokens, request.place.tables, slot))
+            ids += request.wanted[at : at + n_tokens]
+        is_whole = prompt is not None and prompt.n_missing == n
+        done = requests if is_whole else list(rows)
+        batch = Batch(tuple(pieces), n - is_whole)
+        try:
+            begun = time.perf_counter()
+            logits, times = self._timed(done, lambda: self._runtime.forward(ids, batch))
+            if prompt and rows:  # somebody has waited for it
+                self._pace.note(n, time.perf_counter() - begun)
+        except OutOfDeviceMemory as error:
+            self._fail(error, [prompt] if prompt else requests)
+            return
+        for request, piece in zip(requests, pieces, strict=True):
+            assert request.place is not None
+            request.place.sequence.append(request.wanted[piece.n_past : piece.stop])
+            self._seats.last = request.place.sequence.ids
+        if prompt is not None:
+            self._note_progress(prompt)
+        for request, row in zip(done, logits, strict=True):
+            self._deliver(request, row, times)
+
+    def _timed(
+        self, requests: Sequence[Request], compute: Callable[[], T]
+    ) -> tuple[T, TokenTimes | None]:
+        """Compute, and measure it if one of the answers wants to know the times."""
+        asking = [r for r in requests if isinstance(r.work, Follow) and r.work.is_timed]
+        if not asking:
+            return compute(), None
+        assert asking[0].place is not None
+        return timed(self._runtime.ranks, asking[0].place.n, compute, self._ahead.sampled_at)
+
+    def _note_progress(self, request: Request) -> None:
+        """Tell how far a prompt is, and keep its recurrent states where that is worth it."""
+        assert request.place is not None
+        request.tell_progress(self._runtime.n_running)
+        if not self._runtime.can_rewind and request.place.n in _marks(request, 0):
+            self.places.keep(request.place)
+
+    def _deliver(self, request: Request, found: Found, times: TokenTimes | None) -> None:
+        """Send a result to the answer that waits for it."""
+        if times is not None and isinstance(request.work, Follow) and request.work.is_timed:
+            request.events.append(replace(times, position=len(request.wanted) - 1))
+        self._advance(request, partial(request.advance, found))
+
+    def _advance(self, request: Request, act: Callable[[], None]) -> None:
+        """Let an answer go on, and look at what it wants then; an error ends that answer."""
+        before = request.work
+        try:
+            act()
+            is_new = not request.is_over and request.work is not before
+            if is_new and isinstance(request.work, Prefill):
+                self.check(request.work.ids)
+        except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
+            request.fail(error)
+            self._seats.release(request, is_kept=False)
+            if not isinstance(error, PromptError | ContextOverflow):
+                self.places.clear()  # it may hold what made the logits useless
+        if request.is_over:
+            self._end(request)
+        elif is_new and request.place and isinstance(request.work, Prefill):
+            self._seats.rewind(request)
+
+    def check(self, ids: Sequence[int]) -> None:
+        """Check that tokens can be computed.
+
+        Raises:
+            PromptError: no tokens, tokens that the model does not have, or more than fit.
+        """
+        check_prompt(ids, self._runtime.n_vocab, self.n_ctx)
+
+    def _end(self, request: Request) -> None:
+        """Forget an answer that is over."""
+        if request in self._seats.requests:
+            self._seats.release(request)
+            self._seats.requests.remove(request)
+
+    def _fail(self, error: Exception, failed: Sequence[Request] | None = None) -> None:
+        """End answers with an error; what is cached may be spoilt, so others are computed again.
+
+        Args:
+            failed: the answers; None for all that are computed.
+        """
+        for request in self._seats.active if failed is None else failed:
+            request.fail(error)
+        self.forget()
+        for request in self.requests:
+            if request.is_over:
+                self._end(request)
+
+    def _follow_ahead(self, request: Request) -> bool:
+        """Have a device compute a token and sample the next one; return False if it cannot."""
+        work, place = request.work, request.place
+        if not isinstance(work, Follow) or place is None or request.n_missing > 1:
+            return False
+        if self._ahead.request is not request:
+            self._seats.stop_ahead()
+            self.places.arrange([place])
+        if not self._seats.reserve(request, 1):
+            return False
+        piece = Piece(place.n, 1, place.tables, place.slot)
+        if not self._ahead.can_serve(work):
+            return False
+        n_left = min(work.n_left, self.n_ctx - place.n, PAGE - place.n % PAGE)
+        found, times = self._timed(
+            [request], lambda: self._ahead.follow(request, work, piece, n_left)
+        )
+        if found is None:  # nobody knows what the states hold
+            self._seats.release(request, is_kept=False)
+            return True
+        place.sequence.append([work.token])
+        self._seats.last = place.sequence.ids
+        self._deliver(request, found, times)
+        return True
+
+    # everything between two steps
+
+    def forget(self) -> None:
+        """Forget all that is cached; answers under way are computed again."""
+        with suppress(Exception):  # who has failed need not be able to stop
+            self._seats.stop_ahead()
+        for request in self._seats.placed:
+            self._seats.release(request, is_kept=False)
+        self.places.clear()
+        self._seats.last = ()
+
+    def settle(self) -> None:
+        """Wait until devices have computed all that was started, and sample nothing ahead.
+
+        Raises:
+            EngineError: a device has failed; all that is cached is forgotten then.
+        """
+        try:
+            self._seats.stop_ahead()
+            self._runtime.finish()
+        except BaseException:
+            self.forget()
+            raise
+
+    @contextmanager
+    def emptied(self) -> Iterator[Places]:
+        """Yield the cache while no answer has a place; they get theirs back with later steps."""
+        self.settle()
+        for request in self._seats.placed:
+            self._seats.release(request)
+        yield self.places
+
+    def move(self, runtime: PagedRuntime) -> None:
+        """Go on with another runtime that has the same pages; see `emptied`."""
+        self._runtime = runtime
+        self.places.move(runtime)
+        self._ahead.move(runtime)
+
+
+def _ask(request: Request) -> None:
+    """Cancel an answer if somebody wants it to end."""
+    if request.is_cancelled():
+        request.cancel()
+
+
+def _marks(request: Request, n_past: int) -> list[int]:
+    """Return where an answer's recurrent states are worth keeping behind the first n tokens.
+
+    That includes the last token but one, as the logits of the last are wanted.
+    """
+    work = request.work
+    if not isinstance(work, Prefill):
+        return []
+    return [mark for mark in (*work.marks, len(work.ids) - 1) if mark > n_past]

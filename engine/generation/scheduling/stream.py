@@ -1,0 +1,136 @@
+"""The events of one answer, computed while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from engine.errors import Cancelled
+from engine.generation.occupancy import Occupancy, Use
+from engine.generation.results import Finished, GenerationEvent, Timings, Usage
+from engine.generation.scheduling.requests import Request
+from engine.progress import IsCancelled, never
+
+if TYPE_CHECKING:
+    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.work import Steps
+
+
+class AnswerStream(Iterator[GenerationEvent]):
+    """The events of one answer of a model; threads that read it together share the events.
+
+    Whoever finds no event computes a step of all answers of the model. One that nobody reads is
+    computed a few events further, and one that nobody holds any more gives way with the next step.
+
+    Args:
+        occupancy: uses of the model; each step is one.
+        steps: the answer, which begins when its first event is read.
+        is_cancelled: asked before each step, on whichever thread computes it.
+    """
+
+    def __init__(
+        self, occupancy: Occupancy, scheduler: Scheduler, steps: Steps, is_cancelled: IsCancelled
+    ) -> None:
+        self._occupancy, self._scheduler, self._is_cancelled = occupancy, scheduler, is_cancelled
+        self._request = Request(steps, occupancy.called_back(is_cancelled))
+        self._has_begun = self._is_closed = False
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Tokens of the prompt and the answer, as far as the answer wanted them to be computed."""
+        return self._request.wanted
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all events were read."""
+        return self._is_closed or (self._request.is_over and not self._request.events)
+
+    def __next__(self) -> GenerationEvent:
+        """Return the next event; compute, or wait for others that do, until there is one.
+
+        Raises:
+            EngineError: the prompt cannot be used, the model was closed, or a device failed.
+        """
+        request = self._request
+        while not self._is_closed:
+            event = self._taken()
+            if event is not None:
+                return event
+            if request.is_over:
+                break
+            try:
+                self._step()
+            except Cancelled:
+                return self._cancelled()
+        error, request.error = request.error, None
+        self._is_closed = True
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def ready(self) -> list[GenerationEvent]:
+        """Return the events that are there already; for who computes steps, see `Model.step`.
+
+        Raises:
+            EngineError: see `__next__`.
+        """
+        if not self._has_begun:
+            with self._occupancy.use("it computes an answer"):
+                self._begin()
+        found = []
+        while (event := self._taken()) is not None:
+            found.append(event)
+        error = self._request.error
+        if error is not None and not found:
+            self._request.error = None
+            raise error
+        return found
+
+    def _begin(self) -> None:
+        """Have the answer computed from the next step on."""
+        self._has_begun = True
+        self._scheduler.submit(self._request)
+
+    def _taken(self) -> GenerationEvent | None:
+        """Take the first event, if there is one and no other thread takes it."""
+        try:
+            return self._request.events.popleft()
+        except IndexError:
+            return None
+
+    def _step(self) -> None:
+        """Compute a step, unless another thread has done so meanwhile.
+
+        Raises:
+            Cancelled: the answer was cancelled while it waited to begin.
+        """
+        use, request = Use("it computes an answer"), self._request
+        try:
+            self._occupancy.enter(use, never if self._has_begun else self._is_cancelled)
+            if not self._has_begun:
+                self._begin()
+            if not request.events and not request.is_over:
+                self._compute()
+        finally:
+            self._occupancy.leave(use)
+
+    def _compute(self) -> None:
+        """Compute a step; what interrupts it, such as a person, ends this answer and no other."""
+        try:
+            self._scheduler.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def _cancelled(self) -> GenerationEvent:
+        """Return the end of an answer that was cancelled before it could begin."""
+        self._is_closed = True
+        return Finished("cancelled", Usage(), Timings())
+
+    def close(self) -> None:
+        """End the answer where it is; its pages are free with the next step."""
+        self._is_closed = self._request.is_dropped = True
+
+    def __del__(self) -> None:
+        """Give way; a finalizer may run in the middle of anything, so it takes no lock."""
+        self._request.is_dropped = True
