@@ -115,7 +115,6 @@ if TYPE_CHECKING:
     from engine.models.info import inspect_model, read_model_info
     from engine.models.registry import supported_architectures
     from engine.pack import delete_pack, leave_pack, make_holdable, pack_folders, use_pack
-    from engine.planning.alternative import Alternative
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
@@ -135,6 +134,7 @@ if TYPE_CHECKING:
         import_plan,
         model_key,
     )
+    from engine.planning.search.alternative import Alternative
     from engine.planning.search.estimate import TuneEstimate, TunePlan
     from engine.planning.search.results import (
         GOALS,
@@ -477,7 +477,7 @@ _HOME = {
         "LinkRecord", "chosen_way", "link_problems", "record_document", "speed_of",
     ),
     "planning.speed.calibration": ("Calibration",),
-    "planning.alternative": ("Alternative",),
+    "planning.search.alternative": ("Alternative",),
     "planning.choice": ("Choice", "choose"),
     "planning.evaluation.evaluator": ("Evaluation",),
     "planning.speed.facts": ("DeviceFacts", "LinkFacts"),

@@ -24,11 +24,12 @@ from engine.config.sampling import SamplingParams
 from engine.errors import Cancelled, EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
 from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.generation.generate import Generation, fitting_tokens
-from engine.generation.occupancy import AnswerStream, Occupancy
-from engine.generation.prompts import Prompt, Prompts
-from engine.generation.results import ContextShifted, GenerationEvent
-from engine.generation.session import Session
+from engine.generation.answers import Answers
+from engine.generation.occupancy import Occupancy
+from engine.generation.prompts import Prompts
+from engine.generation.scheduling.own import own_sequence
+from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduling.stream import AnswerStream
 from engine.generation.state_file import StateFiles
 from engine.gguf.identity import model_hash
 from engine.gguf.reader import GGUFFile
@@ -47,8 +48,8 @@ from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
 
 KEPT_BY_A_SPLIT = (
-    "path", "n_ctx", "kv_type", "control_vectors", "control_layers", "rope_scaling", "rope_factor",
-    "rope_base", "chat_template",
+    "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
+    "control_layers", "rope_scaling", "rope_factor", "rope_base", "chat_template", "fast_prompts",
 )  # fmt: skip
 """Settings of a load that a loaded model keeps when it is split anew."""
 
@@ -59,7 +60,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 def load_model(
     path: str | Path, devices: Sequence[str] | str = ("cpu",), split: Sequence[float] | None = None,
     *,
-    n_ctx: int | None = None,
+    n_ctx: int | None = None, parallel: int = 1,
     split_mode: str = "tensor",
     overrides: Sequence[tuple[str, str]] = (),
     kv_type: str = "f16",
@@ -74,6 +75,7 @@ def load_model(
     kv_on_host: bool = False,
     reserve: Mapping[str, int] = NOTHING,
     p2p: PeerMode = "auto",
+    fast_prompts: bool = False,
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:  # fmt: skip
@@ -95,7 +97,7 @@ def load_model(
             memory, else 512.
         control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
         control_layers: first and last layer to steer; None is all but layer 0.
-        groups, n_cpu_blocks, n_cpu_moe, kv_on_host, p2p, rope_…: see `LoadParams`.
+        parallel, groups, n_cpu_…, kv_on_host, p2p, rope_…, fast_prompts: see `LoadParams`.
         reserve: bytes to keep free, by device.
         on_progress: receiver of the loading's progress.
         is_cancelled: asked again and again; returning True ends the loading.
@@ -105,14 +107,14 @@ def load_model(
     """
     params = LoadParams(
         path=str(path), devices=arguments.device_names(devices),
-        split=arguments.shares(split), split_mode=split_mode, n_ctx=n_ctx,
+        split=arguments.shares(split), split_mode=split_mode, n_ctx=n_ctx, parallel=parallel,
         overrides=arguments.override_pairs(overrides),
         kv_type=kv_type, cpu_threads=cpu_threads, n_batch=n_batch,
         rope_scaling=rope_scaling, rope_factor=rope_factor, rope_base=rope_base,
         control_vectors=arguments.scaled_vectors(control_vectors), control_layers=control_layers,
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
-        reserve=arguments.reserve_pairs(reserve), p2p=p2p,
+        reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
     )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
@@ -120,15 +122,17 @@ def load_model(
 class Model:
     """A loaded model.
 
-    Any thread may call it; one call at a time computes, and the others wait. An answer computes
-    from the reading of one event to the next: in between, other threads may split the model anew,
-    save the cache or look at it. What would replace the cache (`generate`, `answer`, `logits`,
-    `bench`, `load_state`) waits for the end of another thread's answer, unless its iterator is
-    closed, dropped, or not read for 30 s; from the thread that reads the answer it ends that
-    answer at once, whose iterator then raises a PromptError. `close` does not wait for answers: it
-    cancels what computes and frees the model, and who waits or reads on gets an EngineError. A
-    callback that calls the model in the middle of a call gets a `ModelBusy`; only `close` works
-    there, and frees the model at the end of that call.
+    Any thread may call it. Answers are computed side by side: whoever reads an event of one that is
+    not there yet computes a pass for all that are read, so several threads may read an answer each,
+    and one thread several in turn. One that nobody reads is computed a few events further, and one
+    whose iterator is closed or dropped frees its memory with the next pass. Where the cache has no
+    room for all, those that came last wait, or are computed again later; their events are the same.
+
+    Everything else is done between two passes, one call after the other, and answers go on behind
+    it. `close` does not wait for answers: it frees the model, and who reads on gets an EngineError.
+    A callback that calls the model in the middle of a call gets a `ModelBusy`; only `close` works
+    there, and frees the model at the end of that call. `is_cancelled` of an answer may be asked on
+    any thread that reads one.
 
     Attributes:
         info: description of the model from the file's header.
@@ -136,6 +140,7 @@ class Model:
         n_ctx: context in tokens.
         params: settings with which the model is loaded and split now.
         runtime: ranks of the model; tests and tools look inside.
+        scheduler: what decides who of the answers is computed; tests and tools look inside.
     """
 
     def __init__(
@@ -152,7 +157,9 @@ class Model:
             self._prompts = Prompts(file, self.info.name, params.chat_template)
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
-        self._session = Session(self.runtime.runner)
+        self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
+        is_marked = not self.runtime.runner.can_rewind
+        self._answers = Answers(self._prompts, self.n_ctx, is_marked=is_marked)
         self._occupancy = Occupancy()
 
     def __enter__(self) -> Self:
@@ -205,7 +212,7 @@ class Model:
         return self._prompts.template
 
     def logits(self, ids: Sequence[int]) -> Logits:
-        """Compute the logits after each of `ids`, a fresh sequence; the cache is emptied before.
+        """Compute the logits after each of `ids`, a fresh sequence, whatever is cached.
 
         Returns:
             Logits in F32, (len(ids), n_vocab).
@@ -214,22 +221,21 @@ class Model:
             PromptError: no tokens, unknown tokens, or more than the context holds.
         """
         ids = [int(i) for i in ids]
-        session, found = self._session, []
-        with self._occupancy.use("it computes logits", replaces=True) as is_closing:
-            session.check(ids)
-            turn = session.begin()
-            session.ids.clear()
-            for chunk, _ in session.chunks(ids, PROMPT_BATCH):  # each has logits of all its tokens
+        with self._occupancy.use("it computes logits") as is_closing:
+
+            def check() -> None:
                 if is_closing():
                     raise Cancelled("Computing logits")
-                found.append(session.forward(chunk, 0, turn))
-        return np.concatenate(found)
+
+            self.scheduler.check(ids)
+            with own_sequence(self.scheduler, self.runtime.runner) as sequence:
+                return np.concatenate(list(sequence.compute(ids, 0, check, PROMPT_BATCH)))
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,
         kernels: bool = False, is_cancelled: IsCancelled = never,
     ) -> BenchResult:  # fmt: skip
-        """Measure the speed of prefill and decode; the tokens in the cache are forgotten.
+        """Measure the speed of prefill and decode, while no answer is computed.
 
         Args:
             test: numbers of tokens to measure.
@@ -242,8 +248,11 @@ class Model:
             EngineError: the context is too short for it, a device failed, or it was cancelled.
         """
         doing = "its speed is being measured"
-        with self._occupancy.use(doing, is_cancelled, replaces=True) as is_cancelled:
-            bench = Benchmark(self._session, self.runtime, is_cancelled)
+        with (
+            self._occupancy.use(doing, is_cancelled) as is_cancelled,
+            own_sequence(self.scheduler, self.runtime.runner) as sequence,
+        ):
+            bench = Benchmark(sequence, self.runtime, is_cancelled)
             return bench.run(test, repetitions, warm_up=warm_up, has_kernels=kernels)
 
     def generate(
@@ -265,59 +274,27 @@ class Model:
         Returns:
             Iterator over PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
             It computes while an event is read, and raises an EngineError if the prompt cannot be
-            used, a device failed, or the model was closed or asked something else meanwhile.
+            used, a device failed, or the model was closed meanwhile.
         """
-        events = self._plain_events(prompt, params, is_cancelled, timed_every)
-        return AnswerStream(self._occupancy, events, is_cancelled)
+        steps = self._answers.plain(prompt, params, timed_every)
+        return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
 
     def answer(self, request: Generate, is_cancelled: IsCancelled = never) -> AnswerStream:
         """Return the events of the answer to a `Generate` command; see `generate`."""
-        if request.prompt is None:
-            events = self._chat_events(request, is_cancelled)
-            return AnswerStream(self._occupancy, events, is_cancelled)
-        return self.generate(
-            request.prompt, request.sampling, is_cancelled, timed_every=request.timed_every
-        )
+        steps = self._answers.to(request)
+        return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
 
-    def _plain_events(
-        self, prompt: str | Sequence[int], params: SamplingParams, is_cancelled: IsCancelled,
-        timed_every: int,
-    ) -> Iterator[GenerationEvent]:  # fmt: skip
-        yield from self._run(self._prompts.plain(prompt), params, is_cancelled, timed_every)
+    def step(self) -> None:
+        """Compute a pass for all answers whose events are read.
 
-    def _chat_events(
-        self, request: Generate, is_cancelled: IsCancelled
-    ) -> Iterator[GenerationEvent]:
-        stops = self.chat_template.stop_strings  # a plain template has no end token of its own
-        sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        begun, text = tuple[int, ...](), ""
-        if request.continue_last and request.messages:
-            text = request.messages[-1].content
-            begun = fitting_tokens(request.begun, text, self.tokenizer, sampling.stop)
-        prompt = self._prompts.chat(
-            request.messages,
-            self.n_ctx,
-            continue_last=request.continue_last,
-            is_shortened=request.sampling.on_overflow == "shift",
-            begun=begun,
-            thinks=request.thinks,
-            effort=request.effort,
-        )
-        if prompt.n_dropped:
-            yield ContextShifted(prompt.n_dropped)
-        yield from self._run(prompt, sampling, is_cancelled, request.timed_every, begun, text)
+        Readers do so themselves; this is for one thread that takes the events of several answers as
+        they come, see `AnswerStream.ready`.
 
-    def _run(
-        self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled, timed_every: int,
-        begun: Sequence[int] = (), said: str = "",
-    ) -> Iterator[GenerationEvent]:  # fmt: skip
-        if timed_every < 0:
-            raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
-        generation = Generation(
-            self._session, self._prompts.found, params, prompt.n_keep, is_cancelled, timed_every,
-            begun, said,
-        )  # fmt: skip
-        yield from generation.run(prompt.ids)
+        Raises:
+            EngineError: the model has been closed.
+        """
+        with self._occupancy.use("it computes an answer"):
+            self.scheduler.step()
 
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = ""
@@ -344,7 +321,7 @@ class Model:
         on_progress: ProgressSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> None:
-        """Split the loaded model anew; the cache keeps its tokens, and an answer goes on.
+        """Split the loaded model anew; the cache keeps its tokens, and answers go on.
 
         Args:
             split: relative share of each rank; None is even.
@@ -385,12 +362,12 @@ class Model:
             with GGUFFile.open(params.path) as file:
                 self._check_unchanged(file)
                 on_progress = self._occupancy.called_back(on_progress)
-                n_past = len(self._session.ids)
-                runtime = open_runtime(
-                    file, params, on_progress, is_cancelled, self.runtime, n_past
-                )
+                with self.scheduler.emptied() as places:
+                    runtime = open_runtime(
+                        file, params, on_progress, is_cancelled, self.runtime, places.used
+                    )
+                    self.scheduler.move(runtime.runner)
             self.runtime, self.params = runtime, params
-            self._session.move(runtime.runner)
 
     def _check_unchanged(self, file: GGUFFile) -> None:
         if file.stamps != self._stamps:
@@ -411,9 +388,10 @@ class Model:
 
     @property
     def n_cached(self) -> int:
-        """Number of tokens in the cache."""
+        """Number of cached tokens of the sequence that was computed last."""
         with self._occupancy.use("its tokens are being counted"):
-            return len(self._session.ids)
+            self.scheduler.settle()
+            return len(self.scheduler.last)
 
     @property
     def is_loaded(self) -> bool:
@@ -433,18 +411,21 @@ class Model:
         self,
         path: str | Path,
         *,
+        ids: Sequence[int] | None = None,
         start: int = 0,
         stop: int | None = None,
         on_progress: StateSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> StateSaved:
-        """Save the cache to a file, from which any split of this model can go on.
+        """Save what is cached of a sequence to a file, from which any split of this model goes on.
 
-        An earlier file of that name is replaced as a whole, or stays. Models with recurrent states
-        can only be saved whole.
+        An earlier file of that name is replaced as a whole, or stays; so it does where the cache
+        has lost tokens and the file has more of the sequence, which the result describes then.
+        Models with recurrent states can only be saved whole.
 
         Args:
             path: path of the file to write.
+            ids: tokens of the sequence; None for the one that was computed last.
             start: first position to save; loading the file needs the positions before in the cache.
             stop: position after the last one to save; None is the end.
             on_progress: receiver of the number of saved bytes.
@@ -454,7 +435,10 @@ class Model:
             StateFileError: nothing is in the cache, or the file cannot be written.
         """
         with self._in_state("saved", is_cancelled) as (files, is_cancelled):
-            n_tokens, n_bytes = files.save(Path(path), start, stop, on_progress, is_cancelled)
+            wanted = self.scheduler.last if ids is None else ids
+            n_tokens, n_bytes = files.save(
+                Path(path), list(wanted), start, stop, on_progress, is_cancelled
+            )
         return StateSaved(str(path), n_tokens, n_bytes)
 
     def load_state(
@@ -465,11 +449,11 @@ class Model:
         on_progress: StateSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> StateLoaded:
-        """Replace the cache by one saved with `save_state`.
+        """Put a sequence saved with `save_state` into the cache, beside what is there.
 
         A prompt that begins with the same tokens then computes only the rest. Nothing changes
         before the file is found to be in order and of this model. Models with recurrent states can
-        only be loaded whole.
+        only be loaded whole, those with windows mostly so.
 
         Args:
             path: path of the file.
@@ -482,24 +466,26 @@ class Model:
             StateFileError: the file is damaged, or of another model or KV type.
             ContextOverflow: the context is too short for it.
         """
-        with self._in_state("loaded", is_cancelled, replaces=True) as (files, is_cancelled):
-            files.load(Path(path), n_tokens, on_progress, is_cancelled)
-            ids = tuple(self._session.ids)
-        return StateLoaded(str(path), ids)
+        with self._in_state("loaded", is_cancelled) as (files, is_cancelled):
+            ids = files.load(Path(path), n_tokens, on_progress, is_cancelled)
+            self.scheduler.note_last(ids)
+        return StateLoaded(str(path), tuple(ids))
 
     @contextmanager
     def _in_state(
-        self, done: str, is_cancelled: IsCancelled, *, replaces: bool = False
+        self, done: str, is_cancelled: IsCancelled
     ) -> Iterator[tuple[StateFiles, IsCancelled]]:
         """Use the model to save or load its state."""
         doing = f"its state is being {done}"
-        with self._occupancy.use(doing, is_cancelled, replaces=replaces) as is_cancelled:
+        with self._occupancy.use(doing, is_cancelled) as is_cancelled:
             self._check_loaded()
-            files = StateFiles(
-                self.runtime, self._session, self.info.name, self.model_hash, self.params.rope
-            )
-            with explain_faults(self.runtime.devices):
-                yield files, is_cancelled
+            with explain_faults(self.runtime.devices), self.scheduler.emptied() as places:
+                yield (
+                    StateFiles(
+                        self.runtime, places, self.info.name, self.model_hash, self.params.rope
+                    ),
+                    is_cancelled,
+                )
 
     def memory(self) -> list[DeviceMemory]:
         """Return the predicted and the measured memory of each rank."""

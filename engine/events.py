@@ -14,9 +14,11 @@ A host answers every command with any number of progress events and exactly one 
 At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
 have a `FallbacksChanged` before its closing event, or right behind it.
 
-Commands are done one after another, but a `Resplit` or `CountTokens` that is next in line is done
-in the middle of a `Generate`, between two tokens: its events come among those of the answer, which
-then goes on.
+Commands are begun in order. Several `Generate` are answered at once: their events come in any order
+among each other. `Resplit`, `CountTokens`, `SaveState` and `LoadState` are done between two tokens,
+and answers go on behind them. `Load`, `Unload` and `Tune` wait until all answers have ended, and
+what comes behind them waits as well. Where the cache has no room for all answers, those that came
+last are silent until there is.
 
 `HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
@@ -273,14 +275,23 @@ class Resplit:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Command to save the cache to a file; an earlier file is replaced as a whole or not at all."""
+    """Command to save what is cached of a conversation to a file.
+
+    An earlier file is replaced as a whole or not at all. It stays where the cache has lost a part
+    of the conversation and the file has more of it; `StateSaved` describes that file then.
+
+    Attributes:
+        of: number of the `Generate` whose prompt and answer are meant; 0 for those that were
+            computed last. It fails for one that ended before many others.
+    """
 
     path: str
+    of: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Command to replace the cache by a saved one; if that fails, nothing changes."""
+    """Command to put a saved conversation into the cache; if that fails, nothing changes."""
 
     path: str
 

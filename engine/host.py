@@ -10,11 +10,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import Cancelled, EngineCrashed, EngineError
+from engine.errors import Cancelled, EngineCrashed, EngineError, StateFileError
 from engine.events import (
     Command,
     CountTokens,
@@ -38,9 +40,16 @@ from engine.events import (
 
 if TYPE_CHECKING:
     from engine.api import Model
+    from engine.generation.scheduling.stream import AnswerStream
     from engine.hardware.fallbacks import Fallback
 
 log = logging.getLogger(__name__)
+
+BETWEEN = (Generate, Resplit, CountTokens, SaveState, LoadState)
+"""Commands that are done, or begun, while answers are computed."""
+
+MOST_ENDED = 64
+"""Number of ended answers whose tokens are known, so that what is cached of them can be saved."""
 
 EventSink = Callable[[HostEvent], None]
 """A receiver of events."""
@@ -53,8 +62,12 @@ class EngineHost(Protocol):
         """Queue a command and return the generation number that its events will carry."""
         ...
 
-    def cancel(self) -> None:
-        """Ask the running command and the waiting ones to end; return at once."""
+    def cancel(self, generation: int | None = None) -> None:
+        """Ask a command to end, or all that run and wait; return at once.
+
+        Args:
+            generation: number of the command; None for all.
+        """
         ...
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -73,8 +86,11 @@ class ThreadHost:
         self._on_event = on_event
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
+        self._streams: dict[int, AnswerStream] = {}  # answers under way
+        self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
         self._generation = 0
         self._cancelled_up_to = 0
+        self._cancelled: set[int] = set()  # those above it
         self._is_closing = False
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
@@ -90,9 +106,13 @@ class ThreadHost:
             self._commands.put((generation, command))
         return generation
 
-    def cancel(self) -> None:
+    def cancel(self, generation: int | None = None) -> None:
         with self._lock:
-            self._cancelled_up_to = self._generation
+            if generation is None:
+                self._cancelled_up_to = self._generation
+                self._cancelled.clear()
+            else:
+                self._cancelled.add(generation)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         with self._lock:
@@ -114,16 +134,26 @@ class ThreadHost:
                 "Install it again.",
             )
             self._send(0, Failed(self._import_error))
-        while (item := self._take()) is not None:
-            self._answer(*item)
-            self._tell_fallbacks(item[0])
+        while True:
+            if not self._streams:
+                item = self._next.pop() if self._next else self._commands.get()
+                if item is None:
+                    break
+                self._do(*item)
+            self._do_between()
+            if self._streams:
+                self._step()
         self._free()
 
-    def _take(self) -> tuple[int, Command] | None:
-        return self._next.pop() if self._next else self._commands.get()
+    def _do(self, generation: int, command: Command) -> None:
+        """Do a command, or begin an answer."""
+        self._attempt(generation, command, partial(self._dispatch, generation, command))
+        if generation not in self._streams:
+            self._cancelled.discard(generation)
+            self._tell_fallbacks(generation)
 
     def _do_between(self) -> None:
-        """Do the commands next in line that may come in the middle of an answer."""
+        """Do the commands next in line that may come in the middle of answers."""
         while True:
             if not self._next:
                 try:
@@ -131,21 +161,50 @@ class ThreadHost:
                 except queue.Empty:
                     return
             item = self._next[0]
-            if item is None or not isinstance(item[1], Resplit | CountTokens):
+            if item is None or not isinstance(item[1], BETWEEN):
                 return
             self._next.pop()
-            self._answer(*item)
+            self._do(*item)
 
-    def _answer(self, generation: int, command: Command) -> None:
+    def _step(self) -> None:
+        """Compute a pass for all answers, and send their events."""
+        for generation, stream in list(self._streams.items()):
+            self._attempt(generation, stream, partial(self._tell, generation, stream))
+        if not self._streams:
+            return
+        oldest = next(iter(self._streams))
+        self._attempt(oldest, self._streams[oldest], self._loaded().step)
+
+    def _tell(self, generation: int, stream: AnswerStream) -> None:
+        """Send the events of an answer that are there, and forget it at its end."""
+        for event in stream.ready():
+            self._tell_fallbacks(generation)
+            self._send(generation, event)
+        if stream.is_over:
+            self._forget(generation)
+            self._tell_fallbacks(generation)
+
+    def _forget(self, generation: int) -> None:
+        """Forget an answer that has ended, but not its tokens."""
+        stream = self._streams.pop(generation, None)
+        self._cancelled.discard(generation)
+        if stream is not None:
+            self._ended[generation] = array("i", stream.ids)
+            if len(self._ended) > MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def _attempt(self, generation: int, what: object, act: Callable[[], None]) -> None:
+        """Do something for a command; if it fails, that is the command's end."""
         had_model = self._model is not None
         try:
-            self._dispatch(generation, command)
+            act()
             return
         except EngineError as error:
             failure = error
         except Exception as error:  # a bug must not end the thread that owns the model
-            log.exception("command %s failed", type(command).__name__)
+            log.exception("command %s failed", type(what).__name__)
             failure = _as_crash(error)
+        self._forget(generation)
         # whoever keeps the error must not keep the frames, and with them the tensors, it came from
         failure.__traceback__ = failure.__context__ = failure.__cause__ = None
         if self._model is not None and self._model.has_stopped:
@@ -228,13 +287,31 @@ class ThreadHost:
 
     def _move_state(self, generation: int, command: SaveState | LoadState) -> None:
         model = self._loaded()
-        move = model.save_state if isinstance(command, SaveState) else model.load_state
-        done: Event = move(
-            command.path,
-            on_progress=lambda progress: self._send(generation, progress),
-            is_cancelled=lambda: self._is_cancelled(generation),
-        )
+        options: dict[str, Any] = {
+            "on_progress": lambda progress: self._send(generation, progress),
+            "is_cancelled": lambda: self._is_cancelled(generation),
+        }
+        done: Event
+        if isinstance(command, SaveState):
+            done = model.save_state(command.path, ids=self._ids_of(command), **options)
+        else:
+            done = model.load_state(command.path, **options)
         self._send(generation, done)
+
+    def _ids_of(self, command: SaveState) -> Sequence[int] | None:
+        """Return the tokens of which the cache is to be saved; None for the latest sequence."""
+        if not command.of:
+            return None
+        if command.of in self._streams:
+            return list(self._streams[command.of].ids)
+        if command.of not in self._ended:
+            raise StateFileError(
+                command.path,
+                "The tokens of an answer are not known any more after so many others, so that "
+                "their state cannot be saved.",
+                "Ask the model something in that chat first.",
+            )
+        return list(self._ended[command.of])
 
     def _tune(self, generation: int, command: Tune) -> None:
         if self._import_error is not None:
@@ -257,10 +334,8 @@ class ThreadHost:
         self._model = model
 
     def _generate(self, generation: int, command: Generate) -> None:
-        for event in self._loaded().answer(command, lambda: self._is_cancelled(generation)):
-            self._tell_fallbacks(generation)
-            self._send(generation, event)
-            self._do_between()
+        stream = self._loaded().answer(command, lambda: self._is_cancelled(generation))
+        self._streams[generation] = stream
 
     def _tell_fallbacks(self, generation: int) -> None:
         """Send what makes the model's GPUs slower, if that has changed since it was sent."""
@@ -269,12 +344,13 @@ class ThreadHost:
             self._send(generation, FallbacksChanged(found))
 
     def _free(self) -> None:
+        self._ended.clear()
         if self._model is not None:
             model, self._model = self._model, None
             model.close()
 
     def _is_cancelled(self, generation: int) -> bool:
-        return generation <= self._cancelled_up_to
+        return generation <= self._cancelled_up_to or generation in self._cancelled
 
     def _send(self, generation: int, event: Event) -> None:
         self._on_event(HostEvent(generation, event))

@@ -14,8 +14,10 @@ import torch
 
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
+from engine.forward.batch import Batch, Piece
 from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.forward.state import RecurrentState
+from engine.forward.state import RecurrentState, sights_of
+from engine.gguf.control_vectors import read_control_vectors
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.faults import call_all, explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory, torch_device
@@ -24,7 +26,7 @@ from engine.planning.plan import make_plan
 from engine.planning.threads import threads_per_rank
 from engine.progress import ignore, never
 from engine.runtime.builder import RankBuilder, RankSetup
-from engine.runtime.control_vectors import read_control_vectors
+from engine.runtime.interface import page_groups
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import ByteProgress, check_types
 from engine.sampling.slices import (
@@ -98,6 +100,7 @@ class ProcessRuntime:
         torch.set_num_threads(self.threads_per_rank)
         self.n_ctx, self.n_batch = self.plan.n_ctx, self.plan.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
+        self.groups = page_groups(self.plan.cache_size, sights_of(declaration.states))
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
         self.sampling_rank = self._split.last_group[0]
         self.token_source = ProcessTokenSource(self)
@@ -128,22 +131,22 @@ class ProcessRuntime:
         assert rank == self.number, "another process has that one"
         return self.comm
 
-    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        """Run tokens after `n_past` cached ones; return this rank's slice of the logits.
+    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Run the rows of a batch; return this rank's slice of the logits.
 
         Returns:
-            (len(ids) - first_logit, n), with n the number of the rank's tokens; 0 without a part
-            of the output head.
+            (len(ids) - batch.first_logit, n), with n the number of the rank's tokens; 0 without a
+            part of the output head.
         """
         context = self.rank.context
         context.is_sliced, context.head_input = True, None
         try:
-            found = self._computed(ids, n_past, first_logit)
+            found = self._computed(ids, batch)
         finally:
             context.is_sliced = False
         if found is None:
             self.finish()
-            return np.empty((len(ids) - first_logit, 0), np.float32)
+            return np.empty((len(ids) - batch.first_logit, 0), np.float32)
         with explain_faults([self.rank.device]):
             logits: Logits = found.float().cpu().numpy()
         return logits
@@ -158,17 +161,17 @@ class ProcessRuntime:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def forward_whole(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits | None:
-        """Run tokens after `n_past` cached ones; return the logits of the whole vocabulary.
+    def forward_whole(self, ids: Sequence[int], batch: Batch) -> Logits | None:
+        """Run the rows of a batch; return the logits of the whole vocabulary.
 
         Returns:
-            (len(ids) - first_logit, n_vocab) on the rank that samples; None on the others.
+            (len(ids) - batch.first_logit, n_vocab) on the rank that samples; None on the others.
         """
-        found = self._computed(ids, n_past, first_logit)
+        found = self._computed(ids, batch)
         with explain_faults([self.rank.device]):
             return None if found is None else found.cpu().numpy()
 
-    def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> torch.Tensor | None:
+    def _computed(self, ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
         """Run tokens on this rank; return its logits on its device.
 
         Raises:
@@ -177,7 +180,7 @@ class ProcessRuntime:
         """
         try:
             with explain_faults([self.rank.device]), torch.inference_mode():
-                return self.rank.compute(torch.tensor(ids), n_past, first_logit)
+                return self.rank.compute(torch.tensor(ids), batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -229,13 +232,9 @@ class ProcessRuntime:
             self.wire.swap([], [(self.sampling_rank, word)])
         return int(word.item())
 
-    def save_recurrent(self) -> None:
-        """Save a copy of all recurrent states, in place of an earlier one."""
-        self.rank.context.cache.save()
-
-    def restore_recurrent(self) -> None:
-        """Restore all recurrent states from the saved copy."""
-        self.rank.context.cache.restore()
+    def move_slot(self, source: int, target: int) -> None:
+        """Copy the recurrent states of a place to another one."""
+        self.rank.context.cache.copy_slot(source, target)
 
     def close(self) -> None:
         """Free everything, and raise nothing; safe to call twice."""
@@ -261,10 +260,10 @@ class ProcessTokenSource:
         self._sampler, self._never = sampler, never
         return True
 
-    def next(self, token: int, n_past: int, n_left: int) -> int:
-        """Compute a token after `n_past` cached ones; sample and return the one after it."""
+    def next(self, token: int, piece: Piece, n_left: int) -> int:
+        """Compute a token; sample and return the one after it."""
         assert self._sampler is not None, "serve is called first"
-        mine = self._runtime.forward([token], n_past, 0)[0]
+        mine = self._runtime.forward([token], Batch((piece,), 0))[0]
         return self.sample(mine, self._sampler, self._never)
 
     def stop(self) -> Sequence[int]:

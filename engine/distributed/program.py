@@ -28,6 +28,8 @@ from engine.devices.selection import parse_devices
 from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
 from engine.distributed.wire import GlooWire
 from engine.errors import EngineError, NoDevice
+from engine.forward.batch import Batch
+from engine.generation.alone import run_alone
 from engine.generation.generate import Generation
 from engine.generation.prompts import Prompts
 from engine.generation.results import Finished, GenerationEvent, TokenText
@@ -37,7 +39,6 @@ from engine.gguf.reader import GGUFFile
 from engine.hardware.torch_devices import kind_of, torch_device
 from engine.harmless import error_line, json_escaped, one_line, printable
 from engine.models.info import describe
-from engine.progress import never
 
 if TYPE_CHECKING:
     from engine.sampling.token_source import Logits
@@ -55,10 +56,10 @@ class RankGeneration(Generation):
     """
 
     def __init__(
-        self, source: ProcessTokenSource, session: Session, tokenizer: Tokenizer | None,
+        self, source: ProcessTokenSource, n_ctx: int, tokenizer: Tokenizer | None,
         params: SamplingParams, n_keep: int,
     ) -> None:  # fmt: skip
-        super().__init__(session, tokenizer, params, n_keep, never)
+        super().__init__(n_ctx, tokenizer, params, n_keep)
         self._source = source
 
     def _sample(self, logits: Logits) -> int:
@@ -104,10 +105,11 @@ class RankModel:
         session.check(ids)
         session.begin()
         session.ids.clear()
-        found = [
-            self.runtime.forward_whole(ids[start : start + step], start, 0)
-            for start in range(0, len(ids), step)
-        ]
+        found = []
+        for start in range(0, len(ids), step):
+            some = ids[start : start + step]
+            batch = Batch((session.place(start, len(some)),), 0)
+            found.append(self.runtime.forward_whole(some, batch))
         rows = [x for x in found if x is not None]
         return np.concatenate(rows) if rows else None
 
@@ -116,9 +118,11 @@ class RankModel:
     ) -> Iterator[GenerationEvent]:
         """Generate as `engine.api.Model.generate` does; every rank yields all events."""
         wanted = self._prompts.plain(prompt)
-        return RankGeneration(
-            self.runtime.token_source, self._session, self._prompts.found, params, wanted.n_keep
-        ).run(wanted.ids)
+        generation = RankGeneration(
+            self.runtime.token_source, self.runtime.n_ctx, self._prompts.found, params,
+            wanted.n_keep,
+        )  # fmt: skip
+        return run_alone(self._session, generation, wanted.ids)
 
     def close(self) -> None:
         """Free all memory; safe to call twice."""

@@ -21,7 +21,7 @@ from engine.runtime.timeline import GpuTimes, RankTimes, timed
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from engine.generation.session import Session
+    from engine.generation.scheduling.own import OwnSequence
     from engine.runtime.thread_runtime import ThreadRuntime
 
 N_WARM_UP = 4
@@ -32,9 +32,6 @@ N_RECORDED = 8
 
 SAMPLING = SamplingParams(seed=0, temperature=1.0)
 """Settings for sampling on a device: random, so that the model does not repeat itself."""
-
-NO_TOKEN = -1
-"""Token id to append to the ids that a session is to keep, since it never keeps the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +138,24 @@ class _Measured(NamedTuple):
 
 
 class Benchmark:
-    """Benchmark of one model; the tokens that its session has cached are forgotten.
+    """Benchmark of one model.
 
     Tokens are random but the same each time, so that routed experts vary as in a text.
 
     Args:
+        sequence: sequence that is computed.
         is_cancelled: asked before each token and each batch of a prompt.
     """
 
     def __init__(
         self,
-        session: Session,
+        sequence: OwnSequence,
         runtime: ThreadRuntime,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._session = session
+        self._sequence = sequence
         self._runtime = runtime
         self._is_cancelled = is_cancelled
-        self._turn = session.begin()
 
     def run(
         self, test: BenchTest, repetitions: int, *, warm_up: bool, has_kernels: bool = False
@@ -170,10 +167,10 @@ class Benchmark:
         """
         if repetitions < 1:
             raise EngineError("A benchmark needs at least one repetition.")
-        if test.n_ctx > self._session.n_ctx:
+        if test.n_ctx > self._sequence.n_ctx:
             raise EngineError(
                 f"{test} needs a context of {test.n_ctx} tokens but the model's is "
-                f"{self._session.n_ctx}."
+                f"{self._sequence.n_ctx}."
             )
         n_vocab = self._runtime.hp.n_vocab
         ids = np.random.default_rng(0).integers(0, n_vocab, test.n_ctx).tolist()
@@ -189,21 +186,23 @@ class Benchmark:
         found = BenchResult(test, seconds, overhead_s, ranks)
         gpu = self._recorded(test, ids) if has_kernels else None
         worked = [sample.host_s for sample in samples if sample.host_s is not None]
-        host_s = median(worked) / test.n_gen if worked else self._host_s(test, found)
+        host_s = median(worked) / test.n_gen if worked else self._host_s(test, ids, found)
         return replace(found, host_s=host_s, gpu=gpu)
 
     @property
     def _has_gpu(self) -> bool:
         return any(device.type == "cuda" for device in self._runtime.devices)
 
-    def _host_s(self, test: BenchTest, found: BenchResult) -> float | None:
+    def _host_s(self, test: BenchTest, ids: list[int], found: BenchResult) -> float | None:
         """Return the seconds per token that the host works, see `BenchResult.host_s`."""
         if self._has_gpu:
             from engine.measuring.kernel_times import (
                 host_s,  # only what serves a GPU imports from there
             )
 
-            return host_s(self._runtime, test.n_depth)
+            self._fill(ids[: test.n_depth])
+            with self._sequence.scratch() as place:
+                return host_s(self._runtime, place)
         if found.overhead_s is None:
             return None
         busiest = max(found.ranks, key=lambda times: times.computed_s)
@@ -243,16 +242,27 @@ class Benchmark:
         return _Measured(seconds, seconds - inside, ranks)
 
     def _fill(self, ids: list[int]) -> None:
-        """Make the cache hold `ids` and nothing else."""
-        self._session.keep_common([*ids, NO_TOKEN])
-        if len(self._session.ids) < len(ids):
+        """Make the sequence that of `ids`, to which it can go back."""
+        self._sequence.hold(ids)
+        if len(self._sequence.ids) < len(ids):
             self._compute(ids)
+            self._sequence.keep()
 
     def _compute(self, ids: list[int]) -> None:
-        """Compute the tokens of `ids` that are not cached, in batches."""
-        for chunk, first_logit in self._session.chunks(ids):
-            self._check()
-            self._session.forward(chunk, first_logit, self._turn)
+        """Compute the tokens of `ids` that are missing, in batches, with the last one's logits.
+
+        Where states cannot be cut, the last token is computed apart, as that of an answer's prompt.
+        """
+        rest = ids[len(self._sequence.ids) :]
+        if not self._runtime.can_rewind:
+            self._pass(rest[:-1], len(rest))
+            rest = rest[-1:]
+        self._pass(rest, len(rest) - 1)
+
+    def _pass(self, ids: list[int], first_logit: int) -> None:
+        """Compute tokens in batches, with the logits from an index on."""
+        for _ in self._sequence.compute(ids, first_logit, self._check):
+            pass
 
     def _generate(self, ids: list[int]) -> None:
         """Generate as many tokens as `ids` has.
@@ -266,15 +276,15 @@ class Benchmark:
         token = ids[0]
         for step in ids:
             self._check()
-            logits = self._session.forward([token], 0, self._turn)[0]
-            token = (int(logits.argmax()) + step) % len(logits)
+            (logits,) = self._sequence.compute([token], 0)
+            token = (int(logits.argmax()) + step) % logits.shape[1]
 
     def _sample_on_device(self, ids: list[int]) -> None:
         """Generate as many tokens as `ids` has, sampled on the device as those of an answer."""
         token, sampler = ids[0], Sampler(SAMPLING)
         for n_left in range(len(ids), 0, -1):
             self._check()
-            found = self._session.follow(token, sampler, (), n_left, self._turn)
+            found = self._sequence.follow(token, sampler, (), n_left)
             token = found if isinstance(found, int) else int(found.argmax())
 
     def _check(self) -> None:

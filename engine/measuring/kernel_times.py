@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from engine.forward.batch import Batch, Piece
 from engine.runtime.timeline import GpuTimes, KernelTime
 
 if TYPE_CHECKING:
@@ -86,11 +87,12 @@ def short_name(name: str) -> str:
     return head.rpartition("::")[2] or name
 
 
-def host_s(runtime: ThreadRuntime, position: int) -> float | None:
+def host_s(runtime: ThreadRuntime, place: Piece) -> float | None:
     """Measure the host's seconds to start a token on all GPUs, without waiting for them.
 
-    The token at `position` is computed anew each time; what the cache holds from there on is then
-    of no use.
+    Args:
+        place: place of the token, which is computed anew each time; what the cache holds from there
+            on is then of no use.
 
     Returns:
         The median; None where a model is not one graph on each of its GPUs.
@@ -101,7 +103,7 @@ def host_s(runtime: ThreadRuntime, position: int) -> float | None:
     times = []
     for _ in range(N_STARTED):
         begun = perf_counter()
-        runner.start(0, position)
+        runner.start([0], Batch((place,), 0))
         times.append(perf_counter() - begun)
         runner.executor.wait()
     return median(times)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.cpu.large_pages import weight_memory
 from engine.cpu.packing import DTYPES
-from engine.cpu.weights import PlainWeight, PlaneWeight
+from engine.cpu.plain_weights import PlainWeight
+from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import Worker
 from engine.forward.weight import Weight
 from engine.gguf.types import TYPES

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.devices.types import CPU
 from engine.errors import EngineError
-from engine.planning.alternative import Alternative
 from engine.planning.choice_reason import reason_for_choice
 from engine.planning.evaluation.fit import Fit, Room
+from engine.planning.search.alternative import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds
 
 if TYPE_CHECKING:

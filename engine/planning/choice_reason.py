@@ -9,7 +9,7 @@ from engine.devices.types import CPU
 from engine.planning.search.results import names
 
 if TYPE_CHECKING:
-    from engine.planning.alternative import Alternative
+    from engine.planning.search.alternative import Alternative
 
 MOST_NAMED = 3
 """Most GPUs that are named; more are counted."""

@@ -6,13 +6,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from engine.forward.batch_sizes import BF16_BATCH, SMALL_BATCH, largest_chunk
+from engine.forward.attention_sizes import (
+    SHARED_ROWS,
+    AttentionSize,
+    pages_bytes,
+    pieces_bytes,
+)
+from engine.forward.batch_sizes import (
+    BF16_BATCH,
+    CAPTURED_ROWS,
+    SMALL_BATCH,
+    captured_rows,
+    largest_chunk,
+    recorded_rows,
+)
 from engine.forward.state import (
     CPU_STEP,
     DEVICE_STEP,
-    KERNELS_STEP,
     RecurrentState,
     State,
     attention_work,
@@ -118,12 +130,6 @@ def padding_of_parts(parts: Iterable[tuple[Slot, Sequence[Slices]]], storage: st
     return padding
 
 
-def state_padding(state: RecurrentState, rank: int) -> int:
-    """Return the bytes that a recurrent state and its copy take of a GPU beyond their own."""
-    shapes = state.shapes(rank).values()
-    return 2 * sum(padding_bytes(F32_BYTES * prod(shape)) for shape in shapes)
-
-
 def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
     """Return a rank's parts of a matrix, each as (number of matrices, rows of each, columns)."""
     shapes = [[part.stop - part.start for part in piece] for piece in pieces]
@@ -136,22 +142,6 @@ def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, sl
     whole = list(shapes[0])
     whole[dim] = sum(shape[dim] for shape in shapes)
     return [(prod(whole[:-2]), whole[-2], pieces[0][-1])]
-
-
-class CacheSize(NamedTuple):
-    """Sizes that decide the working memory of one layer's attention on a rank.
-
-    Attributes:
-        heads: number of query heads.
-        kv_heads: number of key-value heads.
-        row: number of elements of a key and its value.
-        is_shared: whether values are part of the keys.
-    """
-
-    heads: int
-    kv_heads: int
-    row: int
-    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +161,7 @@ class WorkingSizes:
     routed: int = 0
     width: int = 0
     recurrent: int = 0
-    caches: frozenset[CacheSize] = frozenset()
+    caches: frozenset[AttentionSize] = frozenset()
     rows: int = 0
 
     @classmethod
@@ -188,7 +178,7 @@ class WorkingSizes:
     def largest(cls, several: Iterable[WorkingSizes]) -> WorkingSizes:
         """Return the largest of each size."""
         columns = routed = width = recurrent = rows = 0
-        caches: frozenset[CacheSize] = frozenset()
+        caches: frozenset[AttentionSize] = frozenset()
         for one in several:
             columns = max(columns, one.columns)
             routed = max(routed, one.routed)
@@ -206,8 +196,8 @@ def _of_state(state: State, rank: int) -> WorkingSizes:
     heads = state.heads.size(rank)
     if not heads:
         return WorkingSizes()
-    cache = CacheSize(heads, state.kv_heads.size(rank), state.row, state.v_in_k)
-    return WorkingSizes(width=heads * state.head_dim_k, caches=frozenset({cache}))
+    one = AttentionSize(heads, state.kv_heads.size(rank), state.row, state.v_in_k)
+    return WorkingSizes(width=heads * state.head_dim_k, caches=frozenset({one}))
 
 
 def compute_bytes(
@@ -219,6 +209,8 @@ def compute_bytes(
     storage: str,
     *,
     is_kv_on_host: bool = False,
+    fast_prompts: bool = False,
+    n_parallel: int = 1,
 ) -> int:
     """Estimate the working memory of the largest forward pass, in bytes.
 
@@ -229,14 +221,19 @@ def compute_bytes(
         n_tokens: number of tokens computed at once.
         storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
         is_kv_on_host: whether the KV cache lies in host memory.
+        fast_prompts: see `LoadParams`.
+        n_parallel: most sequences of which a pass computes a single token each.
     """
     if working == WorkingSizes():
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
     if storage == "kernels" and device == "cpu":
-        return logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
+        kernels = _kernel_bytes(working, hp, n_tokens, n_ctx, n_parallel, fast_prompts)
+        return n_parallel * logits + kernels
     if storage == "kernels":
-        n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, is_kv_on_host=is_kv_on_host)
+        n_bytes = _device_bytes(
+            working, hp, n_tokens, n_ctx, n_parallel, is_kv_on_host=is_kv_on_host
+        )
         return max(2 * logits + n_bytes, LOADING_BYTES)  # a graph's logits stay where they are
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)
@@ -250,51 +247,66 @@ def compute_bytes(
     return F32_BYTES * (n_tokens * per_token + attention) + logits + unpack
 
 
-def _kernel_bytes(working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int) -> int:
+def _kernel_bytes(
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, n_parallel: int,
+    fast_prompts: bool,
+) -> int:  # fmt: skip
     """Estimate the working memory of the CPU path without logits, in bytes.
 
     Attention, FFN and recurrent layers follow one after the other, so the largest of them counts,
-    beside the hidden state, its norms, scratch for products in BF16 and what one recorded token
-    keeps.
+    beside the hidden state, its norms, scratch for products and what recorded passes keep, see
+    `recorded_rows`.
     """
     stream, feed = 6 * hp.n_embd, 3 * working.columns
-    short = BF16_BYTES * working.columns
-    sizes = [F32_BYTES * feed + short, F32_BYTES * working.recurrent]
+    panel = panel_block_bytes(x_bytes(hp))
+    short = max(BF16_BYTES * fast_prompts, panel / BLOCK)  # bytes of a number in products
+    sizes = [F32_BYTES * feed + int(short * working.columns), F32_BYTES * working.recurrent]
     if working.routed:
         n_used, widest = max(hp.n_expert_used), max(working.routed, hp.n_embd)
-        panels = -(-widest // BLOCK) * panel_block_bytes(x_bytes(hp))
+        panels = -(-widest // BLOCK) * panel
         rows = 3 * working.routed + 2 * hp.n_embd
         sizes.append(n_used * (F32_BYTES * rows + panels))
-    attention = max((_attention_bytes(c, n_tokens, n_ctx) for c in working.caches), default=0)
+    attention = max((pages_bytes(c, n_ctx) for c in working.caches), default=0)
     attention += F32_BYTES * n_tokens * 4 * working.width
-    recorded = F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
-    n_chunk = 2 if n_tokens >= BF16_BATCH else 1  # torch packs another one of its own
-    scratch = BF16_BYTES * (n_chunk * BF16_CHUNK + n_tokens * hp.n_embd)
+    n_recorded = recorded_rows(n_parallel)
+    recorded = n_recorded * F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
+    scratch = int(n_tokens * hp.n_embd * short)
+    if fast_prompts and n_tokens >= BF16_BATCH:
+        scratch += 2 * BF16_BYTES * BF16_CHUNK  # torch packs another one of its own
     passing = int(HEAP_WASTE * n_tokens * F32_BYTES * stream)
     passing += max(attention, int(HEAP_WASTE * n_tokens * max(sizes)))
     return passing + scratch + recorded
 
 
 def _device_bytes(
-    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
-) -> int:
-    """Estimate the working memory of the GPU path: the largest pass plus the graph of one token."""
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, n_parallel: int, *,
+    is_kv_on_host: bool,
+) -> int:  # fmt: skip
+    """Estimate the working memory of the GPU path: the largest pass plus the graphs of tokens."""
     heads = max((cache.heads for cache in working.caches), default=0)
     few = min(n_tokens, max(SMALL_BATCH, SHARED_ROWS // max(1, heads)))
     passes = (
         _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host) for n in {few, n_tokens}
     )
-    token = _device_pass(working, hp, 1, n_ctx, is_kv_on_host=is_kv_on_host)
-    return int(HEAP_WASTE * (max(passes) + token)) + GRAPH_BYTES + LIBRARY_BYTES
+    captured = [n for n in CAPTURED_ROWS if n <= captured_rows(n_parallel)]
+    graphs = sum(
+        _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host, are_singles=True)
+        for n in captured
+    )
+    return int(HEAP_WASTE * (max(passes) + graphs)) + len(captured) * GRAPH_BYTES + LIBRARY_BYTES
 
 
 def _device_pass(
-    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
-) -> int:
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool,
+    are_singles: bool = False,
+) -> int:  # fmt: skip
     """Return the bytes of a pass's tensors on a GPU: hidden state and attention, FFN or experts.
 
     For many tokens, matrices are dequantised to BF16, some rows at a time; the last tensor that a
     part keeps (of queries, keys and values; of gate and up) is made without that scratch.
+
+    Args:
+        are_singles: whether the tokens are those of as many sequences.
     """
 
     def scratch(n_rows: int, n_columns: int) -> int:
@@ -309,7 +321,9 @@ def _device_pass(
     if working.routed:
         inner = (3 * F32_BYTES + BF16_BYTES) * working.routed
         sizes.append(n_tokens * max(hp.n_expert_used) * (inner + F32_BYTES * hp.n_embd))
-    work = max((_piece_bytes(cache, n_tokens, n_ctx) for cache in working.caches), default=0)
+    work = max(
+        (pieces_bytes(cache, n_tokens, n_ctx, are_singles) for cache in working.caches), default=0
+    )
     if is_kv_on_host:
         sizes_of_work = (
             attention_work(c.heads, c.row, n_tokens, n_ctx, DEVICE_STEP) for c in working.caches
@@ -321,26 +335,6 @@ def _device_pass(
     return n_tokens * per_token + max(sizes)
 
 
-def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """Return the bytes of attention's partial results, one for each piece of the keys.
-
-    See `engine.gpu.attention`.
-    """
-    n_rows = n_tokens * cache.heads
-    if n_tokens <= SMALL_BATCH:
-        n_piece = min(-(-n_ctx // 64), 64 + max(0, -(-(n_ctx - 64 * 64) // 256)))
-    elif n_rows <= SHARED_ROWS:
-        n_piece = min(-(-n_ctx // 512), 32)
-    else:
-        return 0
-    width = cache.row if cache.is_shared else cache.row // 2
-    return F32_BYTES * n_rows * n_piece * (width + 2)
-
-
-SHARED_ROWS = 10 << 10
-"""Most rows (tokens times heads) whose keys are shared out to several programs: 64 for each of
-a GPU's 160 multiprocessors."""
-
 GRAPH_BYTES = 32 << 20
 """Bytes that torch sets aside for a token's graph beyond its tensors, in blocks of 2 and 20 MiB."""
 
@@ -349,21 +343,6 @@ LIBRARY_BYTES = 32 << 20
 
 HEAP_WASTE = 1.15
 """Ratio of a heap's size to the tensors in it: they come and go and leave holes."""
-
-MASK_BYTES = 10
-"""Bytes for each pair of query and key where many tokens attend at once: two booleans and two
-numbers."""
-
-
-def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """Return the bytes of attention on the CPU beside queries and results.
-
-    These are keys and values in F32, and scores; see `engine.cpu.flash_attention`.
-    """
-    keys = cache.kv_heads * cache.row * n_ctx
-    if keys <= KERNELS_STEP.keys and not cache.is_shared:
-        return F32_BYTES * keys + MASK_BYTES * n_tokens * n_ctx
-    return F32_BYTES * attention_work(cache.kv_heads, cache.row, n_tokens, n_ctx, CPU_STEP)
 
 
 def x_bytes(hp: HParams) -> int:

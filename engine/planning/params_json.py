@@ -141,4 +141,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "rope_factor": _number,
     "rope_base": _number,
     "chat_template": _text,
+    "fast_prompts": _flag,
+    "parallel": _whole,
+    "checkpoint_bytes": _optional(_whole),
 }

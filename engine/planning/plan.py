@@ -14,22 +14,15 @@ from typing import TYPE_CHECKING
 from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.forward.state import KVState, RecurrentState
+from engine.forward.cache_size import CacheSize, RequestRoom
+from engine.forward.state import KVState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
+from engine.paging.sight import Sight, in_order
 from engine.planning.buffers import link_bytes, pinned_bytes
-from engine.planning.footprint import (
-    WorkingSizes,
-    compute_bytes,
-    n_elements,
-    packed_bytes,
-    padding_of_parts,
-    sizes_of_pieces,
-    slot_pieces,
-    state_padding,
-)
+from engine.planning.footprint import WorkingSizes, compute_bytes
 from engine.planning.memory import MemoryUse
-from engine.planning.rounding import padding_bytes
+from engine.planning.rank_size import RankSize, cache_bytes, rank_size
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
@@ -40,6 +33,14 @@ if TYPE_CHECKING:
 DENSE_FRACTION = 0.8
 """Largest part of a device's free memory that dequantised weights may take; beyond it they stay
 quantised."""
+
+MOST_CHECKPOINT_BYTES, MOST_CHECKPOINTS = 4 << 30, 64
+"""Most bytes of recurrent states that are kept in the host's memory unless a load says otherwise,
+and the most sequences' states: three of each of some twenty chats."""
+
+CHECKPOINT_FRACTION = 1 / 8
+"""Largest part of the host's free memory that they may take then, and twice that of what a plan
+leaves free."""
 
 LARGE_BATCH_FRACTION = 0.98
 """Largest part of a device's free memory that a plan with large batches of prompts may take; beyond
@@ -82,6 +83,10 @@ class Plan:
         warnings: sentences for the user.
         reserve: (device, bytes) that have to stay free.
         n_batch: number of prompt tokens to compute at once.
+        parallel: number of requests of full context length that the cache has room for.
+        sights: sights of the groups of layers with keys and values.
+        has_states: whether layers have recurrent states.
+        checkpoint_bytes: most bytes of the host's memory for kept recurrent states.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -92,6 +97,20 @@ class Plan:
     warnings: tuple[str, ...] = ()
     reserve: tuple[tuple[str, int], ...] = ()
     n_batch: int = PROMPT_BATCH
+    parallel: int = 1
+    sights: tuple[Sight, ...] = ()
+    has_states: bool = False
+    checkpoint_bytes: int = 0
+
+    @property
+    def cache_size(self) -> CacheSize:
+        """Sizes that decide the memory of the cache."""
+        return CacheSize(self.n_ctx, self.kv_type, self.parallel, self.n_batch)
+
+    @property
+    def rooms(self) -> tuple[RequestRoom, ...]:
+        """Numbers of requests that run at once, and their length; see `CacheSize.rooms`."""
+        return self.cache_size.rooms(self.sights, has_states=self.has_states)
 
     @property
     def storage(self) -> str:
@@ -106,13 +125,16 @@ class Plan:
     def bytes_by_device(self) -> dict[str, int]:
         """Return the predicted bytes of each physical device; ranks that share one add up.
 
-        What GPUs keep in host memory counts for "cpu"; a GPU's overhead counts once.
+        What GPUs keep in host memory, and kept recurrent states, count for "cpu"; a GPU's overhead
+        counts once.
         """
         total: dict[str, int] = defaultdict(int, self.overhead())
         for device in self.devices:
             total[device.device] += device.memory.total
             if device.memory.on_host:
-                total["cpu"] += device.memory.on_host
+                total[CPU] += device.memory.on_host
+        if self.checkpoint_bytes:
+            total[CPU] += self.checkpoint_bytes
         return dict(total)
 
     def overhead(self) -> dict[str, int]:
@@ -164,31 +186,6 @@ def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
     return params.kv_on_host and device != "cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class RankSize:
-    """Sizes of what one rank of a split model holds.
-
-    Attributes:
-        weights: bytes of the weights.
-        kv: bytes of keys and values.
-        state: bytes of recurrent states.
-        padding: bytes that rounding adds on a GPU to weights and recurrent states.
-        kv_padding: bytes that it adds to keys and values.
-        elements: number of elements of all matrices.
-        file_bytes: bytes of the file that the rank reads.
-        working: sizes of the tensors that it computes with.
-    """
-
-    weights: int
-    kv: int
-    state: int
-    padding: int
-    kv_padding: int
-    elements: int
-    file_bytes: int
-    working: WorkingSizes
-
-
 def make_plan(
     declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
 ) -> Plan:
@@ -206,7 +203,7 @@ def make_plan(
 
     def sizes(storages: Sequence[str]) -> list[RankSize]:
         return [
-            _rank_size(declaration, rank, storage, params.kv_type)
+            rank_size(declaration, rank, storage, params.kv_type)
             for rank, storage in enumerate(storages)
         ]
 
@@ -243,6 +240,40 @@ def choose_plan(
         sizes: returns the sizes of each rank, given the storage format of each.
         free_bytes: see `make_plan`.
     """
+    plan, found = _roomiest(params, hp, devices, shares, sizes, free_bytes)
+    n_bytes = sum(n * sum(layer.tensors) for size in found for n, layer in size.layers)
+    return replace(plan, checkpoint_bytes=_checkpoint_bytes(params, plan, n_bytes, free_bytes))
+
+
+def _checkpoint_bytes(
+    params: LoadParams, plan: Plan, n_bytes: int, free_bytes: Mapping[str, int] | None
+) -> int:
+    """Return how many bytes of the host's memory are for kept recurrent states.
+
+    By default they never make a plan too large.
+
+    Args:
+        n_bytes: bytes of one sequence's states on all ranks.
+    """
+    if not n_bytes or params.checkpoint_bytes is not None:
+        return (params.checkpoint_bytes or 0) if n_bytes else 0
+    most = min(MOST_CHECKPOINT_BYTES, MOST_CHECKPOINTS * n_bytes)
+    if free_bytes is None or CPU not in free_bytes:
+        return most
+    left = beside_reserve(free_bytes, params.reserve)[CPU] - plan.bytes_by_device().get(CPU, 0)
+    share = min(CHECKPOINT_FRACTION * free_bytes[CPU], 2 * CHECKPOINT_FRACTION * left)
+    return max(0, min(most, int(share)))
+
+
+def _roomiest(
+    params: LoadParams,
+    hp: HParams,
+    devices: Sequence[str],
+    shares: Shares,
+    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
+    free_bytes: Mapping[str, int] | None,
+) -> tuple[Plan, Sequence[RankSize]]:
+    """Return a plan without kept states, and the ranks' sizes; see `choose_plan`."""
     usable = beside_reserve(free_bytes or {}, params.reserve)
     n_least = PROMPT_BATCH if params.n_batch is None else params.n_batch
 
@@ -257,9 +288,10 @@ def choose_plan(
         found, planned = with_storage("packed")
         plan = planned(n_least)
     if params.n_batch is not None or not _is_all_on_gpus(plan, found):
-        return plan
+        return plan, found
     larger = (planned(n) for n in LARGE_PROMPT_BATCHES if n <= hp.n_ctx)
-    return next((one for one in larger if _is_roomy(one, usable, LARGE_BATCH_FRACTION)), plan)
+    roomy = (one for one in larger if _is_roomy(one, usable, LARGE_BATCH_FRACTION))
+    return next(roomy, plan), found
 
 
 def _is_all_on_gpus(plan: Plan, sizes: Sequence[RankSize]) -> bool:
@@ -286,6 +318,7 @@ def _plan(
 ) -> Plan:  # fmt: skip
     elements = max(1, sum(size.elements for size in sizes))
     n_meeting = _n_meeting(devices, storages, sizes)
+    layers = {layer for size in sizes for _, layer in size.layers}
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -305,6 +338,9 @@ def _plan(
         warnings=_warnings(hp, params),
         reserve=params.reserve,
         n_batch=n_batch,
+        parallel=params.parallel,
+        sights=in_order(layer.sight for layer in layers if not layer.tensors),
+        has_states=any(layer.tensors for layer in layers),
     )
 
 
@@ -323,45 +359,22 @@ def _memory(
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
     compute = compute_bytes(
         size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
-        is_kv_on_host=is_on_host,
+        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=params.parallel,
     )  # fmt: skip
+    cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
     use = MemoryUse(
         weights=size.weights,
-        kv=size.state + (0 if is_on_host else size.kv),
+        kv=cache.state + (0 if is_on_host else cache.kv),
         compute=compute + (link_bytes(n_meeting) if is_busy else 0),
-        host_kv=size.kv if is_on_host else 0,
+        host_kv=cache.kv if is_on_host else 0,
     )
     if device == "cpu":
         return use
     has_pinned = is_busy and storage == "kernels"
     return replace(
         use,
-        padding=size.padding + (0 if is_on_host else size.kv_padding),
+        padding=size.padding + cache.state_padding + (0 if is_on_host else cache.kv_padding),
         pinned=pinned_bytes(n_meeting, size.file_bytes, hp.n_vocab) if has_pinned else 0,
-    )
-
-
-def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
-    split, n_ctx = declaration.split, declaration.hp.n_ctx
-    parts = [(slot, slot_pieces(slot, rank)) for slot in declaration.slots]
-    held = [n for slot, pieces in parts for n in sizes_of_pieces(slot, pieces, storage)]
-    kv = [s.n_bytes(rank, n_ctx, kv_type) for s in declaration.states if isinstance(s, KVState)]
-    recurrent = [s for s in declaration.states if isinstance(s, RecurrentState)]
-    return RankSize(
-        weights=sum(held),
-        kv=sum(kv),
-        state=sum(state.n_bytes(rank, n_ctx, kv_type) for state in recurrent),
-        padding=padding_of_parts(parts, storage) + sum(state_padding(s, rank) for s in recurrent),
-        kv_padding=sum(map(padding_bytes, kv)),
-        elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
-        file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
-        working=WorkingSizes.largest(
-            [
-                *(WorkingSizes.of_block(block, rank) for block in split.blocks),
-                WorkingSizes(rows=split.output.size(rank)),
-                WorkingSizes.of_states(declaration.states, rank),
-            ]
-        ),
     )
 
 

@@ -18,7 +18,13 @@ class SubmitMessage:
 
 @dataclass(frozen=True, slots=True)
 class CancelMessage:
-    """The wish that the commands sent before end."""
+    """The wish that a command ends, or all that were sent before.
+
+    Attributes:
+        generation: number of the command; None for all.
+    """
+
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

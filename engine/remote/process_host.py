@@ -106,11 +106,11 @@ class ProcessHost:
             self._changed.notify_all()
             return self._generation
 
-    def cancel(self) -> None:
-        """Ask the running command and the waiting ones to end; return at once."""
+    def cancel(self, generation: int | None = None) -> None:
+        """Ask a command to end, or all that run and wait; return at once."""
         with self._changed:
-            if self._unanswered:
-                self._send(CancelMessage())
+            if generation in self._unanswered or (generation is None and self._unanswered):
+                self._send(CancelMessage(generation))
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Cancel, free the model and end the process; return whether it ended in time."""

@@ -58,6 +58,7 @@ def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
     """Do what the window asks for until the end, and return whether the engine ended in time."""
     sender = EventSender(channel)
     numbers = [0]  # the window's number of each command, by the host's own
+    own = dict[int, int]()  # and the other way round
 
     def forward(event: HostEvent) -> None:
         sender.put(HostEvent(numbers[event.generation], event.event))
@@ -67,9 +68,11 @@ def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
         while not isinstance(message := channel.receive(), CloseMessage):
             if isinstance(message, SubmitMessage):
                 numbers.append(message.generation)
-                host.submit(message.command)
-            else:
+                own[message.generation] = host.submit(message.command)
+            elif message is not None and message.generation is None:
                 host.cancel()
+            elif message is not None and message.generation in own:
+                host.cancel(own[message.generation])
     except (EOFError, OSError):  # the window's process is gone
         pass
     finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from itertools import chain, groupby
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from engine.errors import EngineCrashed
 from engine.events import Failed, HostEvent
@@ -105,22 +105,30 @@ class EventSender:
 
 
 def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
-    """Return events with the text of tokens that follow each other in one.
+    """Return events with the text of tokens of an answer in one, up to its next other event.
 
-    Writing each by itself would take as long as a small model takes for a token.
+    Writing each by itself would take as long as a small model takes for a token. Answers that run
+    at once send theirs in turn; an event that cannot wait keeps its place among all.
     """
     found: list[HostEvent] = []
-    for (generation, is_text), group in groupby(events, _kind):
-        if is_text:
-            tokens = [event.event for event in group if isinstance(event.event, TokenText)]
-            ids = tuple(chain.from_iterable(token.ids for token in tokens))
-            text = "".join(token.text for token in tokens)
-            found.append(HostEvent(generation, TokenText(text, ids)))
+    tokens: dict[int, list[TokenText]] = {}  # by the place of the first one in `found`
+    growing: dict[int, int] = {}  # that place, by generation, where more may follow
+    for event in events:
+        if isinstance(event.event, TokenText):
+            place = growing.setdefault(event.generation, len(found))
+            tokens.setdefault(place, []).append(event.event)
+            if place < len(found):
+                continue
+        elif isinstance(event.event, PATIENT):
+            growing.pop(event.generation, None)
         else:
-            found.extend(group)
+            growing.clear()
+        found.append(event)
+    for place, texts in tokens.items():
+        found[place] = HostEvent(found[place].generation, _joined(texts))
     return tuple(found)
 
 
-def _kind(event: HostEvent) -> tuple[int, bool]:
-    """Return an event's generation, and whether it is the text of a token."""
-    return event.generation, isinstance(event.event, TokenText)
+def _joined(tokens: Sequence[TokenText]) -> TokenText:
+    ids = tuple(chain.from_iterable(token.ids for token in tokens))
+    return TokenText("".join(token.text for token in tokens), ids)

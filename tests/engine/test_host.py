@@ -13,6 +13,7 @@ from engine import (
     Cancelled,
     ChatMessage,
     Command,
+    ContextShifted,
     CountTokens,
     EngineCrashed,
     EngineError,
@@ -31,6 +32,7 @@ from engine import (
     ModelResplit,
     ModelUnloaded,
     OutOfDeviceMemory,
+    PrefillProgress,
     ProcessHost,
     Resplit,
     SamplingParams,
@@ -192,6 +194,23 @@ def test_cancel_ends_commands_that_wait(desk: Desk, path: str) -> None:
     assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished), "the old model stays"
 
 
+def test_one_command_is_cancelled_and_the_others_go_on(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path)))
+    first = desk.host.submit(Generate(ASK, sampling=LONG))
+    while not isinstance(desk.next().event, TokenText):
+        pass
+    second = desk.host.submit(Generate(ASK, sampling=SHORT))
+    third = desk.host.submit(Generate(ASK, sampling=SHORT))
+    desk.host.cancel(second)
+    desk.host.cancel(first)
+    reasons = {}
+    for _ in range(3):
+        end = desk.closing_any()
+        assert isinstance(end.event, Finished)
+        reasons[end.generation] = end.event.reason
+    assert reasons == {first: "cancelled", second: "cancelled", third: "length"}
+
+
 def test_a_failed_load_keeps_the_old_model(desk: Desk, path: str, tmp_path: Path) -> None:
     desk.run(Load(LoadParams(path)))
     broken = tmp_path / "broken.gguf"
@@ -250,28 +269,34 @@ def test_a_model_is_split_anew_and_remembers(desk: Desk, path: str) -> None:
 
 
 def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
-    """The re-split that is next in line is done between two tokens, the command after it is not."""
-    desk.run(Load(LoadParams(path)))
+    """Re-splits are done between two tokens, a load waits until all answers have ended."""
+    desk.run(Load(LoadParams(path, parallel=2)))
     text = desk.host.submit(Generate(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
         pass
-    first = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2)))
-    second = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 3)))
+    first = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2, parallel=2)))
+    other = desk.host.submit(Generate(ASK, sampling=LONG))
+    second = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 3, parallel=2)))
+    load = desk.host.submit(Load(LoadParams(path)))
     waiting = desk.host.submit(Generate(ASK, sampling=SHORT))
-    late = desk.host.submit(Resplit(LoadParams(path)))
     order = []
     while len(order) < 2:
         found = desk.next()
-        assert found.generation in (text, first, second)
+        assert found.generation in (text, first, other, second)
         if isinstance(found.event, ModelResplit):
             order.append(found.generation)
     assert order == [first, second]
-    while not isinstance(found := desk.next().event, TokenText):
-        assert not isinstance(found, CLOSING)
-    desk.host.cancel()
-    ends = [desk.closing_any() for _ in range(3)]
-    assert [end.generation for end in ends] == [text, waiting, late]
-    assert [type(end.event) for end in ends] == [Finished, Finished, Failed]
+    heard = set()
+    while heard != {text, other}:
+        found = desk.next()
+        assert isinstance(found.event, TokenText | PrefillProgress | ContextShifted | TokenTimes)
+        heard.add(found.generation)
+    for generation in (text, other):
+        desk.host.cancel(generation)
+    ends = [desk.closing_any() for _ in range(4)]
+    assert {end.generation for end in ends[:2]} == {text, other}
+    assert [end.generation for end in ends[2:]] == [load, waiting]
+    assert [type(end.event) for end in ends] == [Finished, Finished, ModelLoaded, Finished]
 
 
 def test_tokens_are_counted_in_the_middle_of_an_answer(desk: Desk, path: str) -> None:
@@ -354,6 +379,31 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
     failed = desk.run(LoadState(str(tmp_path / "none")))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, StateFileError)
+
+
+def test_each_answer_has_a_state_of_its_own(
+    thread_desk: Desk, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.host.MOST_ENDED", 2)
+    thread_desk.run(Load(LoadParams(path, parallel=4)))
+    texts = ("one", "and two", "and now there are three")
+    asked = [
+        thread_desk.host.submit(Generate((ChatMessage("user", text),), sampling=SHORT))
+        for text in texts
+    ]
+    ends = {end.generation: end.event for end in (thread_desk.closing_any() for _ in texts)}
+    too_old = next(iter(ends))
+    failed = thread_desk.run(SaveState(str(tmp_path / "old"), too_old))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, StateFileError)
+    assert "after so many others" in str(failed.error)
+    assert not list(tmp_path.iterdir())
+    for number in set(asked) - {too_old}:
+        end = ends[number]
+        assert isinstance(end, Finished)
+        told = thread_desk.run(SaveState(str(tmp_path / str(number)), number))
+        assert isinstance(told, StateSaved)
+        assert told.n_tokens == end.usage.total_tokens - 1
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.forward.state import KVState, RecurrentState, State
+from engine.forward.state import State
 from engine.layers.linear import ExpertLinear
 from engine.layers.mixers.attention import Attention
 from engine.layers.mixers.mla import LatentAttention
@@ -32,8 +32,8 @@ from engine.planning.footprint import (
     padding_of_parts,
     sizes_of_pieces,
     slot_pieces,
-    state_padding,
 )
+from engine.planning.rank_size import LayerCacheBytes
 
 if TYPE_CHECKING:
     from engine.layers.block import Block
@@ -68,9 +68,8 @@ class Cost(NamedTuple):
         weights: bytes of the weights as the rank holds them.
         file_bytes: bytes of the file that are read for them.
         elements: number of elements of the matrices.
-        kv: bytes of keys and values for one position of context.
-        state: bytes of recurrent states.
-        padding: bytes that rounding adds on a GPU to weights and recurrent states.
+        padding: bytes that rounding adds to the weights on a GPU.
+        layers: bytes of what layers remember.
         working: sizes of the tensors computed with.
         load: work of one token.
     """
@@ -78,9 +77,8 @@ class Cost(NamedTuple):
     weights: int = 0
     file_bytes: int = 0
     elements: int = 0
-    kv: int = 0
-    state: int = 0
     padding: int = 0
+    layers: tuple[LayerCacheBytes, ...] = ()
     working: WorkingSizes = WorkingSizes()
     load: RankWorkload = RankWorkload()
 
@@ -120,9 +118,8 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
         sum(cost.weights for cost in found),
         sum(cost.file_bytes for cost in found),
         sum(cost.elements for cost in found),
-        sum(cost.kv for cost in found),
-        sum(cost.state for cost in found),
         sum(cost.padding for cost in found),
+        tuple(layer for cost in found for layer in cost.layers),
         WorkingSizes.largest(cost.working for cost in found),
         join_workloads(cost.load for cost in found),
     )
@@ -148,16 +145,10 @@ def cost_of(
             file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
             elements += n if slot.is_matrix else 0
             loads.append(weight_workload(slot, n_bytes, n, formats.storage, n_used))
-    kv = state = 0
-    for memory in states:
-        n_bytes = memory.n_bytes(rank, 1, formats.kv_type)
-        kv += n_bytes if isinstance(memory, KVState) else 0
-        if isinstance(memory, RecurrentState):
-            state += n_bytes
-            padding += state_padding(memory, rank)
+    layers = tuple(LayerCacheBytes.of(state, rank, formats.kv_type) for state in states)
     working = WorkingSizes.of_states(states, rank)
     load = join_workloads(loads)
-    return Cost(weights, file_bytes, elements, kv, state, padding, working, load)
+    return Cost(weights, file_bytes, elements, padding, layers, working, load)
 
 
 def weight_workload(
@@ -289,7 +280,7 @@ def attention_workload(block: Block, kv_type: str) -> RankWorkload:
             elements = state.heads.size(SEEN) * (state.head_dim_k + state.head_dim_v)
             loads.append(
                 RankWorkload(
-                    kv_bytes=state.n_bytes(SEEN, 1, kv_type),
+                    kv_bytes=state.token_bytes(SEEN, kv_type),
                     kv_flop=2 * elements,
                     window=module.scores.window or module.scores.chunk,
                 )

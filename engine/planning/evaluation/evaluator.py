@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.forward.state import KVState
+from engine.forward.state import KVState, sights_of
 from engine.models.declare import bind_model, block_dims, read_sizes, with_context
 from engine.planning.evaluation.block_costs import NO_WORK, BlockKind, Cost, Formats, Stage
 from engine.planning.evaluation.end_costs import EndCost, Ends
 from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, probe_split
 from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
 from engine.planning.footprint import WorkingSizes
-from engine.planning.plan import Plan, RankSize, choose_plan, with_held_types
-from engine.planning.rounding import padding_bytes
+from engine.planning.plan import Plan, choose_plan, with_held_types
+from engine.planning.rank_size import RankSize
 from engine.sharding.patterns import wanted_shares
 from engine.sharding.split import cut_model
 
@@ -91,7 +91,7 @@ class Evaluator:
                 tally.costs(rank, Formats(storage, params.kv_type))
                 for rank, storage in enumerate(storages)
             ]
-            return [of_rank.size(hp.n_ctx) for of_rank in costs[storages]]
+            return [of_rank.size() for of_rank in costs[storages]]
 
         plan = choose_plan(params, hp, wanted.devices, wanted.shares, sizes, free_bytes)
         chosen = costs[tuple(device.storage for device in plan.devices)]
@@ -146,7 +146,8 @@ class _Model:
             in_blocks |= {id(slot.owner) for slot in mine}
             owners = tuple(owner_of(slot.placement.owners()) for slot in mine)
             tensors = tuple((s.attribute, s.tensor.type.number, s.tensor.shape) for s in mine)
-            same = (type(block), _alike(dims), owners, tensors, *_layer_sizes(hp, layer))
+            seen = sights_of(block.states())
+            same = (type(block), _alike(dims), owners, tensors, seen, *_layer_sizes(hp, layer))
             if same not in known:
                 known[same] = BlockKind(model, source, layer, dims, owners)
             self.kinds.append(known[same])
@@ -262,23 +263,20 @@ class _RankCosts:
         cost = self._items[index][1]
         return NO_WORK if cost is None else cost.load
 
-    def size(self, n_ctx: int) -> RankSize:
-        """Return the rank's sizes with a context of `n_ctx` tokens."""
+    def size(self) -> RankSize:
+        """Return the rank's sizes."""
         end = self.ends.cost
-        weights, file_bytes, elements, kv, state, padding = end[:6]
-        kv_padding = 0
+        weights, file_bytes, elements, padding = end[:4]
+        layers = []
         working = [end.working]
         for count, cost in self._items:
             if cost is not None:
                 weights += count * cost.weights
                 file_bytes += count * cost.file_bytes
                 elements += count * cost.elements
-                kv += count * cost.kv
-                state += count * cost.state
                 padding += count * cost.padding
-                kv_padding += count * padding_bytes(cost.kv * n_ctx)
+                layers += [(count, layer) for layer in cost.layers]
                 working.append(cost.working)
         return RankSize(
-            weights, kv * n_ctx, state, padding, kv_padding, elements, file_bytes,
-            WorkingSizes.largest(working),
-        )  # fmt: skip
+            weights, padding, tuple(layers), elements, file_bytes, WorkingSizes.largest(working)
+        )

@@ -36,7 +36,9 @@ MARGIN = 0.99
 """Part of a device's memory that shares may fill: they are met only to a unit."""
 
 Split = tuple[float, ...]
-RemedyKind = Literal["split", "devices", "kv_type", "context", "experts", "kv_on_host", "blocks"]
+RemedyKind = Literal[
+    "split", "devices", "parallel", "kv_type", "context", "experts", "kv_on_host", "blocks"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,9 @@ class Fit:
         if not self.shortages(params):
             return []
         ways = (
-            self._other_split, self._more_devices, self._smaller_kv_type, self._shorter_context,
-            self._experts_on_cpu, self._kv_on_host, self._blocks_on_cpu, self._cpu_alone,
+            self._other_split, self._more_devices, self._fewer_requests, self._smaller_kv_type,
+            self._shorter_context, self._experts_on_cpu, self._kv_on_host, self._blocks_on_cpu,
+            self._cpu_alone,
         )  # fmt: skip
         return [remedy for way in ways if (remedy := way(params)) is not None]
 
@@ -156,6 +159,15 @@ class Fit:
             if found is not None:
                 return Remedy("devices", f"Use {_listed(unused[:n])} as well.", found)
         return None
+
+    def _fewer_requests(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of room for fewer requests at once; None if that does not suffice."""
+        n = _last(params.parallel - 1, lambda n: self.fits(replace(params, parallel=n)))
+        if not n:
+            return None
+        noun = "request" if n == 1 else "requests"
+        sentence = f"Leave room for {n} {noun} of the whole context length at once."
+        return Remedy("parallel", sentence, replace(params, parallel=n))
 
     def _smaller_kv_type(self, params: LoadParams) -> Remedy | None:
         """Return the remedy of a KV cache of fewer bits; None if that does not suffice."""

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engine.config.kv_types import KV_TYPES
+from engine.forward.batch import Batch
 from engine.forward.cache import Cache, HostLayerCache, LayerCache
+from engine.forward.cache_size import CacheSize
 from engine.forward.operands import Scores
 from engine.forward.state import KVState, RecurrentState
 from engine.hardware import host_memory
@@ -42,11 +44,12 @@ def test_attention_gives_the_same_bits(kv_type: str, v_in_k: bool, whole_groups:
         layout = state(v_in_k=v_in_k, whole_groups=whole_groups)
         cache = kind(layout, 0, 24, kv_type, CPU)
         k, v = rows(20, 2, 64), None if v_in_k else rows(20, 2, 32)
-        cache.write(k[:13], None if v is None else v[:13], 0)
-        cache.write(k[13:], None if v is None else v[13:], 13)
+        batch = Batch.of_one(13, len(k) - 13, 0)
+        cache.write(k[:13], None if v is None else v[:13], Batch.of_one(0, 13, 0))
+        cache.write(k[13:], None if v is None else v[13:], batch)
         q = rows(7, n_head, 64)
-        results.append(ReferenceOps().attention(q, cache, 13, Scores(0.125, window=9)))
-        assert cache.n_bytes == layout.n_bytes(0, 24, kv_type)
+        results.append(ReferenceOps().attention(q, cache, batch, Scores(0.125, window=9)))
+        assert cache.n_bytes == 24 * layout.token_bytes(0, kv_type)
     assert results[0].equal(results[1])
     assert results[0].abs().sum() > 0
 
@@ -54,10 +57,10 @@ def test_attention_gives_the_same_bits(kv_type: str, v_in_k: bool, whole_groups:
 def test_what_is_read_is_a_copy_where_attention_is_computed() -> None:
     """Held in one place, computed with in another: a device without numbers shows which."""
     cache = HostLayerCache(state(), 0, 24, "f16", torch.device("meta"))
-    cache.write(rows(5, 2, 64), rows(5, 2, 32), 0)
+    cache.write(rows(5, 2, 64), rows(5, 2, 32), Batch.of_one(0, 5, 0))
     assert cache.k.is_cpu
     assert cache.v.is_cpu
-    k, v = cache.read(1, 5)
+    k, v = cache.read(Batch.of_one(0, 5, 0).pieces[0], 1, 5)
     assert k.is_meta
     assert v.is_meta
     assert (k.shape, v.shape) == ((2, 4, 64), (2, 4, 32))
@@ -68,11 +71,12 @@ def test_only_keys_and_values_move_to_the_host(kv_on_host: bool) -> None:
     heads = Ranges(((0, 4),), 4)
     recurrent = RecurrentState(s=(heads, (8, 8)))
     keys = KVState(heads, Ranges(((0, 2),), 2), 64, 32)
-    cache = Cache([keys, recurrent], 0, 24, "f16", torch.device("meta"), kv_on_host=kv_on_host)
+    size = CacheSize(24)
+    cache = Cache([keys, recurrent], 0, size, torch.device("meta"), kv_on_host=kv_on_host)
     assert cache.recurrent(recurrent)["s"].is_meta
     assert cache.kv(keys).k.is_cpu == kv_on_host
-    assert cache.host_bytes == (keys.n_bytes(0, 24, "f16") if kv_on_host else 0)
-    assert cache.n_bytes == keys.n_bytes(0, 24, "f16") + recurrent.n_bytes(0, 24, "f16")
+    assert cache.host_bytes == (keys.n_bytes(0, size) if kv_on_host else 0)
+    assert cache.n_bytes == keys.n_bytes(0, size) + recurrent.n_bytes(0, size)
 
 
 class FakeCuda:

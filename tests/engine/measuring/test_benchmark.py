@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine import BenchResult, BenchTest, Cancelled, EngineError, Model, load_model
+from engine.forward.batch import Batch
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.thread_runtime import ThreadRuntime
 from tests.helpers.answers import ask
@@ -35,9 +36,9 @@ class Trace:
         self.now = self.kernel_s = 0.0
         original = ModelRunner.forward
 
-        def forward(runtime: ModelRunner, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
-            logits = original(runtime, ids, n_past, first_logit)
-            self.passes.append((n_past, len(ids)))
+        def forward(runtime: ModelRunner, ids: Sequence[int], batch: Batch) -> Any:
+            logits = original(runtime, ids, batch)
+            self.passes.append((batch.pieces[0].n_past, len(ids)))
             self.ids += ids
             self.logits.append(logits)
             self.kernel_s += len(ids)
@@ -117,11 +118,13 @@ def test_a_state_that_cannot_be_cut_is_brought_back_before_the_clock_starts(
     next(family for family in FAMILIES if family.name == "mamba").build(path)
     with load(path) as model:
         tokens = model.bench(BenchTest(0, 3, 10), 2, warm_up=False)
-        assert trace.passes == [(0, 8), (8, 1), (9, 1), *[(n, 1) for n in (10, 11, 12)],
-                                (9, 1), *[(n, 1) for n in (10, 11, 12)]]  # fmt: skip
+        fill, measured = [(0, 8), (8, 1), (9, 1)], [(10, 1), (11, 1), (12, 1)]
+        assert trace.passes == fill + 2 * measured
         prompts = model.bench(BenchTest(5, 0, 10), 2, warm_up=False)
+        single = model.bench(BenchTest(1), 1, warm_up=False)
     assert tokens.samples_s == (3 * (1 + OUTSIDE_S),) * 2
     assert prompts.samples_s == (5 + 2 * OUTSIDE_S,) * 2  # the last token apart, as in an answer
+    assert single.samples_s == (1 + OUTSIDE_S,)
 
 
 def test_answers_are_the_same_after_a_benchmark(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Times of kernels per token, from a profiler's records, and the host's time."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from engine import BenchTest
+from engine.forward.batch import Batch, Piece
 from engine.measuring import kernel_times
 from engine.measuring.benchmark import Benchmark
 from engine.measuring.kernel_times import Span, gpu_times, host_s, short_name, summed
@@ -88,8 +90,8 @@ class FakeRuntime:
         self.hp = SimpleNamespace(n_vocab=100)
         self.token_source: SimpleNamespace | None = None
 
-    def _start(self, token: int, position: int) -> None:
-        self.starts.append((token, position))
+    def _start(self, ids: list[int], batch: Batch) -> None:
+        self.starts.append((ids[0], batch.pieces[0].n_past))
 
     def _wait(self) -> None:
         self.n_waited += 1
@@ -106,22 +108,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_host_starts_tokens_without_waiting(clock: None) -> None:
     """Waiting comes between the tokens, and does not count."""
     runtime: Any = FakeRuntime()
-    assert host_s(runtime, 7) == 1
+    assert host_s(runtime, Piece(7, 1)) == 1
     assert set(runtime.starts) == {(0, 7)}
     assert len(runtime.starts) == runtime.n_waited == kernel_times.N_STARTED
     for other in (FakeRuntime(is_whole=False), FakeRuntime(has_gpus=False)):
         no_graph: Any = other
-        assert host_s(no_graph, 7) is None
+        assert host_s(no_graph, Piece(7, 1)) is None
         assert not other.starts
 
 
 def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime: Any = FakeRuntime()
     runtime.kernel_s = lambda: None
-    kept: list[int] = []
-    session: Any = SimpleNamespace(
-        begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: kept.append(len(ids)),
-        forward=lambda ids, n, turn: torch.zeros(1, 100).numpy(),
+    sequence: Any = SimpleNamespace(
+        n_ctx=64, ids=[], hold=lambda ids: None, scratch=lambda: nullcontext(Piece(0, 1)),
+        compute=lambda ids, first: [torch.zeros(1, 100).numpy()],
     )  # fmt: skip
     monkeypatch.setattr("engine.measuring.benchmark.timed", lambda runtime, position, compute: (
         compute(), SimpleNamespace(ranks=())
@@ -134,7 +135,7 @@ def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPa
         return GpuTimes((), {"cuda:0": 1e-3})
 
     monkeypatch.setattr(kernel_times, "gpu_times", times)
-    bench = Benchmark(session, runtime)
+    bench = Benchmark(sequence, runtime)
     result = bench.run(BenchTest(0, 20), 1, warm_up=False, has_kernels=True)
     assert tokens == [8], "not more than are needed"
     assert result.gpu == GpuTimes((), {"cuda:0": 1e-3})
@@ -147,7 +148,7 @@ def test_a_device_that_samples_does_so_for_the_benchmark(monkeypatch: pytest.Mon
     now = 0.0
     asked: list[tuple[int, int]] = []
 
-    def follow(token: int, sampler: Sampler, never: object, n_left: int, turn: int) -> Any:
+    def follow(token: int, sampler: Sampler, never: object, n_left: int) -> Any:
         nonlocal now
         asked.append((token, n_left))
         now += 1.0
@@ -157,16 +158,14 @@ def test_a_device_that_samples_does_so_for_the_benchmark(monkeypatch: pytest.Mon
     runtime: Any = FakeRuntime()
     runtime.kernel_s = lambda: None
     runtime.token_source = SimpleNamespace(waited_s=5.0)
-    session: Any = SimpleNamespace(
-        begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: None, follow=follow
-    )
+    sequence: Any = SimpleNamespace(n_ctx=64, ids=[], hold=lambda ids: None, follow=follow)
     monkeypatch.setattr(
         "engine.measuring.benchmark.time", SimpleNamespace(perf_counter=lambda: now)
     )
     monkeypatch.setattr("engine.measuring.benchmark.timed", lambda runtime, position, compute: (
         compute(), SimpleNamespace(ranks=())
     ))  # fmt: skip
-    result = Benchmark(session, runtime).run(BenchTest(0, 4), 1, warm_up=False)
+    result = Benchmark(sequence, runtime).run(BenchTest(0, 4), 1, warm_up=False)
     assert [n_left for _, n_left in asked] == [4, 3, 2, 1]
     assert [token for token, _ in asked][1:] == [24, 23, 9], "the host samples where it has to"
     assert result.samples_s == (4.0,)

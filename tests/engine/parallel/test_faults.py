@@ -26,6 +26,7 @@ from engine import (
 from engine.parallel.thread_comm import ThreadCommunicator
 from tests.engine.test_host import ASK, SHORT, Desk
 from tests.helpers.faults import Fault, flipped, quicken
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import slow
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -66,13 +67,13 @@ def answer(model: Model) -> list[int]:
 
 def singly(model: Model, n: int = 6) -> list[np.ndarray]:
     """Return the logits after tokens computed one by one, the last ones by replays."""
-    return [model.runtime.runner.forward([5 + i], i, 0)[0] for i in range(n)]
+    return [forward_alone(model.runtime.runner, [5 + i], i)[0] for i in range(n)]
 
 
 def go(model: Model, *, repeated: bool) -> None:
     """Compute a prompt or single tokens, in which the fault occurs."""
     if repeated:
-        assert all(rank.recording for rank in model.runtime.ranks), "or it would not be repeated"
+        assert all(rank.recordings for rank in model.runtime.ranks), "or it would not be repeated"
         singly(model, 2)
     else:
         model.logits(PROMPT)

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import LoadParams
+from engine.cpu.kernels import attention_page
+from engine.forward import attention_sizes
 from engine.gguf.reader import GGUFFile
 from engine.models.declare import Declaration, declare
 from engine.planning import plan as plans
@@ -80,6 +82,19 @@ def test_keys_on_the_host_are_met_in_chunks_on_the_device(llama: GGUFFile) -> No
 def test_a_rank_without_work_takes_nothing(llama: GGUFFile) -> None:
     declaration, _ = declared(llama, "cuda:0")
     assert compute_bytes(WorkingSizes(), declaration.hp, 512, 8192, "cuda:0", "kernels") == 0
+
+
+def test_results_of_attention_are_as_large_as_kernels_write_them() -> None:
+    for width in (1, 16, 17, 64, 80, 128, 576):
+        assert attention_sizes.result_bytes(width) == attention_page.result_bytes(width)
+
+
+def test_each_request_at_once_takes_more_on_the_cpu(llama: GGUFFile) -> None:
+    """Passes of one token, of two and so on are recorded, each with its intermediate results."""
+    one, two, four = (
+        planned(llama, "cpu", parallel=n).devices[0].memory.compute for n in (1, 2, 4)
+    )
+    assert 0 < two - one < four - two
 
 
 @pytest.mark.parametrize("devices", [("cuda:0",), ("cuda:0", "cuda:1"), ("cuda:0", "cpu")])

@@ -118,6 +118,8 @@ LOAD_PARAMS = st.builds(
         "devices": st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
         "split_mode": st.sampled_from(["tensor", "layer", "groups"]),
         "kv_type": st.sampled_from(["f16", "q8_0", "q8_0/q4_0"]),
+        "parallel": st.integers(1, 16),
+        "checkpoint_bytes": st.none() | st.integers(0, 1 << 40),
         "n_ctx": st.none() | COUNTS,
         "cpu_threads": st.none() | COUNTS,
         "n_batch": st.none() | COUNTS,

@@ -31,7 +31,6 @@ from engine import (
     ModelLoaded,
     ProcessHost,
     SamplingParams,
-    SaveState,
     TokenText,
     Unload,
 )
@@ -133,7 +132,7 @@ def test_a_death_is_told_in_words_and_the_next_load_answers(
 ) -> None:
     assert isinstance(office.run(Load(LoadParams(path, ("cpu", "cpu")))), ModelLoaded)
     answering = office.host.submit(Generate(ASK, sampling=LONG))
-    waiting = office.host.submit(SaveState("never.state"))
+    waiting = office.host.submit(Unload())
     office.first(TokenText)
     os.kill(pid_of(office.host), number)
     start = time.monotonic()

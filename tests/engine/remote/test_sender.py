@@ -100,6 +100,21 @@ def test_only_texts_of_one_answer_that_follow_each_other_are_joined() -> None:
     assert merged(()) == ()
 
 
+def test_tokens_of_answers_that_run_at_once_are_merged_for_each() -> None:
+    def text(generation: int, letters: str) -> HostEvent:
+        ids = tuple(map(ord, letters))
+        return HostEvent(generation, TokenText(letters, ids))
+
+    times = HostEvent(1, TokenTimes(7, 0.02, ()))
+    events = [text(1, "a"), text(2, "x"), text(1, "b"), text(2, "y"), times, text(1, "c")]
+    last = [HostEvent(2, END), text(1, "d"), text(3, "q")]
+    assert merged(events) == (text(1, "ab"), text(2, "xy"), times, text(1, "c"))
+    assert merged([*events, text(2, "z"), *last]) == (
+        text(1, "ab"), text(2, "xyz"), times, text(1, "c"), HostEvent(2, END), text(1, "d"),
+        text(3, "q"),
+    )  # fmt: skip
+
+
 def test_closing_sends_what_waits() -> None:
     wire = Wire()
     wire.sender.put(token(0))

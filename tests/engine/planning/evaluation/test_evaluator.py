@@ -181,10 +181,10 @@ def test_a_token_reads_only_its_experts(models: list[tuple[GGUFFile, Evaluator]]
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q8_0/q4_0"])
 def test_keys_and_values_are_read_as_they_are_held(tmp_path: Path, kv_type: str) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_head=8, n_head_kv=4, head_dim=32)
-    params = LoadParams(str(path), ("cuda:0",) * 2, (1, 3), n_ctx=100, kv_type=kv_type)
+    params = LoadParams(str(path), ("cuda:0",) * 2, (1, 3), n_ctx=512, kv_type=kv_type)
     found = Planner(path).evaluate(params)
     for rank in range(2):
         read = sum(b.count * b.ranks[rank].kv_bytes for b in found.load.blocks)
-        assert read * 100 == found.plan.devices[rank].memory.kv
+        assert read * 512 == found.plan.devices[rank].memory.kv
         flop = sum(b.count * b.ranks[rank].kv_flop for b in found.load.blocks)
         assert flop == 3 * (2, 6)[rank] * 2 * 64

@@ -11,6 +11,7 @@ from engine.layers.mixers.mamba2 import Mamba2
 from engine.layers.module import Module
 from engine.planning.planner import Planner
 from tests.helpers.golden import golden_models, golden_path
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -42,7 +43,7 @@ def assert_meets_as_stated(path: Path) -> None:
                     current[0] = -1
 
             block.forward = forward  # type: ignore[method-assign]
-        model.runtime.runner.forward([3, 4, 5], 0, 0)
+        forward_alone(model.runtime.runner, [3, 4, 5], 0)
         for layer, block in enumerate(rank.model.blk):
             is_cut_inside = any(
                 isinstance(m, Mamba2) and not m.groups.are_whole for m in modules(block)

@@ -1,0 +1,122 @@
+"""Sizes of what one rank of a split model holds: weights, keys and values, recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.forward.state import F32_BYTES, KVState, State
+from engine.paging.sight import EVERYTHING, Sight
+from engine.planning.footprint import (
+    WorkingSizes,
+    n_elements,
+    packed_bytes,
+    padding_of_parts,
+    sizes_of_pieces,
+    slot_pieces,
+)
+from engine.planning.rounding import padding_bytes
+
+if TYPE_CHECKING:
+    from engine.forward.cache_size import CacheSize
+    from engine.models.declare import Declaration
+
+
+class LayerCacheBytes(NamedTuple):
+    """Bytes of what one layer remembers on a rank.
+
+    Attributes:
+        token: bytes of a token's key and value.
+        sight: how far back the layer sees.
+        tensors: bytes of each recurrent tensor of one sequence.
+    """
+
+    token: int = 0
+    sight: Sight = EVERYTHING
+    tensors: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, state: State, rank: int, kv_type: str) -> LayerCacheBytes:
+        """Return the bytes of a declared cache or state on `rank`."""
+        if isinstance(state, KVState):
+            return cls(state.token_bytes(rank, kv_type), state.sight)
+        return cls(tensors=tuple(F32_BYTES * prod(s) for s in state.shapes(rank).values()))
+
+
+class CacheBytes(NamedTuple):
+    """Bytes of a rank's cache.
+
+    Attributes:
+        kv: bytes of keys and values.
+        state: bytes of recurrent states.
+        kv_padding, state_padding: bytes that rounding adds on a GPU to either.
+    """
+
+    kv: int
+    state: int
+    kv_padding: int
+    state_padding: int
+
+
+def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) -> CacheBytes:
+    """Return the bytes of a rank's cache.
+
+    Args:
+        layers: pairs of a number of equal layers and the bytes of one of them.
+    """
+    kv = state = kv_padding = state_padding = 0
+    for n, layer in layers:
+        n_bytes = layer.token * size.n_held(layer.sight)
+        kv += n * n_bytes
+        kv_padding += n * padding_bytes(n_bytes)
+        state += n * size.n_slots * sum(layer.tensors)
+        state_padding += n * size.n_slots * sum(map(padding_bytes, layer.tensors))
+    return CacheBytes(kv, state, kv_padding, state_padding)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSize:
+    """Sizes of what one rank of a split model holds.
+
+    Attributes:
+        weights: bytes of the weights.
+        padding: bytes that rounding adds to them on a GPU.
+        layers: pairs of a number of equal layers and the bytes of what one of them remembers.
+        elements: number of elements of all matrices.
+        file_bytes: bytes of the file that the rank reads.
+        working: sizes of the tensors that it computes with.
+    """
+
+    weights: int
+    padding: int
+    layers: tuple[tuple[int, LayerCacheBytes], ...]
+    elements: int
+    file_bytes: int
+    working: WorkingSizes
+
+
+def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
+    """Return the sizes of a rank of a declared model.
+
+    Args:
+        storage: format of its matrices, see `engine.planning.plan.DevicePlan`.
+    """
+    split = declaration.split
+    parts = [(slot, slot_pieces(slot, rank)) for slot in declaration.slots]
+    held = [n for slot, pieces in parts for n in sizes_of_pieces(slot, pieces, storage)]
+    return RankSize(
+        weights=sum(held),
+        padding=padding_of_parts(parts, storage),
+        layers=tuple((1, LayerCacheBytes.of(s, rank, kv_type)) for s in declaration.states),
+        elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
+        file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
+        working=WorkingSizes.largest(
+            [
+                *(WorkingSizes.of_block(block, rank) for block in split.blocks),
+                WorkingSizes(rows=split.output.size(rank)),
+                WorkingSizes.of_states(declaration.states, rank),
+            ]
+        ),
+    )
