@@ -18,6 +18,7 @@ from app.chat.formulas import close_formulas
 from app.chat.listing.library import ChatLibrary
 from app.chat.listing.page import ChatListing, ListPlaces
 from app.chat.presenter import ChatPresenter, ChatViews
+from app.chat.running.presenter import RunningPresenter
 from app.chat.sampling.presenter import SamplingPresenter
 from app.chat.search.known import peek_chats
 from app.chat.session import ChatSession
@@ -40,6 +41,7 @@ from app.process.interpreter import Interpreter
 from app.process.single_window import OpenRequest
 from app.process.sweeper import Sweeper
 from app.settings import Settings, SettingsStore
+from app.shell.answer_figures import AnswerFigures
 from app.shell.idle import IdleUnloader
 from app.shell.keeper import SettingsKeeper
 from app.shell.language import start_language
@@ -61,7 +63,6 @@ from app.updates.presenter import UpdatePresenter
 from engine import (
     DeviceInfo,
     EngineError,
-    Finished,
     LoadParams,
 )
 
@@ -169,6 +170,7 @@ class Shell(QObject):
         self.taskbar.close()
         self.models.close()
         self.chat_listing.close()
+        self.session.stop_all()  # or they would hold up the caches
         self.chat_cache.close()
         self.client.shutdown()
         close_formulas()
@@ -253,9 +255,16 @@ class Shell(QObject):
             lambda: self.settings.current.auto_titles,
             self,
         )
+        self.running = RunningPresenter(
+            self.session, self.client, self.chat_presenter, window.running, self
+        )
         self._make_pages()
         self.tray = Tray(window, self.settings, self)
         self.taskbar = TaskbarProgress(lambda: painter_for(window), self)
+        self.figures = AnswerFigures(
+            self.client, self.session, self.monitor, self.split, self.side_panels, self.library,
+            self,
+        )  # fmt: skip
         self.open_on_send = OpenOnSend(
             self.client, self.models, self.session, window.composer, self.settings, self
         )
@@ -314,10 +323,15 @@ class Shell(QObject):
         more = self.chat_listing, self.open_on_send, self.crashes, self.recovery, self.updates
         for source in (*presenters, *others, *more):
             source.noticed.connect(self._notify)
-        for success in (self.client.loaded, self.client.resplit_done, self.client.finished):
-            success.connect(self.window.banner.dismiss_failure)
+        banner = self.window.banner
+        for success in (self.client.loaded, self.client.resplit_done):
+            success.connect(lambda _: banner.dismiss_failure())
+        self.client.finished.connect(
+            lambda _, answer: banner.dismiss_failure(answer.meter.asked_at)
+        )
         self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
+        self.session.begun.connect(self.chat_cache.begin)
         self.session.deleted.connect(self.chat_cache.delete)
         self.models.replacing.connect(self.chat_cache.leave)
         self.models.selected.connect(self.side_panels.set_model)
@@ -325,9 +339,7 @@ class Shell(QObject):
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)
-        self.client.rate.connect(self.monitor.add_rate)
-        self.client.token_times.connect(self.monitor.add_times)
-        self.client.finished.connect(self._on_finished)
+        self.client.finished.connect(self.tray.note_answer)
         self.client.state_changed.connect(self._on_state)
         self.client.state_changed.connect(self.taskbar.note_state)
         self.client.load_progress.connect(self.taskbar.note_load)
@@ -395,11 +407,9 @@ class Shell(QObject):
             raise EngineError(engine.SIMULATED)
         return self.split.load_params()
 
-    @Slot(object)
-    def _on_state(self, state: EngineState) -> None:
+    @Slot()
+    def _on_state(self) -> None:
         self.poller.set_busy(not self._is_idle())
-        if state is EngineState.GENERATING:
-            self.monitor.mark_message()
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
@@ -408,17 +418,6 @@ class Shell(QObject):
         self.monitor.set_ranks(devices)
         if set(devices) != {"cpu"}:  # the load has measured what CUDA takes by itself
             engine.use_measured_overheads(self.start_up.devices, engine.MachineFile.of_user())
-
-    @Slot(object)
-    def _on_finished(self, finished: Finished) -> None:
-        rate = finished.timings.decode_per_s
-        self.split.note_answer(finished)
-        self.side_panels.note_answer(finished, self.client.model)
-        self.tray.note_answer()
-        if rate > 0:
-            self.library.note_speed(self.client.model, rate)
-            self.monitor.add_rate(rate)  # a short answer ends before the first reading of the rate
-            self.monitor.add_rate(0.0)
 
     @Slot(object)
     def take(self, request: OpenRequest) -> None:

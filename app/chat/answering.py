@@ -1,16 +1,16 @@
-"""The answer that the engine is writing: its text, its end, and how one goes on after a failure."""
+"""The answers that the engine is writing: texts, ends, and how to go on after a loss."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.conversation import Conversation
 from app.chat.message import THINK_CLOSE, AnswerStats, Message
-from app.engine_client import EngineClient, is_cancelled
+from app.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.notice import Notice
 from app.translation import tr
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
@@ -22,28 +22,67 @@ class CutAnswer:
 
     Attributes:
         ids: the tokens that it has had.
+        is_lost: whether it was the loss of the model.
     """
 
     chat: Conversation
     message: Message
     ids: tuple[int, ...]
+    is_lost: bool
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether nobody has deleted it, or written behind it."""
+        tree, number = self.chat.tree, self.message.id
+        return tree.get(number) is self.message and len(tree.branch(number)) == 1
+
+
+@dataclass(slots=True)
+class WrittenAnswer:
+    """An answer while it is being written into its chat.
+
+    Attributes:
+        message: the answer, the last message of its branch.
+        running: how far the engine is with it.
+        first_text_at: when its first text came; None while there is none.
+    """
+
+    chat: Conversation
+    message: Message
+    running: RunningAnswer
+    first_text_at: float | None = None
+
+    def add(self, text: str) -> None:
+        """Add text that the engine has written."""
+        message = self.message
+        if self.first_text_at is None:
+            self.first_text_at = time.perf_counter()
+        message.content += text
+        recent = message.content[-len(text) - len(THINK_CLOSE) :]
+        if message.thought_s is None and THINK_CLOSE in recent:
+            message.thought_s = time.perf_counter() - self.first_text_at
+            message.thought_tokens = self.running.meter.n_tokens
+
+    def so_far(self, reason: str) -> AnswerStats:
+        """Return the figures of the answer that is cut off for a reason."""
+        meter = self.running.meter
+        return AnswerStats(reason, meter.n_tokens, meter.tokens_per_s, meter.first_token_s, 0)
 
 
 class AnswerWriter(QObject):
-    """The writing of one answer at a time into its chat, whichever chat is open.
+    """The writing of answers into their chats, one in each at most, whichever chat is open.
 
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
 
     Attributes:
-        chat: chat whose answer is being written; None for none.
-        message: that answer.
-        cut: last answer that a failure has cut off, until another one begins.
+        cuts: answers that failures have cut off, until their chats are answered again.
     """
 
     beginning = Signal(str)  # id of the chat, before the engine starts to answer
-    begun = Signal()
-    grown = Signal(str)  # text added to the answer
+    begun = Signal(object)  # WrittenAnswer
+    changed = Signal()  # which answers are being written
+    grown = Signal(object, str)  # WrittenAnswer, text added to it
     closed = Signal(object, object)  # Conversation, Message
     filled = Signal(object, str)  # Conversation that may drop its oldest, sentence that says why
     noticed = Signal(object)  # Notice
@@ -54,94 +93,131 @@ class AnswerWriter(QObject):
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._sampling = client, sampling
-        self.chat: Conversation | None = None
-        self.message: Message | None = None
-        self.cut: CutAnswer | None = None
-        self._first_text_at: float | None = None
+        self._written: dict[int, WrittenAnswer] = {}  # by the number of the running answer
+        self.cuts: list[CutAnswer] = []
         client.text.connect(self._on_text)
         client.finished.connect(self._on_finished)
         client.failed.connect(self._on_failed)
+        client.lost.connect(self._on_lost)
 
-    def begin(self, chat: Conversation, *, continue_last: bool) -> None:
-        """Have the engine write the last message of a chat, or go on with it."""
-        cut, message = self.cut, chat.messages[-1]
-        begun = cut.ids if continue_last and cut and cut.message is message else ()
-        self.chat, self.message, self.cut, self._first_text_at = chat, message, None, None
+    def __iter__(self) -> Iterator[WrittenAnswer]:
+        return iter(list(self._written.values()))
+
+    def of(self, chat: Conversation) -> WrittenAnswer | None:
+        """Return the answer that is being written in a chat."""
+        return next((one for one in self._written.values() if one.chat is chat), None)
+
+    def at(self, message: Message) -> WrittenAnswer | None:
+        """Return the answer that is being written into a message."""
+        return next((one for one in self._written.values() if one.message is message), None)
+
+    def answer(self, chat: Conversation, question: int) -> None:
+        """Have a question answered, in a version of its own."""
+        chat.add(Message("assistant", ""), question)
+        self._begin(chat, continue_last=False)
+
+    def answer_again(self, chat: Conversation, old: Message) -> None:
+        """Have a question answered anew.
+
+        Args:
+            old: an answer to it, which stays as a version if it has any text, or the question.
+        """
+        self.cut_off(chat)
+        row = [*chat.tree.above(old.id), old]
+        question = next((message for message in reversed(row) if not message.is_answer), None)
+        if question is None:
+            self.noticed.emit(Notice(tr("There is no question above this answer.")))
+            return
+        if old.is_answer and not old.content and len(chat.tree.branch(old.id)) == 1:
+            chat.tree.remove(old.id)
+        self.answer(chat, question.id)
+
+    def go_on(self, chat: Conversation) -> None:
+        """Have the last message of a chat continued, an answer; one in another branch ends."""
+        self.cut_off(chat)
+        if chat.messages[-1].content:
+            self._begin(chat, continue_last=True)
+        else:
+            self.answer_again(chat, chat.messages[-1])
+
+    def _begin(self, chat: Conversation, *, continue_last: bool) -> None:
+        """Have the engine write the last message of a chat."""
+        message = chat.messages[-1]
+        cut = next((cut for cut in self.cuts if cut.message is message), None)
+        begun = cut.ids if continue_last and cut else ()
+        self.cuts = [cut for cut in self.cuts if cut.chat is not chat]
         sampling = self._sampling(chat)
         if chat.drops_oldest:
             sampling = replace(sampling, on_overflow="shift")
         prompt = chat.prompt(continue_last=continue_last)
         message.problem = ""
         self.beginning.emit(chat.id)
-        self._client.generate(
+        running = self._client.generate(
             prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks,
             effort=chat.effort,
         )  # fmt: skip
-        self.begun.emit()
+        written = self._written[running.number] = WrittenAnswer(chat, message, running)
+        self.begun.emit(written)
+        self.changed.emit()
 
-    def stop(self) -> None:
-        """Have the engine end the answer, which closes soon."""
-        if self.chat is not None:
-            self._client.cancel()
+    def stop(self, chat: Conversation) -> None:
+        """Have the engine end the answer in a chat, which closes soon."""
+        if (written := self.of(chat)) is not None:
+            self._client.stop(written.running)
 
-    def cut_off(self) -> None:
-        """End the answer with what it has now, and close it at once."""
-        self.stop()
-        self.close()
+    def cut_off(self, chat: Conversation) -> None:
+        """End the answer in a chat with what it has now, and close it at once."""
+        if (written := self.of(chat)) is not None:
+            self._client.stop(written.running)
+            self._close(written, written.so_far("cancelled"))
 
     def close(self) -> None:
-        """Close the answer as a stopped one, while the engine ends by itself."""
-        if self.chat is not None:
-            self._close(self._so_far("cancelled"))
+        """Close all answers as stopped ones, while the engine ends by itself."""
+        for written in self:
+            self._close(written, written.so_far("cancelled"))
 
-    @Slot(str)
-    def _on_text(self, text: str) -> None:
-        message = self.message
-        if message is None:
+    @Slot(str, object)
+    def _on_text(self, text: str, running: RunningAnswer) -> None:
+        if (written := self._written.get(running.number)) is not None:
+            written.add(text)
+            self.grown.emit(written, text)
+
+    @Slot(object, object)
+    def _on_finished(self, finished: Finished, running: RunningAnswer) -> None:
+        if (written := self._written.get(running.number)) is None:
             return
-        if self._first_text_at is None:
-            self._first_text_at = time.perf_counter()
-        message.content += text
-        recent = message.content[-len(text) - len(THINK_CLOSE) :]
-        if message.thought_s is None and THINK_CLOSE in recent:
-            message.thought_s = time.perf_counter() - self._first_text_at
-            message.thought_tokens = self._client.answer_meter.n_tokens
-        self.grown.emit(text)
+        self._close(written, AnswerStats.of(finished))
+        if finished.reason == "context" and not written.chat.drops_oldest:
+            self.filled.emit(written.chat, tr("The context is full, so the answer ends here."))
 
-    @Slot(object)
-    def _on_finished(self, finished: Finished) -> None:
-        chat = self.chat
-        self._close(AnswerStats.of(finished))
-        if finished.reason == "context" and chat is not None and not chat.drops_oldest:
-            self.filled.emit(chat, tr("The context is full, so the answer ends here."))
-
-    @Slot(object)
-    def _on_failed(self, error: EngineError) -> None:
-        chat, message = self.chat, self.message
-        if chat is None or message is None:
+    @Slot(object, object)
+    def _on_failed(self, error: EngineError, running: RunningAnswer) -> None:
+        if (written := self._written.get(running.number)) is None:
             return
         if is_cancelled(error):
-            self.close()
+            self._close(written, written.so_far("cancelled"))
             return
+        chat, message, is_lost = written.chat, written.message, self._client.model is None
         message.problem = error.message
-        self.cut = CutAnswer(chat, message, self._client.answer_ids)
-        self._close(self._so_far("failed"))
+        self.cuts.append(CutAnswer(chat, message, tuple(running.ids), is_lost))
+        self._close(written, written.so_far("failed"))
         if isinstance(error, ContextOverflow) and not chat.drops_oldest:
             self.filled.emit(chat, error.message)
         else:
             self.noticed.emit(Notice.of(error))
 
-    def _so_far(self, reason: str) -> AnswerStats:
-        """Return the figures of the answer that is cut off for a reason."""
-        meter = self._client.answer_meter
-        return AnswerStats(reason, meter.n_tokens, meter.tokens_per_s, meter.first_token_s, 0)
+    @Slot(object)
+    def _on_lost(self, error: EngineError) -> None:
+        """Note which answers had ended of the same cause before that was known to be a loss."""
+        self.cuts = [
+            replace(cut, is_lost=cut.is_lost or cut.message.problem == error.message)
+            for cut in self.cuts
+        ]
 
-    def _close(self, stats: AnswerStats) -> None:
-        """End the answer, complete or not."""
-        chat, message = self.chat, self.message
-        self.chat = self.message = None
-        if chat is None or message is None:
-            return
-        message.stats = stats
-        chat.updated = time.time()
-        self.closed.emit(chat, message)
+    def _close(self, written: WrittenAnswer, stats: AnswerStats) -> None:
+        """End an answer, complete or not."""
+        del self._written[written.running.number]
+        written.message.stats = stats
+        written.chat.updated = time.time()
+        self.closed.emit(written.chat, written.message)
+        self.changed.emit()

@@ -1,7 +1,9 @@
-"""The KV caches of chats on disk, so that a chat that is opened again goes on at once.
+"""The KV caches of chats on disk, so that a chat goes on at once after a restart.
 
-The engine holds the KV cache of one chat at a time. It is written to a file before another chat is
-answered or the model is unloaded, and read back before the chat is answered again. A file that is
+The engine keeps the caches of several chats as long as there is room, so another chat costs nothing
+there. They are written to files before the model leaves, before another chat may need their room,
+and those of chats that somebody has left when nothing has been done for a while. An answer in a
+chat other than the last one reads its file, if the engine does not hold all of it. One that is
 missing, old or broken only costs time: the engine computes the cache again.
 """
 
@@ -9,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Slot
+from PySide6.QtCore import QObject, QTimer, Slot
 
-from app.engine_client import EngineClient
-from engine import EngineError, Finished, ModelLoaded, StateFileError, StateSaved
+from app.chat.answering import WrittenAnswer
+from app.engine_client import EngineClient, RunningAnswer
+from engine import EngineError, Finished, LoadState, SaveState, StateFileError, StateSaved
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +26,37 @@ MIN_TOKENS = 128
 """Smallest chat worth a file, in tokens: fewer are computed faster than they are read."""
 
 LAST_S = 3.0
-"""Longest wait for the last file when the window closes, in seconds."""
+"""Longest wait for the last files when the window closes, in seconds."""
+
+QUIET_MS = 20_000
+"""Milliseconds without any work of the engine after which chats that were left are saved."""
+
+GROWTH = 0.25
+"""Share of a context for which there has to be room beside all chats when one is answered."""
 
 SUFFIX = ".safetensors"
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the engine holds of a chat.
+
+    Attributes:
+        answer: the last answer in the chat, whose tokens the cache has.
+        n_before: number of tokens before that answer.
+        n_tokens: number of tokens with it; 0 while it is being written.
+        is_saved: whether a file has all of it.
+    """
+
+    answer: RunningAnswer
+    n_before: int = 0
+    n_tokens: int = 0
+    is_saved: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Number of tokens that are there, as far as it is known."""
+        return self.n_tokens or self.n_before + self.answer.n_read + self.answer.meter.n_tokens
 
 
 class ChatCache(QObject):
@@ -37,56 +69,95 @@ class ChatCache(QObject):
     def __init__(self, folder: Path, client: EngineClient, max_bytes: int, parent: QObject) -> None:
         super().__init__(parent)
         self._folder, self._client, self._max_bytes = folder, client, max_bytes
-        self._chat = ""  # id of the chat whose KV cache the engine holds
-        self._n_tokens = 0
-        self._is_saved = True
+        self._held: dict[str, _Held] = {}  # by the chat's id, the one answered last at the end
+        self._quiet = QTimer(self, singleShot=True, interval=QUIET_MS)
+        self._quiet.timeout.connect(self.save_left)
+        client.state_changed.connect(self._await_quiet)
         client.loaded.connect(self._forget)
         client.unloaded.connect(self._forget)
-        client.load_failed.connect(self._on_load_failed)
+        client.lost.connect(self._forget)
         client.finished.connect(self._on_finished)
         client.failed.connect(self._on_failed)
         client.state_saved.connect(self._on_saved)
         client.state_failed.connect(self._on_state_failed)
 
+    @Slot(str)
     def enter(self, chat_id: str) -> None:
-        """Load the cache of a chat that is about to be answered, if there is a file."""
-        if chat_id == self._chat:
-            self._is_saved = False
+        """Load the cache of a chat that is about to be answered, unless it was the last one."""
+        if chat_id == next(reversed(self._held), None):
             return
-        self.leave()
+        self._make_room(chat_id)
         path = self._path(chat_id)
         if path is not None and path.is_file():
             _touch(path)
             self._client.load_state(str(path))
-        self._chat, self._n_tokens, self._is_saved = chat_id, 0, False
 
+    def _make_room(self, chat_id: str) -> None:
+        """Save the other chats if the one that is answered now may need their room soon."""
+        model = self._client.model
+        others = [key for key, held in self._held.items() if key != chat_id and held.n_tokens]
+        n_tokens = sum(held.most_tokens for held in self._held.values())
+        if model is not None and n_tokens > model.n_ctx * (model.params.parallel - GROWTH):
+            self._save(others)
+
+    @Slot(object)
+    def begin(self, written: WrittenAnswer) -> None:
+        """Note the answer that a chat gets now."""
+        before = self._held.pop(written.chat.id, None)
+        n_before = before.n_tokens if before is not None else 0
+        self._held[written.chat.id] = _Held(written.running, n_before)
+
+    @Slot()
     def leave(self) -> None:
-        """Save the engine's cache, unless it is saved, before the engine does something else."""
-        path = self._path(self._chat)
-        if path is None or self._is_saved or self._n_tokens < MIN_TOKENS:
-            return
-        if self._n_bytes() > self._max_bytes:
-            return
+        """Save the caches of all chats that are not saved, before the model leaves."""
+        self._save(list(self._held))
+
+    @Slot()
+    def _await_quiet(self) -> None:
+        if self._client.is_idle:
+            self._quiet.start()
+        else:
+            self._quiet.stop()
+
+    @Slot()
+    def save_left(self) -> None:
+        """Save the caches of all chats but the last one, if nothing is being done."""
+        if self._client.is_idle:
+            self._save(list(self._held)[:-1])
+
+    def close(self) -> None:
+        """Save the last caches, as far as there is time for it."""
+        self._quiet.stop()
+        self.leave()
+        self._client.finish_states(LAST_S)
+
+    def _save(self, chat_ids: list[str]) -> None:
+        """Save those of these chats that are worth it, the last ones first, while there is room."""
+        n_bytes = 0
+        for chat_id in reversed(chat_ids):
+            held, path = self._held[chat_id], self._path(chat_id)
+            if path is None or held.is_saved or held.most_tokens < MIN_TOKENS:
+                continue
+            n_bytes += self._n_bytes(held.most_tokens)
+            if n_bytes > self._max_bytes or not self._make_folder():
+                return
+            held.is_saved = True
+            self._client.save_state(str(path), of=held.answer)
+
+    def _make_folder(self) -> bool:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.info("no folder for the caches of chats: %s", error)
-            return
-        self._is_saved = True
-        self._client.save_state(str(path))
-
-    def close(self) -> None:
-        """Save the last cache, as far as there is time for it."""
-        self.leave()
-        self._client.finish_states(LAST_S)
+            return False
+        return True
 
     def delete(self, chat_id: str) -> None:
         """Delete all cache files of a chat."""
         for path in self._files():
             if path.name.startswith(f"{chat_id}-"):
                 _remove(path)
-        if chat_id == self._chat:
-            self._chat = ""
+        self._held.pop(chat_id, None)
 
     def _path(self, chat_id: str) -> Path | None:
         """Return the file of a chat's cache with the loaded model; None if there is to be none."""
@@ -95,30 +166,29 @@ class ChatCache(QObject):
             return None
         return self._folder / f"{chat_id}-{model.model_hash[:16]}{SUFFIX}"
 
-    def _n_bytes(self) -> int:
-        """Estimate the size of the file, in bytes."""
+    def _n_bytes(self, n_tokens: int) -> int:
+        """Estimate the size of a file, in bytes."""
         model = self._client.model
         if model is None:
             return 0
-        return sum(m.measured.kv for m in model.memory) * self._n_tokens // max(1, model.n_ctx)
+        n_room = max(1, model.n_ctx * model.params.parallel)
+        return sum(m.measured.kv for m in model.memory) * n_tokens // n_room
 
     @Slot()
-    @Slot(object)
-    def _forget(self, _: ModelLoaded | None = None) -> None:
-        self._chat, self._n_tokens, self._is_saved = "", 0, True
+    def _forget(self) -> None:
+        """Note that another model is loaded, or none."""
+        self._held.clear()
 
-    @Slot(object)
-    def _on_load_failed(self, _: EngineError) -> None:
-        if self._client.model is None:
-            self._forget()
+    @Slot(object, object)
+    def _on_finished(self, finished: Finished, answer: RunningAnswer) -> None:
+        for held in self._held.values():
+            if held.answer is answer:
+                held.n_tokens = finished.usage.total_tokens
 
-    @Slot(object)
-    def _on_finished(self, finished: Finished) -> None:
-        self._n_tokens = finished.usage.total_tokens
-
-    @Slot(object)
-    def _on_failed(self, _: EngineError) -> None:
-        self._n_tokens = 0  # the contents of the cache are not known
+    @Slot(object, object)
+    def _on_failed(self, _: EngineError, answer: RunningAnswer) -> None:
+        """Forget a chat: what the engine has of it is not known."""
+        self._held = {key: held for key, held in self._held.items() if held.answer is not answer}
 
     @Slot(object)
     def _on_saved(self, saved: StateSaved) -> None:
@@ -131,11 +201,11 @@ class ChatCache(QObject):
             _remove(files.pop(0))
             sizes.pop(0)
 
-    @Slot(object)
-    def _on_state_failed(self, error: EngineError) -> None:
-        """Delete a file that cannot be used, so that it is not tried again."""
+    @Slot(object, object)
+    def _on_state_failed(self, error: EngineError, command: SaveState | LoadState) -> None:
+        """Delete a file that cannot be loaded; an older one stays where a new one has failed."""
         log.info("the cache of a chat is not used: %s", error)
-        if isinstance(error, StateFileError):
+        if isinstance(command, LoadState) and isinstance(error, StateFileError):
             _remove(Path(error.path))
 
     def _files(self) -> list[Path]:

@@ -11,15 +11,15 @@ from app.chat.attachments.presenter import AttachmentPresenter
 from app.chat.branches.presenter import BranchPresenter
 from app.chat.context.presenter import ContextPresenter
 from app.chat.conversation import Conversation
+from app.chat.running.texts import status_text
 from app.chat.session import ChatSession
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient
+from app.engine_client import EngineClient, RunningAnswer
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
 from app.translation import tr
-from app.units import decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,11 @@ class ChatPresenter(QObject):
         view.resend_requested.connect(self.edit)
         view.continue_requested.connect(session.go_on)
         session.answer_text.connect(view.grow)
+        session.answer_text.connect(self._show_status)  # the first text ends the waiting
         session.answer_closed.connect(view.close_answer)
-        client.prefill.connect(self._on_prefill)
-        client.rate.connect(self._on_rate)
+        session.answers_changed.connect(self._show_status)
+        client.prefill.connect(lambda _done, _total, answer: self._on_progress(answer))
+        client.paced.connect(self._on_progress)
         client.shifted.connect(self._on_shifted)
 
     def _wire_composer(self) -> None:
@@ -154,32 +156,36 @@ class ChatPresenter(QObject):
     @Slot(object)
     def _on_opened(self, chat: Conversation) -> None:
         self.opened.emit(not chat.is_empty)
-        self._view.show_chat(chat, self._session.growing)
+        self._refresh()
         self._keep(replace(self._settings.current, last_chat=chat.id))
 
     @Slot()
     def _on_path(self) -> None:
         """Show what depends on the messages that are shown."""
         self.opened.emit(not self._session.current.is_empty)
+        self._show_status()
 
     @Slot()
     def _refresh(self) -> None:
         self._view.show_chat(self._session.current, self._session.growing)
+        self._show_status()
 
-    @Slot(int, int)
-    def _on_prefill(self, done: int, total: int) -> None:
-        if self._session.is_answering_here:
-            is_read = done >= total
-            reading = tr("Reading the prompt · {done} of {total} tokens")
-            text = "…" if is_read else reading.format(done=done, total=total)
-            self._view.set_status(text)
+    @Slot(object)
+    def _on_progress(self, answer: RunningAnswer) -> None:
+        here = self._session.answer_here
+        if here is not None and here.running is answer:
+            self._show_status()
 
-    @Slot(float)
-    def _on_rate(self, tokens_per_s: float) -> None:
-        if tokens_per_s and self._session.is_answering_here:
-            self._view.set_status(decimal(f"{tokens_per_s:.1f} tok/s"))
+    @Slot()
+    def _show_status(self) -> None:
+        """Show how far the answer is that is being written here."""
+        if (here := self._session.answer_here) is not None:
+            self._view.set_status(status_text(here.running))
 
-    @Slot(int)
-    def _on_shifted(self, n_dropped: int) -> None:
+    @Slot(int, object)
+    def _on_shifted(self, n_dropped: int, answer: RunningAnswer) -> None:
         text = tr("The context was full: the oldest {n} tokens were dropped.").format(n=n_dropped)
+        chat = next((one.chat for one in self._session.answers if one.running is answer), None)
+        if chat is not None and chat is not self._session.current:
+            text = f"“{chat.shown_title}”: {text}"
         self.noticed.emit(Notice(text))

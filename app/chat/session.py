@@ -1,7 +1,7 @@
-"""The session of the chats: all chats, the open one, and the answer that is being written.
+"""The session of the chats: all chats, the open one, and the answers that are being written.
 
-Knows the engine client and the store, no widget. One answer is written at a time; it goes on when
-another chat is opened.
+Knows the engine client and the store, no widget. In each chat one answer is written at a time; it
+goes on when another chat is opened.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.answering import AnswerWriter, CutAnswer
+from app.chat.answering import AnswerWriter, CutAnswer, WrittenAnswer
 from app.chat.attachments.attachment import Attachment
 from app.chat.conversation import Conversation
 from app.chat.listing.library import ChatLibrary
@@ -25,7 +25,7 @@ from engine import SamplingParams
 
 
 class ChatSession(QObject):
-    """All chats, the open one, and the running answer.
+    """All chats, the open one, and the running answers.
 
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
@@ -39,11 +39,14 @@ class ChatSession(QObject):
     shown_at = Signal(int)  # id of a message of the open chat that somebody looks for
     answer_text = Signal(str)  # text added to the open chat's last message
     answer_closed = Signal(int)  # id of a message of the open chat
-    busy_changed = Signal(bool)
+    busy_changed = Signal(bool)  # whether an answer is being written in the open chat
+    answers_changed = Signal()  # which answers are being written
+    filled = Signal(object, str)  # Conversation that may drop its oldest, sentence that says why
     answered = Signal(object)  # Conversation whose answer has ended
     draft_restored = Signal(str)
     prompt_changed = Signal()  # system prompt of the open chat
     answering = Signal(str)  # id of the chat, before the engine starts to answer
+    begun = Signal(object)  # WrittenAnswer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
     model_wanted = Signal(bool)  # a message waits for a model; whether one is being loaded
@@ -56,48 +59,47 @@ class ChatSession(QObject):
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._client = client
-        self.library = library
+        self._client, self.library = client, library
         library.noticed.connect(self.noticed)
         library.changed.connect(self.chats_changed)
         self._writer = AnswerWriter(client, sampling, self)
         self._writer.beginning.connect(self.answering)
-        self._writer.begun.connect(lambda: self.busy_changed.emit(True))
+        self._writer.begun.connect(self._on_begun)
+        self._writer.begun.connect(self.begun)
+        self._writer.changed.connect(self._on_answers)
         self._writer.grown.connect(self._on_grown)
         self._writer.closed.connect(self._on_closed)
-        self._writer.filled.connect(self._offer_shift)
+        self._writer.filled.connect(self.filled)
         self._writer.noticed.connect(self.noticed)
         self.current = Conversation()
 
     @property
     def is_busy(self) -> bool:
         """Whether an answer is being written, in any chat."""
-        return self._writer.chat is not None
+        return bool(self.answers)
 
     @property
-    def answering_id(self) -> str:
-        """Id of the chat that is being answered; "" for none."""
-        return self._writer.chat.id if self._writer.chat is not None else ""
+    def answers(self) -> list[WrittenAnswer]:
+        """The answers that are being written, the oldest first."""
+        return list(self._writer)
 
     @property
-    def cut_answer(self) -> CutAnswer | None:
-        """The last answer that a failure has cut off, while it can go on."""
-        cut = self._writer.cut
-        if cut is None or self.is_busy or self.library.opened(cut.chat.id) is not cut.chat:
-            return None
-        tree, number = cut.chat.tree, cut.message.id
-        return cut if tree.get(number) is cut.message and len(tree.branch(number)) == 1 else None
+    def lost_answers(self) -> list[CutAnswer]:
+        """The answers that the loss of the model has cut off, while they can go on."""
+        cuts = [cut for cut in self._writer.cuts if cut.is_lost and cut.can_go_on]
+        return [cut for cut in cuts if self.library.opened(cut.chat.id) is cut.chat]
+
+    @property
+    def answer_here(self) -> WrittenAnswer | None:
+        """The answer that is being written, if it is the last message shown in the open chat."""
+        written, path = self._writer.of(self.current), self.current.messages
+        return written if written is not None and path and path[-1] is written.message else None
 
     @property
     def growing(self) -> Message | None:
-        """The answer that is being written, if it is the last message shown in the open chat."""
-        path = self.current.messages
-        return path[-1] if path and path[-1] is self._writer.message else None
-
-    @property
-    def is_answering_here(self) -> bool:
-        """Whether the open chat's last message is the answer that is being written."""
-        return self.growing is not None
+        """The message of `answer_here`."""
+        written = self.answer_here
+        return None if written is None else written.message
 
     # chats
 
@@ -151,15 +153,17 @@ class ChatSession(QObject):
 
     @Slot(object, str)
     def entitle(self, chat: Conversation, title: str) -> None:
-        """Give a chat a title that is not changed any more by itself."""
-        chat.title, chat.has_own_title = title, True
-        self.library.save(chat)
-        self.chats_changed.emit()
+        """Give a chat a title that is not changed any more by itself, unless it is gone."""
+        if self.library.opened(chat.id) is chat:
+            chat.title, chat.has_own_title = title, True
+            self.library.save(chat)
+            self.chats_changed.emit()
 
     def delete(self, chat_ids: Collection[str], system_prompt: str) -> None:
         """Delete chats; a notice offers to undo it."""
-        if self.answering_id in chat_ids:
-            self._writer.cut_off()
+        for written in self.answers:
+            if written.chat.id in chat_ids:
+                self._writer.cut_off(written.chat)
         deletions = self.library.delete(chat_ids)
         if not deletions:
             return
@@ -214,11 +218,11 @@ class ChatSession(QObject):
         self._save_soon(self.current)
 
     def save_all(self) -> None:
-        """Save the answer under way, and the open chat unless it is and always was empty."""
-        if self._writer.chat is not None:
-            self._save(self._writer.chat)
+        """Save the answers under way, and the open chat unless it is and always was empty."""
+        for written in self.answers:
+            self.library.save(written.chat)
         if self._is_worth_saving(self.current):
-            self._save(self.current)
+            self.library.save(self.current)
 
     # answers
 
@@ -226,7 +230,7 @@ class ChatSession(QObject):
         """Send a message; return False, and say why, if that is not possible now."""
         if not (text.strip() or files) or not self._may_answer(is_message=True):
             return False
-        if self._writer.chat is self.current:  # only what says so, like Stop, ends an answer
+        if self._writer.of(self.current) is not None:  # only what says so, like Stop, ends it
             self._notice(
                 tr(
                     "The answer is still being written. Wait for it, or press Esc to stop it;"
@@ -245,47 +249,52 @@ class ChatSession(QObject):
             message_id: id of the answer, or of the question; 0 for the last one that is shown.
         """
         chat = self.current
-        if chat.is_empty or not self._may_answer():
-            return
-        self._writer.cut_off()
-        old = chat.tree[message_id or chat.messages[-1].id]
-        row = [*chat.tree.above(old.id), old]
-        question = next((message for message in reversed(row) if not message.is_answer), None)
-        if question is None:
-            self._notice(tr("There is no question above this answer."))
-            return
-        if old.is_answer and not old.content and len(chat.tree.branch(old.id)) == 1:
-            chat.tree.remove(old.id)
-        self._answer(question.id)
+        if not chat.is_empty and self._may_answer():
+            self._writer.answer_again(chat, chat.tree[message_id or chat.messages[-1].id])
 
     def edit(self, message_id: int, text: str) -> bool:
         """Ask a question in other words, in a branch of its own; return False as `send` does."""
         old = self.current.tree[message_id]
         if not (text.strip() or old.attachments) or not self._may_answer():
             return False
-        self._writer.cut_off()
         self._ask(replace(old, content=text.strip()), old.parent)
         return True
 
     def go_on(self) -> None:
         """Continue the last answer where it ended."""
         messages = self.current.messages
-        if not messages or not messages[-1].is_answer or not self._may_answer():
-            return
-        if not messages[-1].content:
-            self.regenerate()
-            return
-        self._writer.begin(self.current, continue_last=True)
-        self.message_changed.emit(messages[-1].id)
+        if messages and messages[-1].is_answer and self._may_answer():
+            self._writer.go_on(self.current)
 
     def resume(self) -> None:
-        """Go on with the answer that a failure has cut off, from its last token."""
-        if (cut := self.cut_answer) is not None:
-            self.open_at(cut.chat.id, cut.message.id)
-            self.go_on()
+        """Go on with the answers that the loss of the model has cut off, from their last tokens.
+
+        The chat of one of them is open afterwards.
+        """
+        if not (cuts := self.lost_answers) or not self._may_answer():
+            return
+        if all(cut.chat is not self.current for cut in cuts):
+            self.open_chat(cuts[-1].chat.id)
+        for cut in cuts:
+            if cut.chat is self.current:
+                self.choose(cut.message.id)
+            else:
+                cut.chat.tree.choose(cut.message.id)
+            self._writer.go_on(cut.chat)
 
     def stop(self) -> None:
-        self._writer.stop()
+        """Have the answer in the open chat end with what it has."""
+        self._writer.stop(self.current)
+
+    def stop_answer(self, chat_id: str) -> None:
+        """Have the answer in a chat end with what it has."""
+        if (chat := self.library.opened(chat_id)) is not None:
+            self._writer.stop(chat)
+
+    def stop_all(self) -> None:
+        """Have all answers end with what they have."""
+        for written in self.answers:
+            self._writer.stop(written.chat)
 
     def close(self) -> None:
         """Save everything, before or after the engine ends."""
@@ -303,17 +312,18 @@ class ChatSession(QObject):
 
     def is_writing(self, message: Message) -> bool:
         """Return whether the engine is writing this answer."""
-        return message is self._writer.message
+        return self._writer.at(message) is not None
 
     def end_answer(self, messages: Iterable[Message]) -> None:
-        """End the answer that is being written, if it is one of these."""
-        if any(message is self._writer.message for message in messages):
-            self._writer.cut_off()
+        """End an answer that is being written, if it is one of these."""
+        for message in messages:
+            if (written := self._writer.at(message)) is not None:
+                self._writer.cut_off(written.chat)
 
     def keep(self, chat: Conversation) -> None:
         """Save a chat whose messages have changed."""
         chat.updated = time.time()
-        self._save(chat)
+        self.library.save(chat)
         self.chats_changed.emit()
 
     # inside
@@ -328,90 +338,62 @@ class ChatSession(QObject):
         self.current = chat
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)
+        self._tell_busy()
+
+    def _tell_busy(self) -> None:
+        self.busy_changed.emit(self._writer.of(self.current) is not None)
 
     def _may_answer(self, *, is_message: bool = False) -> bool:
-        is_loading = self._client.state is EngineState.LOADING
-        client = self._client
+        client, is_loading = self._client, self._client.state is EngineState.LOADING
         is_ready = client.model is not None and not is_loading and not client.is_unloading
         if is_message and not is_ready:
             self.model_wanted.emit(is_loading)
             return False
-        if not is_ready:  # stopping the answer would stop the loading
-            if is_loading:
-                why = tr("The model is still loading, so the message stays here as a draft.")
-            else:
-                why = tr("No model is loaded yet, so the message stays here as a draft.")
-            self._notice(why)
-            return False
-        answering = self._writer.chat
-        if answering is not None and answering is not self.current:
-            title = answering.shown_title
-            text = tr("“{chat}” is still being answered. Wait for it, or stop it there.")
-            self._notice(text.format(chat=title))
-            return False
-        return True
+        if not is_ready:
+            loading = tr("The model is still loading, so the message stays here as a draft.")
+            missing = tr("No model is loaded yet, so the message stays here as a draft.")
+            self._notice(loading if is_loading else missing)
+        return is_ready
 
     def _ask(self, question: Message, parent: int | None = None) -> None:
+        self._writer.cut_off(self.current)
         self.current.add(question, parent)
-        self._answer(question.id)
+        self._writer.answer(self.current, question.id)
         self.chats_changed.emit()
 
-    def _answer(self, question: int) -> None:
-        """Have a question answered, in a version of its own."""
-        self.current.add(Message("assistant", ""), question)
-        self._writer.begin(self.current, continue_last=False)
-        self.path_changed.emit()
-        self._save(self.current)
+    @Slot(object)
+    def _on_begun(self, written: WrittenAnswer) -> None:
+        if written.chat is self.current and written.message.content:  # it goes on
+            self.message_changed.emit(written.message.id)
+        elif written.chat is self.current:
+            self.path_changed.emit()
+        self.library.save(written.chat)
 
-    @Slot(str)
-    def _on_grown(self, text: str) -> None:
-        assert self._writer.chat is not None
-        self._save_soon(self._writer.chat)
-        if self.is_answering_here:
+    @Slot(object, str)
+    def _on_grown(self, written: WrittenAnswer, text: str) -> None:
+        self._save_soon(written.chat)
+        if self.growing is written.message:
             self.answer_text.emit(text)
+
+    @Slot()
+    def _on_answers(self) -> None:
+        self._tell_busy()
+        self.answers_changed.emit()
 
     @Slot(object, object)
     def _on_closed(self, chat: Conversation, message: Message) -> None:
-        self._save(chat)
-        self.busy_changed.emit(False)
+        self.library.save(chat)
         self.answered.emit(chat)
         if chat is self.current:
             self.answer_closed.emit(message.id)
-
-    @Slot(object, str)
-    def _offer_shift(self, chat: Conversation, sentence: str) -> None:
-        if chat is not self.current:
-            sentence = f"“{chat.shown_title}”: {sentence}"
-
-        def drop_and_go_on() -> None:
-            chat.drops_oldest = True
-            self.open_chat(chat.id)  # a person may look at another one by now
-            if self.current is chat:
-                self.go_on()
-
-        self.noticed.emit(
-            Notice(
-                sentence,
-                tr(
-                    "From now on, the oldest messages of this chat can make room; the system prompt"
-                    " stays."
-                ),
-                "warning",
-                tr("Drop the oldest and go on"),
-                drop_and_go_on,
-            )
-        )
 
     def _is_worth_saving(self, chat: Conversation) -> bool:
         has_draft = bool(chat.draft.strip() or chat.draft_files)
         return not chat.is_empty or has_draft or chat.id in self.library
 
-    def _save(self, chat: Conversation) -> None:
-        self.library.save(chat)
-
     def _save_soon(self, chat: Conversation) -> None:
         if self._is_worth_saving(chat):
             self.library.save_soon(chat)
 
-    def _notice(self, text: str, kind: str = "info") -> None:
-        self.noticed.emit(Notice(text, kind="error" if kind == "error" else "info"))
+    def _notice(self, text: str) -> None:
+        self.noticed.emit(Notice(text))

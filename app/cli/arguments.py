@@ -8,7 +8,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from app.cli.kv_options import add_kv_types, given_kv_type
+from app.cli.load_options import (
+    add_fast_prompts,
+    add_kept_states,
+    add_kv_types,
+    add_parallel,
+    add_threads,
+    given_kv_type,
+)
 from app.cli.split.plan_option import plan_params
 from app.paths import demo_model
 from app.units import MIB
@@ -88,6 +95,8 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         "--ctx", type=int, metavar="N",
         help="context length in tokens (default: 2048, or the model's own where that is shorter)",
     )  # fmt: skip
+    add_parallel(group)
+    add_kept_states(group)
     _add_offload(group)
     _add_rope(group)
     group.add_argument(
@@ -105,16 +114,14 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST-LAST",
         help="layers to apply control vectors to, such as 10-20 (default: all but layer 0)",
     )
-    group.add_argument(
-        "--threads", type=int, metavar="N",
-        help="number of CPU threads, all ranks together (default: one per physical core)",
-    )  # fmt: skip
+    add_threads(group)
     group.add_argument(
         "--batch",
         type=int,
         metavar="N",
         help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
     )
+    add_fast_prompts(group)
 
 
 def _add_rope(group: argparse._ArgumentGroup) -> None:
@@ -244,6 +251,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "split": (args.split, split_shares),
         "split_mode": (args.split_mode, str),
         "n_ctx": (args.ctx, int),
+        "parallel": (args.parallel, int),
+        "checkpoint_bytes": (args.kept_states, int),
         "overrides": (args.override, tuple),
         "cpu_threads": (args.threads, int),
         "n_batch": (args.batch, int),
@@ -253,6 +262,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "n_cpu_blocks": (args.n_cpu_blocks, int),
         "n_cpu_moe": (args.n_cpu_moe, int),
         "kv_on_host": (args.kv_on_host, bool),
+        "fast_prompts": (args.fast_prompts, bool),
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
         "rope_scaling": (args.rope_scaling, str),

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 
-from app.cli.kv_options import flags_for
+from app.cli.load_options import flags_for
 from app.units import MIB
 from engine import LoadParams
 
@@ -30,7 +30,8 @@ def command_for(params: LoadParams, subcommand: str = "chat") -> str:
 def options_for(params: LoadParams) -> list[str]:
     """Return the options for all values of `params` that differ from the defaults."""
     found = [f"{flag}={text}" for name, flag, text in _options(params) if _is_set(params, name)]
-    return found + (["--kv-on-host"] if params.kv_on_host else [])
+    flags = ("--kv-on-host", params.kv_on_host), ("--fast-prompts", params.fast_prompts)
+    return found + [flag for flag, is_set in flags if is_set]
 
 
 def _is_set(params: LoadParams, name: str) -> bool:
@@ -44,6 +45,9 @@ def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
     yield "split_mode", "--split-mode", params.split_mode
     yield "groups", "--groups", _list(params.groups)
     yield "n_ctx", "--ctx", str(params.n_ctx)
+    yield "parallel", "--parallel", str(params.parallel)
+    kept = params.checkpoint_bytes or 0
+    yield "checkpoint_bytes", "--kept-states", _number(kept / MIB)
     yield "n_cpu_blocks", "--n-cpu-blocks", str(params.n_cpu_blocks)
     yield "n_cpu_moe", "--n-cpu-moe", str(params.n_cpu_moe)
     for pattern, target in params.overrides:

@@ -254,6 +254,7 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     write(table(headers, rows, frozenset(range(2, 9))))
     held = ", ".join(HELD[storage] for storage in plan.storage.split(" + "))
     write(f"{plan.n_ctx} tokens of context, weights held {held}")
+    write(f"Room at once for {rooms_text(plan)}")
     write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
         write(f"{size(on_host)} of keys and values are kept in host memory")
@@ -268,6 +269,13 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     for device, missing in short.items():
         write(f"{device} is {size(missing)} short.")
     write(room_text(room))
+
+
+def rooms_text(plan: Plan) -> str:
+    """Return how many requests run at once at which length."""
+    first, *others = plan.rooms
+    told = [f"{first.n} {'request' if first.n == 1 else 'requests'} of {first.n_tokens:,} tokens"]
+    return ", or ".join([*told, *(f"{room.n} of {room.n_tokens:,}" for room in others)])
 
 
 def _plan_document(
@@ -299,6 +307,8 @@ def _plan_document(
         "overrides": params.overrides,
         "reserve": dict(params.reserve),
         "n_ctx": plan.n_ctx,
+        "parallel": plan.parallel,
+        "rooms": [{"requests": room.n, "tokens": room.n_tokens} for room in plan.rooms],
         "n_batch": plan.n_batch,
         "kv_type": plan.kv_type,
         "storage": plan.storage,

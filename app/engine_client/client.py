@@ -1,29 +1,22 @@
-"""The bridge between the engine's thread and the window: the only one there is.
-
-The engine calls `_receive` on its own thread, often hundreds of times a second. It only appends to
-a queue; the first event after a pause wakes a timer of the GUI thread, which then empties the
-queue some twenty-five times a second, drops events of commands that were replaced, and joins
-the text of many tokens into one signal.
-"""
+"""The bridge between the engine's thread and the window: the only one there is."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, QTimer, Signal, Slot
+from PySide6.QtCore import QObject, Slot
 
+from app.engine_client.answers import RunningAnswer, RunningAnswers
+from app.engine_client.inbox import EventInbox
+from app.engine_client.model_work import NONE, ModelWork
+from app.engine_client.signals import EngineSignals
 from app.engine_client.state import AsideAnswer, EngineState
-from app.engine_client.token_rate import AnswerMeter, TokenRate
 from engine import (
     Cancelled,
     ChatMessage,
-    ContextShifted,
     CountTokens,
     EngineReady,
     Event,
@@ -34,12 +27,8 @@ from engine import (
     HostEvent,
     Load,
     LoadParams,
-    LoadProgress,
     LoadState,
     ModelLoaded,
-    ModelResplit,
-    ModelUnloaded,
-    PrefillProgress,
     Resplit,
     SamplingParams,
     SaveState,
@@ -48,11 +37,7 @@ from engine import (
     StateSaved,
     TokensCounted,
     TokenText,
-    TokenTimes,
     Tune,
-    Tuned,
-    TuneProgress,
-    TuneStarted,
     Unload,
 )
 
@@ -61,75 +46,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DRAIN_MS = 40
 CLOSE_S = 5.0
 POLL_S = 0.02
 
 
-class EngineClient(QObject):
+class EngineClient(EngineSignals):
     """The engine as the window sees it: commands are methods, events are Qt signals.
+
+    Events of commands that were replaced are dropped. Several answers are written at once; each has
+    a `RunningAnswer`.
 
     Args:
         make_host: starts an engine that sends its events to the given callable; called by `start`
             or by the first command, so that the window shows before torch takes the processor.
 
     Attributes:
-        answer_meter: figures of the last answer as far as it has come.
+        answers: the answers that were asked for and have not ended.
     """
-
-    ready = Signal(object)  # EngineReady
-    state_changed = Signal(object)  # EngineState
-    load_progress = Signal(float)  # 0 to 1
-    load_doing = Signal(str)  # present step of the load, "" while it only reads the file
-    loaded = Signal(object)  # ModelLoaded
-    load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
-    resplit_done = Signal(object)  # ModelResplit; `load_progress` is emitted before
-    resplit_failed = Signal(object)  # EngineError; the old split is kept unless `model` is None
-    state_progress = Signal(float)  # 0 to 1, of the state that is being saved or loaded
-    state_saved = Signal(object)  # StateSaved
-    state_loaded = Signal(object)  # StateLoaded
-    state_failed = Signal(object)  # EngineError that ended saving or loading a state
-    tune_started = Signal(object)  # TuneEstimate
-    tune_progress = Signal(object)  # TuneProgress
-    tuned = Signal(object)  # TuneResult; the model from before the search is loaded again
-    tune_failed = Signal(object)  # EngineError; the model is loaded again unless `model` is None
-    unloaded = Signal()
-    prefill = Signal(int, int)  # prompt tokens done, all prompt tokens
-    shifted = Signal(int)  # number of tokens dropped from a full context
-    text = Signal(str)
-    rate = Signal(float)  # tokens per second over the last second, 0 at the end
-    token_times = Signal(object)  # TokenTimes of one token in every few
-    finished = Signal(object)  # Finished
-    failed = Signal(object)  # EngineError that ended a generation
-    counted = Signal(object)  # TokensCounted; None where they could not be counted
-    lost = Signal(object, object)  # EngineError that has ended the loaded model, its ModelLoaded
-    fallbacks_changed = Signal(object)  # tuple of Fallback: what makes the GPUs slower from now on
-
-    _woken = Signal()
 
     def __init__(
         self, make_host: Callable[[Callable[[HostEvent], None]], EngineHost], parent: QObject
     ) -> None:
         super().__init__(parent)
-        self._queue: deque[HostEvent] = deque()
-        self._lock = threading.Lock()
-        self._is_awake = False
-        self._load_number = self._answer_number = self._unload_number = -1
-        self._resplit_number = self._tune_number = -1
-        self._state_numbers: set[int] = set()
+        self._work = ModelWork(self, self._settle)
+        self._states: dict[int, SaveState | LoadState] = {}  # by number
         self._count_numbers: set[int] = set()
         self._aside: AsideAnswer | None = None
-        self._answer_ids: list[int] = []
-        self._model: ModelLoaded | None = None
+        self.answers = RunningAnswers(self)
         self._state = EngineState.EMPTY
-        self._rate = TokenRate()
-        self.answer_meter = AnswerMeter()
-        self._timer = QTimer(self, interval=DRAIN_MS)
-        self._timer.timeout.connect(self._drain)
-        self._woken.connect(self._wake)
+        self._inbox = EventInbox(self._take, self)
         self._make_host = make_host
         self._host: EngineHost | None = None
-        self._host_number = 0  # events of hosts before it are dropped
 
     @property
     def state(self) -> EngineState:
@@ -138,17 +85,18 @@ class EngineClient(QObject):
     @property
     def model(self) -> ModelLoaded | None:
         """The loaded model, if any; it stays while another model is being loaded."""
-        return self._model
+        return self._work.model
 
     @property
     def is_unloading(self) -> bool:
         """Whether the loaded model is about to leave, so that it answers no more."""
-        return self._unload_number >= 0
+        return self._work.unload != NONE
 
     @property
-    def answer_ids(self) -> tuple[int, ...]:
-        """The tokens of the last answer so far, with those that it began with."""
-        return tuple(self._answer_ids)
+    def is_idle(self) -> bool:
+        """Whether a model is loaded and the engine does nothing at all, and nothing waits."""
+        is_free = self._aside is None and not self._states
+        return is_free and self._state is EngineState.READY
 
     @Slot()
     def start(self) -> None:
@@ -158,8 +106,7 @@ class EngineClient(QObject):
 
     def _running(self) -> EngineHost:
         if self._host is None:
-            number = self._host_number
-            self._host = self._make_host(lambda event: self._receive(event, number))
+            self._host = self._make_host(self._inbox.receiver())
         return self._host
 
     def _free_host(self) -> EngineHost:
@@ -167,14 +114,79 @@ class EngineClient(QObject):
         host = self._running()
         if self._aside is not None and not self._aside.is_ending:
             self._aside.is_ending = True
-            host.cancel()
+            host.cancel(self._aside.number)
         return host
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether a model is loaded and the engine does nothing at all, and nothing waits."""
-        is_free = self._aside is None and not self._state_numbers
-        return is_free and self._state is EngineState.READY
+    # commands
+
+    def load(self, params: LoadParams) -> None:
+        """Load a model in place of the present one; running answers end first."""
+        self._end_what_runs()
+        self._work.load = self._free_host().submit(Load(params))
+        self._settle()
+
+    def resplit(self, params: LoadParams) -> None:
+        """Change the split of the model; running answers go on with the new split."""
+        self._work.add_resplit(self._free_host().submit(Resplit(params)))
+        self._settle()
+
+    def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
+        """Search for the best split; running answers end first, and `cancel` ends the search."""
+        self._end_what_runs()
+        self._work.tune = self._free_host().submit(Tune(params, goal, budget_s))
+        self._settle()
+
+    def unload(self) -> None:
+        """Free the model; running answers end first."""
+        self._end_what_runs()
+        self._work.unload = self._free_host().submit(Unload())
+
+    def cancel(self) -> None:
+        """End a load, a change of the split or a search, which its signal tells; answers go on."""
+        for number in self._work.stoppable:
+            self._running().cancel(number)
+
+    def _end_what_runs(self) -> None:
+        """Cancel a load, a search and all answers, but never the saving of a state."""
+        self.cancel()
+        for answer in self.answers:
+            self.stop(answer)
+
+    def generate(
+        self,
+        messages: Sequence[ChatMessage],
+        sampling: SamplingParams,
+        *,
+        continue_last: bool = False,
+        begun: Sequence[int] = (),
+        thinks: bool | None = None,
+        effort: str = "",
+    ) -> RunningAnswer:
+        """Answer `messages`, beside the answers that are written already.
+
+        Args:
+            continue_last: whether the last message is the assistant's and is continued.
+            begun: the tokens of that message, if they are known.
+            thinks: whether the model shall think first; None as its template has it.
+            effort: how much it shall think; "" as its template has it.
+        """
+        command = Generate(
+            tuple(messages),
+            sampling=sampling,
+            continue_last=continue_last,
+            begun=tuple(begun),
+            thinks=thinks,
+            effort=effort,
+        )
+        answer = RunningAnswer(self._free_host().submit(command), begun)
+        self.answers.add(answer)
+        self._settle()
+        return answer
+
+    def stop(self, answer: RunningAnswer) -> None:
+        """Have an answer end with what it has; its closing signal follows, unless it has ended."""
+        if answer.number in self.answers:
+            self._running().cancel(answer.number)
 
     def ask_aside(
         self,
@@ -205,92 +217,29 @@ class EngineClient(QObject):
         self._aside = AsideAnswer(self._running().submit(command), then)
         return True
 
-    def load(self, params: LoadParams) -> None:
-        """Load a model in place of the present one; a running answer ends first."""
-        host = self._free_host()
-        self._end_what_runs(host)
-        self._load_number = host.submit(Load(params))
-        self._settle()
-
-    def resplit(self, params: LoadParams) -> None:
-        """Change the split of the model; a running answer goes on with the new split."""
-        self._resplit_number = self._free_host().submit(Resplit(params))
-        self._settle()
-
-    def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
-        """Search for the best split; a running answer ends first, and `cancel` ends the search."""
-        host = self._free_host()
-        self._end_what_runs(host)
-        self._tune_number = host.submit(Tune(params, goal, budget_s))
-        self._settle()
-
-    def save_state(self, path: str) -> None:
-        """Save the KV cache to a file, once nothing else runs."""
-        self._state_numbers.add(self._free_host().submit(SaveState(path)))
-
-    def load_state(self, path: str) -> None:
-        """Load the KV cache from a file of `save_state`, once nothing else runs."""
-        self._state_numbers.add(self._free_host().submit(LoadState(path)))
-
-    def generate(
-        self,
-        messages: Sequence[ChatMessage],
-        sampling: SamplingParams,
-        *,
-        continue_last: bool = False,
-        begun: Sequence[int] = (),
-        thinks: bool | None = None,
-        effort: str = "",
-    ) -> None:
-        """Answer `messages`; remaining events of an earlier answer are dropped.
-
-        Args:
-            continue_last: whether the last message is the assistant's and is continued.
-            begun: the tokens of that message, if they are known.
-            thinks: whether the model shall think first; None as its template has it.
-            effort: how much it shall think; "" as its template has it.
-        """
-        host = self._free_host()
-        if self._answer_number >= 0:
-            host.cancel()
-        self._answer_ids = list(begun)
-        command = Generate(
-            tuple(messages),
-            sampling=sampling,
-            continue_last=continue_last,
-            begun=tuple(begun),
-            thinks=thinks,
-            effort=effort,
-        )
-        self._answer_number = host.submit(command)
-        self._rate, self.answer_meter = TokenRate(), AnswerMeter()
-        self._settle()
-
     def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> None:
-        """Count the tokens of a prompt; see `CountTokens`. An answer goes on meanwhile."""
+        """Count the tokens of a prompt; see `CountTokens`. Answers go on meanwhile."""
         command = CountTokens(None if messages is None else tuple(messages), draft)
         self._count_numbers.add(self._running().submit(command))
 
-    def cancel(self) -> None:
-        """Cancel all running and waiting commands; their closing signals follow."""
-        self._running().cancel()
+    def save_state(self, path: str, of: RunningAnswer | None = None) -> None:
+        """Save what the KV cache has of an answer's sequence; of the last one if it is None."""
+        number = 0 if of is None else of.number
+        self._move_state(SaveState(path, number))
+
+    def load_state(self, path: str) -> None:
+        """Load the KV cache from a file of `save_state`."""
+        self._move_state(LoadState(path))
+
+    def _move_state(self, command: SaveState | LoadState) -> None:
+        self._states[self._free_host().submit(command)] = command
 
     def finish_states(self, seconds: float) -> None:
         """Wait until all states are saved, at most `seconds`."""
         deadline = time.monotonic() + seconds
-        while self._state_numbers and time.monotonic() < deadline:
-            self._drain()
+        while self._states and time.monotonic() < deadline:
+            self._inbox.drain()
             time.sleep(POLL_S)
-
-    def _end_what_runs(self, host: EngineHost) -> None:
-        """Cancel a load, search or answer, but never the saving of the old model's state."""
-        if self._state in (EngineState.LOADING, EngineState.GENERATING):
-            host.cancel()
-
-    def unload(self) -> None:
-        host = self._free_host()
-        self._end_what_runs(host)
-        self._unload_number = host.submit(Unload())
 
     def release(self) -> EngineHost | None:
         """Give up the engine, which does nothing; the next command starts another.
@@ -299,9 +248,7 @@ class EngineClient(QObject):
             The engine, if one runs: closing it takes so long that another thread should do it.
         """
         host, self._host = self._host, None
-        with self._lock:
-            self._host_number += 1
-            self._queue.clear()
+        self._inbox.forget()
         for _ in range(len(self._count_numbers)):
             self.counted.emit(None)
         self._count_numbers.clear()
@@ -318,75 +265,24 @@ class EngineClient(QObject):
         ended = self._host is None or self._host.close(CLOSE_S)
         if not ended:
             log.warning("the engine did not end within %.0f s", CLOSE_S)
-        self._drain()  # the last words of an answer
-        self._timer.stop()
+        self._inbox.close()  # with the last words of answers
         self._set_state(EngineState.CLOSED)
         return ended
 
-    # on the engine's thread
+    # events, on the GUI thread
 
-    def _receive(self, event: HostEvent, host_number: int) -> None:
-        with self._lock:
-            if host_number != self._host_number:
-                return
-            self._queue.append(event)
-            wake, self._is_awake = not self._is_awake, True
-        if wake:
-            self._woken.emit()
-
-    # on the GUI thread
-
-    @Slot()
-    def _wake(self) -> None:
-        if self._state is not EngineState.CLOSED:
-            self._timer.start()
-        self._drain()
-
-    @Slot()
-    def _drain(self) -> None:
-        if self._state is EngineState.CLOSED:
-            return
-        events = self._take()
-        texts: list[str] = []
+    def _take(self, events: list[HostEvent]) -> None:
         for event in events:
-            if isinstance(event.event, TokenText) and event.generation == self._answer_number:
-                texts.append(event.event.text)
-                self._rate.count(len(event.event.ids))
-                self.answer_meter.count(len(event.event.ids))
-                self._answer_ids += event.event.ids
-            elif isinstance(event.event, TokenTimes):  # says nothing about the text around it
-                self._dispatch(event.generation, event.event)
+            if isinstance(event.event, TokenText) and event.generation in self.answers:
+                self.answers.take_text(event.generation, event.event)
             else:
-                self._send_text(texts)
                 self._dispatch(event.generation, event.event)
-        self._send_text(texts)
-        if (rate := self._rate.due()) is not None:
-            self.rate.emit(rate)
-        if not events:
-            self._doze()
-
-    def _take(self) -> list[HostEvent]:
-        with self._lock:
-            events = list(self._queue)
-            self._queue.clear()
-        return events
-
-    def _doze(self) -> None:
-        """Stop the timer unless an event came in between."""
-        with self._lock:
-            if self._queue:
-                return
-            self._is_awake = False
-        self._timer.stop()
-
-    def _send_text(self, texts: list[str]) -> None:
-        if texts:
-            self.text.emit("".join(texts))
-            texts.clear()
+        self.answers.tell_text()
+        self.answers.tell_rates()
 
     def _dispatch(self, number: int, event: Event) -> None:
         """Emit the signals of an event; the last one, if it has ended a model, is `lost`."""
-        before = self._model
+        before = self.model
         self._emit(number, event)
         if isinstance(event, Failed) and event.is_model_lost and before is not None:
             self._settle()
@@ -396,145 +292,62 @@ class EngineClient(QObject):
         if isinstance(event, EngineReady):
             self.ready.emit(event)
         elif isinstance(event, FallbacksChanged):
-            self._on_fallbacks(event)
-        elif number == self._load_number or (number == 0 and self._load_number < 0):
-            self._on_load_event(event)
-        elif number == self._answer_number:
-            self._on_answer_event(event)
+            self._work.on_fallbacks(event)
+        elif number in self.answers:
+            self._on_answer(number, event)
         elif self._aside is not None and number == self._aside.number:
             self._on_aside(self._aside, event)
-        elif number == self._resplit_number:
-            self._on_resplit_event(event)
-        elif number == self._tune_number:
-            self._on_tune_event(event)
-        elif number in self._state_numbers:
-            self._on_state_event(number, event)
+        elif number in self._states:
+            self._on_state(number, event)
         elif number in self._count_numbers:
             self._count_numbers.discard(number)
-            self._note_model(event)
+            self._work.note(event)
             self.counted.emit(event if isinstance(event, TokensCounted) else None)
-        elif number == self._unload_number:
-            self._unload_number = -1
-            self._note_model(event)
-            self._settle()
-            if isinstance(event, ModelUnloaded):
-                self.unloaded.emit()
         else:
-            self._note_model(event)
+            self.answers.tell_text()  # of before what this may end
+            self._work.on_event(number, event)
 
-    def _note_model(self, event: Event) -> None:
-        """Update the loaded model after a command that was replaced, without a signal."""
-        if isinstance(event, ModelLoaded):
-            self._model = event
-        elif isinstance(event, ModelResplit | Tuned):
-            self._model = event.model
-        elif isinstance(event, ModelUnloaded) or (
-            isinstance(event, Failed) and event.is_model_lost
-        ):
-            self._model = None
-
-    def _on_fallbacks(self, event: FallbacksChanged) -> None:
-        """Note what makes the loaded model's GPUs slower, whichever command has led to it."""
-        if self._model is not None:
-            self._model = replace(self._model, fallbacks=event.fallbacks)
-            self.fallbacks_changed.emit(event.fallbacks)
-
-    def _tell_progress(self, event: LoadProgress) -> None:
-        self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
-        self.load_doing.emit(event.doing)
-
-    def _on_load_event(self, event: Event) -> None:
-        if isinstance(event, LoadProgress):
-            self._tell_progress(event)
-            return
-        self._load_number = -1
-        if isinstance(event, ModelLoaded):
-            self._model = event
+    def _on_answer(self, number: int, event: Event) -> None:
+        self.answers.on_event(number, event)
+        if isinstance(event, Finished | Failed):
+            answer = self.answers.end(number)
+            self._work.note(event)
             self._settle()
-            self.loaded.emit(event)
-        elif isinstance(event, Failed):
-            if event.is_model_lost:
-                self._model = None
-            self._settle()
-            self.load_failed.emit(event.error)
-
-    def _on_resplit_event(self, event: Event) -> None:
-        if isinstance(event, LoadProgress):
-            self._tell_progress(event)
-            return
-        self._resplit_number = -1
-        self._note_model(event)
-        self._settle()
-        if isinstance(event, ModelResplit):
-            self.resplit_done.emit(event)
-        elif isinstance(event, Failed):
-            self.resplit_failed.emit(event.error)
-
-    def _on_tune_event(self, event: Event) -> None:
-        if isinstance(event, TuneStarted):
-            self.tune_started.emit(event.estimate)
-        elif isinstance(event, TuneProgress):
-            self.tune_progress.emit(event)
-        else:
-            self._tune_number = -1
-            self._note_model(event)
-            self._settle()
-            if isinstance(event, Tuned):
-                self.tuned.emit(event.result)
-            elif isinstance(event, Failed):
-                self.tune_failed.emit(event.error)
-
-    def _on_state_event(self, number: int, event: Event) -> None:
-        if isinstance(event, StateProgress):
-            self.state_progress.emit(event.done_bytes / max(event.total_bytes, 1))
-            return
-        self._state_numbers.discard(number)
-        if isinstance(event, StateSaved):
-            self.state_saved.emit(event)
-        elif isinstance(event, StateLoaded):
-            self.state_loaded.emit(event)
-        elif isinstance(event, Failed):
-            self._note_model(event)
-            self._settle()
-            self.state_failed.emit(event.error)
-
-    def _on_answer_event(self, event: Event) -> None:
-        if isinstance(event, PrefillProgress):
-            self.prefill.emit(event.done, event.total)
-        elif isinstance(event, ContextShifted):
-            self.shifted.emit(event.n_dropped)
-        elif isinstance(event, TokenTimes):
-            self.token_times.emit(event)
-        elif isinstance(event, Finished | Failed):
-            self._answer_number = -1
-            self._rate = TokenRate()
-            self._note_model(event)
-            self._settle()
-            self.rate.emit(0.0)
-            if isinstance(event, Finished):
-                self.finished.emit(event)
-            else:
-                self.failed.emit(event.error)
+            self.answers.tell_end(answer, event)
 
     def _on_aside(self, answer: AsideAnswer, event: Event) -> None:
         if isinstance(event, TokenText):
             answer.text += event.text
         elif isinstance(event, Finished | Failed):
             self._aside = None
-            self._note_model(event)
+            self._work.note(event)
             answer.reason = event.reason if isinstance(event, Finished) else "failed"
             answer.then(answer)
+
+    def _on_state(self, number: int, event: Event) -> None:
+        if isinstance(event, StateProgress):
+            self.state_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+            return
+        command = self._states.pop(number)
+        if isinstance(event, StateSaved):
+            self.state_saved.emit(event)
+        elif isinstance(event, StateLoaded):
+            self.state_loaded.emit(event)
+        elif isinstance(event, Failed):
+            self._work.note(event)
+            self._settle()
+            self.state_failed.emit(event.error, command)
 
     def _settle(self) -> None:
         """Derive the state from the running commands and the loaded model."""
         if self._state is EngineState.CLOSED:
             return
-        if max(self._load_number, self._resplit_number, self._tune_number) >= 0:
+        if self._work.stoppable:
             self._set_state(EngineState.LOADING)
-        elif self._answer_number >= 0:
+        elif len(self.answers):
             self._set_state(EngineState.GENERATING)
         else:
-            self._set_state(EngineState.READY if self._model else EngineState.EMPTY)
+            self._set_state(EngineState.READY if self.model else EngineState.EMPTY)
 
     def _set_state(self, state: EngineState) -> None:
         if state is not self._state:

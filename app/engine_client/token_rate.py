@@ -36,12 +36,13 @@ class AnswerMeter:
     """Meter of one answer, for the figures of one that is cut off.
 
     Attributes:
+        asked_at: time of the question, by `time.perf_counter`.
         n_tokens: number of tokens so far.
         first_token_s: seconds from the question to the first token; 0 while there is none.
     """
 
     def __init__(self) -> None:
-        self._asked = self._first = self._last = time.perf_counter()
+        self.asked_at = self._first = self._last = time.perf_counter()
         self.n_tokens = self._n_later = 0
         self.first_token_s = 0.0
 
@@ -51,7 +52,7 @@ class AnswerMeter:
         if self.n_tokens:
             self._n_later += n_tokens
         elif n_tokens:
-            self._first, self.first_token_s = self._last, self._last - self._asked
+            self._first, self.first_token_s = self._last, self._last - self.asked_at
         self.n_tokens += n_tokens
 
     @property

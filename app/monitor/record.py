@@ -40,6 +40,7 @@ class MonitorRecord:
         colours: index of each device's colour, by its id.
         now_s: time of the newest reading.
         latest: newest reading.
+        n_answers: number of the answers that the newest rate is of.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class MonitorRecord:
         self.latest: tuple[DeviceSnapshot, ...] = ()
         self._marks: deque[Mark] = deque(maxlen=64)
         self._rate, self._rate_s = 0.0, -math.inf
+        self.n_answers = 0
         self._has_ended = False
 
     def add(self, snapshots: Sequence[DeviceSnapshot]) -> None:
@@ -62,11 +64,12 @@ class MonitorRecord:
             self.histories[name].append(self.now_s, known)
         self.histories[RATE].append(self.now_s, {RATE: self._take_rate()})
 
-    def add_rate(self, tokens_per_s: float) -> None:
-        """Note the present rate, 0 at the end of an answer."""
+    def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
+        """Note the present rate of all answers together, 0 at the end of the last one."""
         self._has_ended = tokens_per_s <= 0
         if not self._has_ended:
             self._rate, self._rate_s = tokens_per_s, time.monotonic()
+            self.n_answers = n_answers
 
     def mark_message(self) -> None:
         """Mark the present moment."""

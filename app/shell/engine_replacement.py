@@ -12,14 +12,14 @@ from app.engine_client import EngineClient, EngineState
 from app.model.session import ModelSession
 from app.notice import Notice
 from app.shell.start_up import StartUp
-from app.translation import tr
+from app.translation import tr_n
 from engine import ModelLoaded
 
 CLOSE_S = 5.0
 
 
 class EngineReplacement(QObject):
-    """The way from one engine to the next; a running answer may finish before."""
+    """The way from one engine to the next; running answers may finish before."""
 
     noticed = Signal(object)  # Notice
 
@@ -42,7 +42,7 @@ class EngineReplacement(QObject):
         # queued, so that all others have seen what has changed
         queued = Qt.ConnectionType.QueuedConnection
         client.state_changed.connect(self._go_on, queued)
-        chats.busy_changed.connect(self._go_on, queued)
+        chats.answers_changed.connect(self._go_on, queued)
         start_up.devices_found.connect(self._on_devices, queued)
 
     @property
@@ -51,12 +51,16 @@ class EngineReplacement(QObject):
         return self._then is not None or self._is_starting
 
     def end(self, then: Callable[[], None]) -> None:
-        """End the engine, once an answer is finished that is being written; then call `then`."""
+        """End the engine, once the answers are finished that are being written; call `then`."""
         self._then = then
-        if self._chats.is_busy:
-            text = tr("The engine is replaced when this answer is finished.")
-            action = tr("Stop the answer now")
-            self.noticed.emit(Notice(text, "", "warning", action, self._chats.stop))
+        if n := len(self._chats.answers):
+            text = tr_n(
+                "The engine is replaced when this answer is finished.",
+                "The engine is replaced when {n} answers are finished.",
+                n,
+            )
+            action = tr_n("Stop the answer now", "Stop the answers now", n)
+            self.noticed.emit(Notice(text, "", "warning", action, self._chats.stop_all))
         self._go_on()
 
     def start(self) -> None:

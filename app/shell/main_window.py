@@ -29,6 +29,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.chat.running.views.running_chip import RunningChip
 from app.chat.sampling.views.sampling_panel import SamplingPanel
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
@@ -94,7 +95,8 @@ class MainWindow(QMainWindow):
         self.setAcceptDrops(True)
         self.resize(SIZE)
         self.setMinimumHeight(480)  # the width follows from the panels that are shown
-        self.model_bar = ModelBar(self)
+        self.model_bar, self.running = ModelBar(self), RunningChip(self)
+        self.model_bar.add_chip(self.running)
         self.chat_list = ChatList(self)
         self.chat_view = ChatView(self)
         self.start_view = StartView(self)

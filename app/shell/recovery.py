@@ -10,12 +10,12 @@ from app.chat.session import ChatSession
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.model.session import ModelSession
 from app.notice import Notice
-from app.translation import tr
+from app.translation import tr, tr_n
 from engine import EngineCrashed, EngineError, ModelLoaded
 
 
 class Recovery(QObject):
-    """The offer to load a lost model again, and to go on with the answer that was cut off.
+    """The offer to load a lost model again, and to go on with the answers that were cut off.
 
     Nothing is loaded without a click. Where the load fails as well, the offer stays.
 
@@ -70,7 +70,7 @@ class Recovery(QObject):
         if lost is None and selected is None:
             return
         is_former = lost is not None and selected is not None and selected.path != lost.info.path
-        if lost is not None and self._chats.cut_answer is not None:
+        if lost is not None and self._chats.lost_answers:
             further = tr("Load the former model and go on"), tr("Load again and go on")
         else:
             further = tr("Load the former model"), tr("Load again")
@@ -93,12 +93,15 @@ class Recovery(QObject):
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         lost, is_wanted = self._lost, self._is_wanted
         self._forget()
-        if lost is None or (cut := self._chats.cut_answer) is None:
+        cuts = self._chats.lost_answers
+        if lost is None or not cuts:
             return
         if is_wanted:
             self._go_on()
         elif loaded.info.path == lost.info.path:  # loaded by another button
-            what = tr("An answer in “{chat}” was cut off.").format(chat=cut.chat.shown_title)
+            what = tr("An answer in “{chat}” was cut off.").format(chat=cuts[0].chat.shown_title)
+            if len(cuts) > 1:
+                what = tr_n("{n} answer was cut off.", "{n} answers were cut off.", len(cuts))
             self.noticed.emit(Notice(what, "", "info", tr("Go on"), self._go_on))
 
     def _go_on(self) -> None:

@@ -44,6 +44,7 @@ class RowFigures:
         sensors: slot, temperature and power in words.
         overhead: memory that using the device takes by itself, counted once for all its ranks.
         guests: KV cache of GPUs that lies in this device's memory (host memory).
+        kept: memory for kept states of recurrent layers (host memory).
         reserve: memory that has to stay free.
         is_taker: whether the rank has no share but holds tensors that were moved to it.
         note: sentence on what is not proven about the device, or "".
@@ -66,6 +67,7 @@ class RowFigures:
     sensors: str = ""
     overhead: int = 0
     guests: int = 0
+    kept: int = 0
     reserve: int = 0
     is_locked: bool = False
     is_taker: bool = False
@@ -75,7 +77,7 @@ class RowFigures:
     def taken(self) -> int:
         """Bytes of the model on the device, those of other ranks included."""
         others = sum(size for _, size in self.siblings)
-        return self.memory.total + others + self.overhead + self.guests
+        return self.memory.total + others + self.overhead + self.guests + self.kept
 
     @property
     def share(self) -> float:
@@ -103,6 +105,7 @@ class FigureInputs:
         blocks: numbers of the blocks of each rank of the plan, where whole blocks are shared out.
         overhead: bytes that using a device takes by itself, by device id.
         slots: slots of GPUs in words, such as "PCIe 4 ×16", by device id.
+        kept: bytes of the host's memory for kept states of recurrent layers.
     """
 
     devices: Mapping[str, DeviceInfo]
@@ -112,6 +115,7 @@ class FigureInputs:
     blocks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     overhead: Mapping[str, int] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
+    kept: int = 0
 
 
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
@@ -189,6 +193,7 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         sensors=sensors_text(inputs.snapshots.get(rank.device), slot),
         overhead=overhead,
         guests=guests,
+        kept=inputs.kept if rank.device == "cpu" else 0,
         reserve=reserve,
         is_locked=rank.is_locked,
         is_taker=not is_on and (planned is not None or (is_first and guests > 0)),
@@ -333,5 +338,6 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         (tr_later("rounding"), memory.padding),
         (tr_later("overhead"), row.overhead),
         (tr_later("KV cache of GPUs"), row.guests),
+        (tr_later("kept states"), row.kept),
     ]
     return [(name, size) for name, size in kinds if size]

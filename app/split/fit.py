@@ -140,11 +140,14 @@ def suggestion(
         info.path,
         params.devices,
         n_ctx=min(params.n_ctx, info.n_ctx_train or params.n_ctx) if params.n_ctx else None,
+        parallel=params.parallel,
+        checkpoint_bytes=params.checkpoint_bytes,
         kv_type=params.kv_type,
         cpu_threads=params.cpu_threads,
         reserve=params.reserve,
         p2p=params.p2p,
         n_batch=params.n_batch,
+        fast_prompts=params.fast_prompts,
     )
     try:
         choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)

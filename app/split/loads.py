@@ -20,7 +20,10 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     """
     if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
         return None
-    of_a_load = ("path", "kv_type", "n_batch", "rope", "chat_template")
+    of_a_load = (
+        "path", "kv_type", "n_batch", "parallel", "checkpoint_bytes", "rope", "chat_template",
+        "fast_prompts",
+    )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
     return replace(
@@ -49,6 +52,9 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.kv_type,
         params.cpu_threads,
         params.n_batch,
+        params.parallel,
+        params.checkpoint_bytes,
+        params.fast_prompts,
         params.p2p if n_gpus > 1 else "",
         params.rope,
         params.chat_template,
@@ -86,6 +92,8 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         mode=mode,
         single=min(places),
         n_ctx=params.n_ctx,
+        parallel=params.parallel,
+        checkpoint_bytes=params.checkpoint_bytes,
         kv_type=params.kv_type,
         cpu_threads=params.cpu_threads,
         reserve=tuple(sorted(params.reserve)),
@@ -95,6 +103,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         overrides=params.overrides,
         p2p=params.p2p,
         n_batch=params.n_batch,
+        fast_prompts=params.fast_prompts,
         rope_scaling=params.rope_scaling,
         rope_factor=params.rope_factor,
         rope_base=params.rope_base,

@@ -71,6 +71,9 @@ class SplitPresenter(QObject):
         self._on(options.p2p_changed, lambda now, p2p: replace(now, p2p=p2p))
         self._on(options.threads_changed, lambda now, count: replace(now, cpu_threads=count))
         self._on(options.rare.batch_changed, lambda now, count: replace(now, n_batch=count))
+        self._on(options.rare.parallel_changed, lambda now, count: replace(now, parallel=count))
+        self._on(options.rare.states_changed, lambda now, n: replace(now, checkpoint_bytes=n))
+        self._on(options.rare.speed_changed, lambda now, is_on: replace(now, fast_prompts=is_on))
         self._on(
             options.rare.rope_changed,
             lambda now, scaling, factor, base: replace(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from app.split.settings import (
     MAX_BATCH,
+    MAX_PARALLEL,
     MAX_ROPE_BASE,
     MAX_ROPE_FACTOR,
     MAX_TEMPLATE,
@@ -43,6 +44,8 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
             for rank in settings.ranks
         ],
         "n_ctx": settings.n_ctx,
+        "parallel": settings.parallel,
+        "checkpoint_bytes": settings.checkpoint_bytes,
         "kv_type": settings.kv_type,
         "cpu_threads": settings.cpu_threads,
         "reserve": {keys.get(device, device): size for device, size in settings.reserve},
@@ -51,6 +54,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "kv_on_host": settings.kv_on_host,
         "p2p": settings.p2p,
         "n_batch": settings.n_batch,
+        "fast_prompts": settings.fast_prompts,
         "rope_scaling": settings.rope_scaling,
         "rope_factor": settings.rope_factor,
         "rope_base": settings.rope_base,
@@ -73,6 +77,8 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         mode=mode if mode in MODES else settings.mode,
         single=_whole(single, 0, len(settings.ranks) - 1) or 0,
         n_ctx=_whole(data.get("n_ctx"), 1, MAX_CONTEXT),
+        parallel=_whole(data.get("parallel"), 1, MAX_PARALLEL) or 1,
+        checkpoint_bytes=_whole(data.get("checkpoint_bytes"), 0, MAX_BYTES),
         kv_type=_kv_type(data.get("kv_type")) or settings.kv_type,
         cpu_threads=_whole(data.get("cpu_threads"), 1, MAX_THREADS),
         reserve=tuple(sorted(_reserve(data.get("reserve"), places))),
@@ -81,6 +87,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         kv_on_host=data.get("kv_on_host") is True,
         p2p=next((mode for mode in PEER_MODES if mode == data.get("p2p")), settings.p2p),
         n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
+        fast_prompts=data.get("fast_prompts") is True,
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
         rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
         rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),

@@ -19,6 +19,7 @@ MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
 MAX_CPU_RANKS: Final = 8
 MAX_THREADS: Final = 1024
 MAX_BATCH: Final = 8192
+MAX_PARALLEL: Final = 16
 MAX_ROPE_FACTOR: Final = 1024.0
 MAX_ROPE_BASE: Final = 1e12
 MAX_TEMPLATE: Final = 128 << 10
@@ -55,11 +56,12 @@ class SplitSettings:
         single: index of the rank that takes everything in mode "single"; the ranks keep their
             shares for the other modes.
         n_ctx: context length in tokens; None leaves it to the engine.
+        parallel, checkpoint_bytes: as in `LoadParams`.
         kv_type: as in `LoadParams`: one type, or those of keys and of values.
         cpu_threads: number of CPU threads; None is one per core.
         reserve: (device id, bytes to keep free) of each device that has a reserve.
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
-        p2p, n_batch: as in `LoadParams`.
+        p2p, n_batch, fast_prompts: as in `LoadParams`.
         rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
             model.
     """
@@ -68,6 +70,8 @@ class SplitSettings:
     mode: Mode = "single"
     single: int = 0
     n_ctx: int | None = None
+    parallel: int = 1
+    checkpoint_bytes: int | None = None
     kv_type: str = "f16"
     cpu_threads: int | None = None
     reserve: tuple[tuple[str, int], ...] = ()
@@ -77,6 +81,7 @@ class SplitSettings:
     overrides: tuple[tuple[str, str], ...] = ()
     p2p: PeerMode = "auto"
     n_batch: int | None = None
+    fast_prompts: bool = False
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
@@ -141,6 +146,8 @@ class SplitSettings:
             split=tuple(self.shares[i] for i in self.active) if len(self.active) > 1 else None,
             split_mode="tensor" if self.mode == "single" else self.mode,
             n_ctx=self.n_ctx,
+            parallel=self.parallel,
+            checkpoint_bytes=self.checkpoint_bytes,
             kv_type=self.kv_type,
             cpu_threads=self.cpu_threads,
             groups=self.groups if self.mode == "groups" else None,
@@ -151,6 +158,7 @@ class SplitSettings:
             overrides=self.overrides,
             p2p=self.p2p,
             n_batch=self.n_batch,
+            fast_prompts=self.fast_prompts,
             rope_scaling=self.rope_scaling,
             rope_factor=self.rope_factor,
             rope_base=self.rope_base,

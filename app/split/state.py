@@ -221,11 +221,14 @@ class SplitState:
         self.settings = replace(
             made,
             n_ctx=self.settings.n_ctx or choice.params.n_ctx,
+            parallel=self.settings.parallel,
+            checkpoint_bytes=self.settings.checkpoint_bytes,
             kv_type=self.settings.kv_type,
             cpu_threads=self.settings.cpu_threads,
             reserve=self.settings.reserve,
             p2p=self.settings.p2p,
             n_batch=self.settings.n_batch,
+            fast_prompts=self.settings.fast_prompts,
             rope_scaling=self.settings.rope_scaling,
             rope_factor=self.settings.rope_factor,
             rope_base=self.settings.rope_base,
@@ -338,6 +341,7 @@ class SplitState:
             blocks=blocks_by_rank(self.settings, evaluation),
             overhead=plan.overhead() if plan else {},
             slots=self.speed.machine.slots,
+            kept=plan.checkpoint_bytes if plan else 0,
         )
         rows = row_figures(self.settings, inputs)
         has_changed = self.has_changed()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from PySide6.QtCore import Qt, QTimer, Slot
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QVBoxLayout, QWidget
@@ -26,6 +29,7 @@ class Banner(QFrame):
         super().__init__(parent)
         self.setProperty("role", "banner")
         self._notice: Notice | None = None
+        self._shown_at = 0.0
         self._text, self._hint = label(), label(role="muted")
         for part in (self._text, self._hint):
             part.setWordWrap(True)
@@ -54,7 +58,7 @@ class Banner(QFrame):
 
     @Slot(object)
     def show_notice(self, notice: Notice) -> None:
-        self._notice = notice
+        self._notice, self._shown_at = notice, time.perf_counter()
         self._text.setText(notice.text)
         set_role(self._text, ROLES[notice.kind])
         set_role(self, notice.kind, "kind")
@@ -76,10 +80,15 @@ class Banner(QFrame):
         self._notice = None
         self.hide()
 
-    @Slot()
-    def dismiss_failure(self) -> None:
-        """Hide an error of the engine, which has succeeded meanwhile."""
-        if self._notice is not None and self._notice.is_of_engine:
+    def dismiss_failure(self, asked_at: float = math.inf) -> None:
+        """Hide an error of the engine, which has succeeded meanwhile.
+
+        Args:
+            asked_at: when that was asked for, by `time.perf_counter`: an error of something else,
+                told since then, stays.
+        """
+        notice = self._notice
+        if notice is not None and notice.is_of_engine and self._shown_at < asked_at:
             self.dismiss()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt, Slot
+from collections.abc import Sequence
+
+from PySide6.QtCore import QSize, Qt, Signal, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import QPushButton, QStyle, QStyleOptionButton, QToolButton, QWidget
 
 from app.scale import px
-from app.theme import icon, theme, theme_signals
+from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr
 from app.widgets.shortcuts import with_keys
 from app.widgets.text import caption_text, set_tip
@@ -131,6 +133,47 @@ class ElidedButton(QPushButton):
         room = QSize(self.fontMetrics().horizontalAdvance(text) + 1, super().sizeHint().height())
         size = self.style().sizeFromContents(QStyle.ContentsType.CT_PushButton, option, room, self)
         return QSize(size.width(), room.height())
+
+
+class Chip(QPushButton):
+    """A small button in a bar, there as long as it has something to say."""
+
+    changed = Signal()  # whether it is there, or what it says
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        set_role(self, "chip")
+        self._texts: tuple[str, ...] = ()
+        self.hide()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is something to say."""
+        return bool(self._texts)
+
+    def set_texts(self, texts: Sequence[str]) -> None:
+        """Say this, in the longest of texts that has room; none to go away."""
+        if tuple(texts) != self._texts:
+            self._texts = tuple(texts)
+            self.setAccessibleName(one_line(texts[0]) if texts else "")
+            self.changed.emit()
+
+    @property
+    def least_width(self) -> int:
+        """Width with the shortest text; 0 without any."""
+        return self._width_with(self._texts[-1]) if self._texts else 0
+
+    def fit(self, width: int) -> None:
+        """Take the longest text that fits a width; a chip never hides for lack of room."""
+        for text in self._texts:
+            if self._width_with(text) <= width:
+                return
+
+    def _width_with(self, text: str) -> int:
+        """Show a text, and return the width that it needs."""
+        self.ensurePolished()  # or the first width lacks the style's padding
+        self.setText(caption_text(text))
+        return self.sizeHint().width()
 
 
 def button(text: str, role: str = "", name: str = "") -> QPushButton:

@@ -1,8 +1,8 @@
-"""Small controls that Qt lacks: a switch, a dot, fields that ignore the wheel."""
+"""Small controls that Qt lacks: a switch, a dot, a sheet, fields that ignore the wheel."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QRectF, QSignalBlocker, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QRectF, QSignalBlocker, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -12,12 +12,16 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QScrollBar,
     QSpinBox,
+    QVBoxLayout,
     QWidget,
 )
 
 from app.scale import px
 from app.theme import mix, theme
 from app.widgets.sizes import scaled
+
+SHEET_WIDTH, MOST_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
+"""Width and largest height of a sheet, and its distance from what opens it, in pixels."""
 
 
 def line() -> QWidget:
@@ -155,3 +159,57 @@ class ColourDot(QWidget):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(theme().device_colour(self._colour_index)))
         painter.drawRoundedRect(QRectF(self.rect()), 2.5, 2.5)
+
+
+class Sheet(QFrame):
+    """A sheet over the window, as high as what is on it, which Esc or a click beside it closes.
+
+    Args:
+        name: its name for screen readers.
+
+    Attributes:
+        column: what is on it, from the top.
+    """
+
+    def __init__(self, name: str, parent: QWidget) -> None:
+        super().__init__(parent, Qt.WindowType.Popup)
+        self.setObjectName("sheet")
+        self.setAccessibleName(name)
+        content = QWidget()
+        self.column = QVBoxLayout(content)
+        self.column.setContentsMargins(16, 14, 16, 14)
+        self.column.setSpacing(4)
+        self._scroll = QScrollArea(widgetResizable=True)
+        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._scroll.setFrameShape(QFrame.Shape.NoFrame)
+        self._scroll.setWidget(content)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)  # the border has its own
+        outer.addWidget(self._scroll)
+
+    def show_below(self, opener: QWidget) -> None:
+        """Open below a widget, within its window's width."""
+        colours = theme()
+        self.setStyleSheet(
+            f"#sheet {{ background: {colours.surface}; border: 1px solid {colours.line};"
+            " border-radius: 8px; }"
+        )
+        self.fit()
+        window, gap = opener.window(), SHEET_GAP
+        right = window.mapToGlobal(QPoint(window.width(), 0)).x() - self.width() - gap
+        corner = opener.mapToGlobal(QPoint(0, opener.height() + gap))
+        self.move(max(window.mapToGlobal(QPoint(gap, 0)).x(), min(corner.x(), right)), corner.y())
+        self.show()
+
+    def fit(self) -> None:
+        """Take the height that what is on it needs."""
+        width = px(SHEET_WIDTH)
+        self.setFixedWidth(width)
+        needed = self.column.heightForWidth(width - 2)
+        height = (needed if needed >= 0 else self.column.sizeHint().height()) + 2
+        policy = Qt.ScrollBarPolicy
+        is_long = height > MOST_SHEET_HEIGHT
+        self._scroll.setVerticalScrollBarPolicy(
+            policy.ScrollBarAsNeeded if is_long else policy.ScrollBarAlwaysOff
+        )
+        self.setFixedHeight(min(MOST_SHEET_HEIGHT, height))

@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtCore import QObject, QThread
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineClient, EngineState
+from app.engine_client import EngineClient, EngineState, RunningAnswer
 from engine import (
     Cancelled,
     ChatMessage,
@@ -19,6 +19,7 @@ from engine import (
     Finished,
     Load,
     LoadParams,
+    LoadState,
     ModelResplit,
     PrefillProgress,
     RankTimes,
@@ -59,8 +60,13 @@ def loaded(qtbot: QtBot, client: EngineClient) -> EngineClient:
     return client
 
 
-def generate(client: EngineClient) -> None:
-    client.generate(ASK, SamplingParams())
+def generate(client: EngineClient, text: str = "Hi") -> RunningAnswer:
+    return client.generate((ChatMessage("user", text),), SamplingParams())
+
+
+def stop_all(client: EngineClient) -> None:
+    for answer in client.answers:
+        client.stop(answer)
 
 
 def test_the_states_follow_the_work(qtbot: QtBot, client: EngineClient) -> None:
@@ -80,7 +86,7 @@ def test_tokens_arrive_whole_in_order_and_joined(
 ) -> None:
     script.answer, script.chunk = "".join(chr(65 + n % 26) for n in range(5000)), 1
     texts: list[str] = []
-    loaded(qtbot, client).text.connect(texts.append)
+    loaded(qtbot, client).text.connect(lambda text, _: texts.append(text))
     with qtbot.waitSignal(client.finished, timeout=10_000):
         generate(client)
     assert "".join(texts) == script.answer
@@ -95,30 +101,12 @@ def test_signals_come_on_the_gui_thread(qtbot: QtBot, client: EngineClient) -> N
     assert set(map(id, threads)) == {id(client.thread())}
 
 
-def test_a_new_answer_silences_the_one_before(
-    qtbot: QtBot, client: EngineClient, script: Script
-) -> None:
-    texts: list[str] = []
-    ends: list[Finished] = []
-    loaded(qtbot, client).text.connect(texts.append)
-    script.answer, script.hold, script.hold_after = "old old old", True, 2
-    client.finished.connect(ends.append)
-    generate(client)
-    qtbot.waitUntil(lambda: bool(texts))
-    texts.clear()
-    script.answer, script.hold = "new", False
-    with qtbot.waitSignal(client.finished):
-        generate(client)
-    assert texts == ["new"]
-    assert [end.reason for end in ends] == ["stop"]
-
-
 def test_progress_of_prompt_and_shift_is_told(
     qtbot: QtBot, client: EngineClient, script: Script
 ) -> None:
     script.extra = [PrefillProgress(3, 9), ContextShifted(40)]
     steps: list[tuple[int, int]] = []
-    loaded(qtbot, client).prefill.connect(lambda done, total: steps.append((done, total)))
+    loaded(qtbot, client).prefill.connect(lambda done, total, _: steps.append((done, total)))
     with qtbot.waitSignals([client.shifted, client.finished]):
         generate(client)
     assert steps == [(3, 9)]
@@ -216,7 +204,7 @@ def test_an_answer_goes_on_over_a_resplit(
     generate(client)
     qtbot.waitUntil(lambda: client.state is EngineState.GENERATING)
     client.resplit(SPLIT)
-    number = client._resplit_number
+    (number,) = client._work.stoppable
     assert client.state is EngineState.LOADING
     with qtbot.waitSignal(client.resplit_done):
         client._host.send(number, ModelResplit(model_loaded(SPLIT), 5))  # type: ignore[union-attr]
@@ -224,7 +212,7 @@ def test_an_answer_goes_on_over_a_resplit(
     assert client.model is not None
     assert client.model.params == SPLIT
     with qtbot.waitSignal(client.finished):
-        client.cancel()
+        stop_all(client)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -273,7 +261,9 @@ def test_states_are_saved_and_loaded(qtbot: QtBot, client: EngineClient, script:
     script.state_error = StateFileError("/chats/2.state", "It is damaged.")
     with qtbot.waitSignal(client.state_failed) as failed:
         client.load_state("/chats/2.state")
-    assert failed.args[0].path == "/chats/2.state"
+    error, command = failed.args  # type: ignore[misc]
+    assert error.path == "/chats/2.state"
+    assert command == LoadState("/chats/2.state")
 
 
 def test_a_search_tells_its_steps_and_leaves_the_model(
@@ -329,7 +319,7 @@ def test_the_timer_sleeps_when_nothing_happens_and_wakes_again(
     qtbot: QtBot, client: EngineClient
 ) -> None:
     loaded(qtbot, client)
-    qtbot.waitUntil(lambda: not client._timer.isActive())
+    qtbot.waitUntil(lambda: not client._inbox._timer.isActive())
     with qtbot.waitSignal(client.finished):
         generate(client)
 
@@ -339,7 +329,7 @@ def test_the_rate_is_told_while_tokens_come(
 ) -> None:
     script.answer, script.chunk, script.pause_s = "x" * 160, 1, 0.01
     rates: list[float] = []
-    loaded(qtbot, client).rate.connect(rates.append)
+    loaded(qtbot, client).rate.connect(lambda rate, _: rates.append(rate))
     with qtbot.waitSignal(client.finished, timeout=10_000):
         generate(client)
     assert rates[-1] == 0.0
@@ -351,9 +341,9 @@ def test_shutdown_delivers_the_last_words(
 ) -> None:
     ends: list[Finished] = []
     texts: list[str] = []
-    loaded(qtbot, client).finished.connect(ends.append)
+    loaded(qtbot, client).finished.connect(lambda finished, _: ends.append(finished))
     script.hold, script.hold_after = True, 2
-    client.text.connect(texts.append)
+    client.text.connect(lambda text, _: texts.append(text))
     generate(client)
     qtbot.waitUntil(lambda: bool(texts))
     assert client.shutdown()

@@ -9,8 +9,9 @@ from pytestqt.qtbot import QtBot
 
 from app.main import Shell
 from app.model.views.model_bar import ModelBar
-from app.model.views.slower_chip import MOST_HEIGHT, SHORT, TEXT, SlowerChip
+from app.model.views.slower_chip import SHORT, TEXT, SlowerChip
 from app.theme import THEMES
+from app.widgets.controls import MOST_SHEET_HEIGHT
 from engine import Fallback, FallbacksChanged, LoadParams
 from tests.helpers.fake_host import Script, model_loaded
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of
@@ -129,7 +130,7 @@ def test_all_reasons_have_room_or_can_be_scrolled(
     popup = chip.reasons
     bar = popup._scroll.verticalScrollBar()
     qtbot.waitUntil(lambda: bar.isVisible() == (n == 12))
-    assert popup.height() <= MOST_HEIGHT
+    assert popup.height() <= MOST_SHEET_HEIGHT
     assert (bar.maximum() > 0) == (n == 12), "nothing is cut off"
     left = shell.window.mapFromGlobal(popup.pos()).x()
     assert left >= 0

@@ -13,7 +13,7 @@ from app.engine_client import EngineState
 from app.main import Shell
 from engine import EngineError, PrefillProgress
 from tests.helpers.fake_host import Script
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, running
 
 
 def page(shell: Shell) -> str:
@@ -62,17 +62,17 @@ def test_a_prompt_that_was_read_is_no_longer_counted(
     script.hold, script.hold_after = True, 1
     shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: shell.session.current.messages[-1].content != "")
-    number = shell.client._answer_number
+    (answer,) = running(shell)
     said = shell.window.chat_view.last_answer()
     assert said is not None
     seen = []
     for done in (1, 2):
         thread = threading.Thread(
-            target=host_of(shell).send, args=(number, PrefillProgress(done, 2))
+            target=host_of(shell).send, args=(answer.number, PrefillProgress(done, 2))
         )
         thread.start()
         thread.join()
-        shell.client._drain()
+        shell.client._inbox.drain()
         seen.append(said._status.accessibleName())
     assert seen == ["Reading the prompt · 1 of 2 tokens", "…"]
 

@@ -78,18 +78,19 @@ class ContextCounter(QObject):
     @Slot()
     def count_answer(self) -> None:
         """Add the tokens of the answer that is being written here."""
-        if self._session.is_answering_here:
+        if self._session.answer_here is not None:
             self._show(replace(self.usage, n_answer=self._n_answer))
 
     @property
     def _n_answer(self) -> int:
-        return self._client.answer_meter.n_tokens if self._session.is_answering_here else 0
+        written = self._session.answer_here
+        return 0 if written is None else written.running.meter.n_tokens
 
     def _prompt(self) -> tuple[ChatMessage, ...]:
         """Return the open chat's messages, without the answer that is being written."""
         turns = self._session.current.prompt()
-        is_growing = self._session.is_answering_here and turns and turns[-1].role == "assistant"
-        return turns[:-1] if is_growing else turns
+        is_growing = self._session.answer_here is not None
+        return turns[:-1] if is_growing and turns and turns[-1].role == "assistant" else turns
 
     @Slot()
     def _ask(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.context.counter import ContextCounter
+from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient
@@ -43,6 +44,7 @@ class ContextPresenter(QObject):
         for change in changes:
             change.connect(self.counter.forget)
         client.rate.connect(self.counter.count_answer)
+        session.filled.connect(self._offer_shift)
 
     def may_send(self, text: str) -> bool:
         """Return whether a message fits; if not, say by how much, and offer what helps.
@@ -69,6 +71,31 @@ class ContextPresenter(QObject):
             )
         )  # fmt: skip
         return False
+
+    @Slot(object, str)
+    def _offer_shift(self, chat: Conversation, sentence: str) -> None:
+        """Say that an answer has filled the context, and offer to make room and go on."""
+        if chat is not self._session.current:
+            sentence = f"“{chat.shown_title}”: {sentence}"
+
+        def drop_and_go_on() -> None:
+            chat.drops_oldest = True
+            self._session.open_chat(chat.id)  # a person may look at another one by now
+            if self._session.current is chat:
+                self._session.go_on()
+
+        self.noticed.emit(
+            Notice(
+                sentence,
+                tr(
+                    "From now on, the oldest messages of this chat can make room; the system prompt"
+                    " stays."
+                ),
+                "warning",
+                tr("Drop the oldest and go on"),
+                drop_and_go_on,
+            )
+        )
 
     @Slot()
     def _drop_and_send(self) -> None:

@@ -89,6 +89,7 @@ class ChatListing(QObject):
         self._titler = ChatTitler(self._client, self._is_titling, self)
         self._titler.titled.connect(self._session.entitle)
         self._session.answered.connect(self._titler.note_answer)
+        self._session.deleted.connect(self._titler.forget)
         library = self._session.library
         library.tidy()
         self.finder = ChatFinder(self._places.chats, self._places.index, self)

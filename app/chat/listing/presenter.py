@@ -67,7 +67,7 @@ class ListPresenter(QObject):
                 shelf=self._shelf.current,
                 damaged=library.damaged,
                 current=session.current.id,
-                answered=frozenset({session.answering_id} - {""}),
+                answered=frozenset(written.chat.id for written in session.answers),
                 n_unread=len(library.unread),
             )
         )
@@ -91,7 +91,7 @@ class ListPresenter(QObject):
         rows.reveal_requested.connect(lambda damaged: reveal(damaged.path))
         session.chats_changed.connect(self.show)
         session.opened.connect(self.show)
-        session.busy_changed.connect(self.show)
+        session.answers_changed.connect(self.show)
 
     def _wire_folders(self) -> None:
         rows, shelf = self._view.list, self._shelf

@@ -58,39 +58,57 @@ class ChatTitler(QObject):
     ) -> None:
         super().__init__(parent)
         self._client, self._is_wanted = client, is_wanted
-        self._waiting: Conversation | None = None
+        self._waiting: list[Conversation] = []
         self._asked: set[str] = set()
+        self._is_closed = False
         self._pause = QTimer(self, singleShot=True, interval=IDLE_MS)
         self._pause.timeout.connect(self._ask)
 
     @Slot(object)
     def note_answer(self, chat: Conversation) -> None:
         """Note that a chat has another answer."""
-        if self._is_wanted() and needs_title(chat) and chat.id not in self._asked:
-            self._waiting = chat
-        if self._waiting is not None:
+        is_new = chat.id not in self._asked and not any(one is chat for one in self._waiting)
+        if is_new and self._is_wanted() and needs_title(chat):
+            self._waiting.append(chat)
+        if self._waiting:
             self._pause.start()
+
+    @Slot(str)
+    def forget(self, chat_id: str) -> None:
+        """Ask for no title of a chat that is gone."""
+        self._waiting = [chat for chat in self._waiting if chat.id != chat_id]
 
     def close(self) -> None:
         """Ask for no more titles."""
+        self._is_closed = True
         self._pause.stop()
-        self._waiting = None
+        self._waiting.clear()
 
     @Slot()
     def _ask(self) -> None:
-        chat, model = self._waiting, self._client.model
-        if chat is None or model is None or not self._client.is_idle:
+        """Ask for the title of the next chat that waits; the others follow, one by one."""
+        if not self._client.is_idle:
             return  # the next answer tries again
-        self._waiting = None
-        if not self._is_wanted() or not needs_title(chat):
-            return
-        if chat.context_tokens > min(LONGEST_CHAT, model.n_ctx - ROOM):
-            return
+        while self._waiting:
+            chat = self._waiting.pop(0)
+            if self._may_ask(chat):
+                self._ask_for(chat)
+                return
+
+    def _may_ask(self, chat: Conversation) -> bool:
+        model = self._client.model
+        if model is None or not self._is_wanted() or not needs_title(chat):
+            return False
+        return chat.context_tokens <= min(LONGEST_CHAT, model.n_ctx - ROOM)
+
+    def _ask_for(self, chat: Conversation) -> None:
+        assert self._client.model is not None
         self._asked.add(chat.id)
         title = chat.title
         messages = [*chat.prompt(), ChatMessage("user", REQUEST)]
         has_thought = any(split_thought(m.content).thought is not None for m in chat.messages)
-        cuts_thought = has_thought and not model.info.can_think  # its template cannot be told
+        can_be_told = self._client.model.info.can_think
+        cuts_thought = has_thought and not can_be_told  # its template cannot be told
         if cuts_thought:
             messages.append(ChatMessage("assistant", NO_THOUGHT))
         params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0, on_overflow="stop")
@@ -103,10 +121,13 @@ class ChatTitler(QObject):
 
     def _take(self, chat: Conversation, before: str, answer: AsideAnswer) -> None:
         if answer.is_ending or answer.reason == "cancelled":
-            self._asked.discard(chat.id)  # the person went on, and the next answer tries again
+            self._asked.discard(chat.id)  # the person went on: it is tried again afterwards
+            self._waiting.append(chat)
         title = cleaned_title(answer.text) if answer.reason == "stop" else ""
         if title and chat.title == before and needs_title(chat):
             self.titled.emit(chat, title)
+        if self._waiting and not self._is_closed:
+            self._pause.start()
 
 
 def needs_title(chat: Conversation) -> bool:

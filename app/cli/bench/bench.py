@@ -21,7 +21,7 @@ from app.cli.arguments import (
 )
 from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
-from app.cli.kv_options import add_lists_of_kv_types, crossed_kv_types
+from app.cli.load_options import add_fast_prompts, add_lists_of_kv_types, crossed_kv_types
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
@@ -113,6 +113,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--kv-on-host", action="store_true", default=None,
         help="keep the KV cache of GPUs in host memory",
     )  # fmt: skip
+    add_fast_prompts(how)
     add_override(how)
     add_reserve(how)
     form = parser.add_mutually_exclusive_group()
@@ -218,6 +219,7 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
             n_cpu_blocks=n_blocks, n_cpu_moe=n_moe, p2p=p2p,
             overrides=base.overrides if args.override is None else tuple(args.override),
             kv_on_host=base.kv_on_host if args.kv_on_host is None else args.kv_on_host,
+            fast_prompts=base.fast_prompts if args.fast_prompts is None else args.fast_prompts,
             reserve=base.reserve if args.reserve is None else tuple(args.reserve),
         )
         for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe, p2p in crossed

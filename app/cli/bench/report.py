@@ -181,6 +181,7 @@ class Report:
             "n_cpu_moe": params.n_cpu_moe,
             "kv_on_host": params.kv_on_host,
             "p2p": params.p2p,
+            "fast_prompts": params.fast_prompts,
             "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
             "type_k": types.k,
             "type_v": types.v,
@@ -233,6 +234,7 @@ def _mode_cell(params: LoadParams) -> str:
         (params.n_cpu_moe, f"experts of {params.n_cpu_moe} on CPU"),
         (params.kv_on_host, "KV on host"),
         (params.p2p != "auto", f"P2P {params.p2p}"),
+        (params.fast_prompts, "fast prompts"),
     )
     return "; ".join([mode, *(text for is_so, text in moved if is_so)])
 

@@ -14,13 +14,14 @@ from app.scale import px
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_n
 from app.units import context_text, decimal_size
-from app.widgets.buttons import button
+from app.widgets.buttons import Chip, button
 from app.widgets.sizes import scaled
 from app.widgets.text import caption_text, label, set_tip
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
-NAME_WIDTH, MIN_NAME_WIDTH = 420, 96
+NAME_WIDTH, GOOD_NAME_WIDTH, MIN_NAME_WIDTH = 420, 150, 96
+"""Width of the model's name at most, what chips leave of it to say all they have, and at least."""
 PROGRESS_WIDTH = 180
 
 
@@ -48,7 +49,7 @@ class ModelBar(QFrame):
         self._name.setMenu(self.menu)
         self._size, self._context, self._loaded = (label(role="pill") for _ in range(3))
         self.slower = SlowerChip(self)
-        self.slower.changed.connect(self._fit)
+        self._chips: list[Chip] = []  # what a narrow bar still shows, the most important last
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName(tr("Loading"))
         scaled(self, self._progress.setFixedWidth, PROGRESS_WIDTH)
@@ -66,10 +67,22 @@ class ModelBar(QFrame):
         layout.addWidget(self._percent)
         layout.addStretch()
         layout.addWidget(self._button)
+        self._row = layout
+        self._follow(self.slower)
         theme_signals().changed.connect(self.refresh)
         self.set_menu((), has_demo=False)
         self.show_empty()
         self.refresh()
+
+    def add_chip(self, chip: Chip) -> None:
+        """Show another chip before the button."""
+        self._row.insertWidget(self._row.count() - 1, chip)
+        self._follow(chip)
+
+    def _follow(self, chip: Chip) -> None:
+        self._chips.append(chip)
+        chip.changed.connect(self._fit)
+        self._fit()
 
     def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
         """Fill the menu with the models that can be opened."""
@@ -175,19 +188,25 @@ class ModelBar(QFrame):
 
     @Slot()
     def _fit(self) -> None:
-        """Divide the width: first the button, then progress, chip, name and pills."""
-        left = self.width() - MARGINS - self._button.sizeHint().width()
+        """Divide the width: first the button, then progress, chips, name and pills."""
+        left = self.width() - MARGINS
+        if not self._button.isHidden():
+            left -= self._button.sizeHint().width()
         if not self._progress.isHidden():
             self._progress.setFixedWidth(min(px(PROGRESS_WIDTH), self.width() // 4))
             self._percent.setFixedWidth(self._percent.fontMetrics().horizontalAdvance("100 %") + 2)
             left -= self._progress.width() + self._percent.width() + 2 * SPACING
         self._fit_name(left)
-        self.slower.fit(left - self._name.sizeHint().width() - 2 * SPACING)
-        if self.slower.is_wanted:
-            left -= self.slower.sizeHint().width() + SPACING
+        wanted = [chip for chip in self._chips if chip.is_wanted]
+        for at, chip in enumerate(wanted, 1):
+            others = sum(other.least_width + SPACING for other in wanted[at:])
+            name = min(self._name.sizeHint().width(), px(GOOD_NAME_WIDTH))
+            chip.fit(left - name - others - 2 * SPACING)
+            left -= chip.sizeHint().width() + SPACING
             self._fit_name(left)
         self._fit_pills(left - self._name.sizeHint().width())
-        self.slower.setVisible(self.slower.is_wanted)  # last, when there is room for it
+        for chip in self._chips:  # last, when there is room for them
+            chip.setVisible(chip.is_wanted)
 
     def _fit_name(self, left: int) -> None:
         width, metrics = min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)), self._name.fontMetrics()

@@ -70,19 +70,23 @@ class HistoryPlot(QWidget):
         """Draw dotted vertical lines for messages, given by age in seconds and time of day."""
         self.graph.set_marks([-age for age, _ in marks], [clock for _, clock in marks])
 
-    def set_latest(self, values: Sequence[tuple[str, int, str]]) -> None:
+    def set_latest(self, values: Sequence[tuple[str, int, str]], note: str = "") -> None:
         """Show the newest values as text, without dots if there are many.
 
         Args:
             values: (name, index of its device colour, number as text).
+            note: what they are of; shown behind them where there is room.
         """
         has_dots, colours = len(values) <= MANY, theme()
         signs = [
             Sign(shown, "●", number) if has_dots else Sign(shown, number)
             for shown, number in ((colours.device_colour(at), number) for _, at, number in values)
         ]
-        self.latest.set_signs(signs, self._unit)
-        spoken = ", ".join(f"{name} {number} {self._unit}" for name, _, number in values)
+        note = f" · {note}" if note else ""
+        self.latest.set_signs(signs, f"{self._unit}{note}")
+        if self.latest.sizeHint().width() > self.latest.width():
+            self.latest.set_signs(signs, self._unit)
+        spoken = ", ".join(f"{name} {number} {self._unit}" for name, _, number in values) + note
         self.setAccessibleDescription(spoken)
         set_tip(self, spoken)
 

@@ -31,7 +31,7 @@ from app.monitor.views.overview import DeviceState, Overview
 from app.monitor.views.timeline_plot import TimelinePlot
 from app.split.figures import rank_labels, short_name
 from app.theme import theme_signals
-from app.translation import tr
+from app.translation import tr, tr_n
 from app.units import GIB, decimal
 from app.widgets.sizes import scaled
 from engine import DeviceInfo, DeviceSnapshot, TokenTimes
@@ -89,9 +89,9 @@ class MonitorPanel(QWidget):
         if self.isVisible():
             self._draw()
 
-    def add_rate(self, tokens_per_s: float) -> None:
-        """Add the present rate, 0 at the end; it is drawn with the next snapshot."""
-        self.record.add_rate(tokens_per_s)
+    def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
+        """Add the present rate of all answers, 0 at the end; the next snapshot draws it."""
+        self.record.add_rate(tokens_per_s, n_answers)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
         """Show the ranks of the loaded model, given by their devices; none without a model."""
@@ -154,7 +154,10 @@ class MonitorPanel(QWidget):
             history, plot = self.record.histories[name], self.plots[name]
             if name == RATE:
                 rate = history.last(RATE)
-                plot.set_latest([(tr("Speed"), 0, decimal(f"{rate:.1f}"))] if rate > 0 else [])
+                n = self.record.n_answers if rate > 0 else 0
+                note = tr_n("{n} answer", "{n} answers", n) if n > 1 else ""
+                speed = tr("Speed"), 0, decimal(f"{rate:.1f}")
+                plot.set_latest([speed] if rate > 0 else [], note)
                 continue
             plot.set_latest(
                 [

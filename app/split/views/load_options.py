@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import (
+    QCheckBox,
     QComboBox,
     QDoubleSpinBox,
     QGridLayout,
@@ -18,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.split.settings import (
     MAX_BATCH,
+    MAX_PARALLEL,
     MAX_ROPE_BASE,
     MAX_ROPE_FACTOR,
     MAX_THREADS,
@@ -26,7 +28,7 @@ from app.split.settings import (
 from app.split.views.context_slider import ContextSlider
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_later
-from app.units import context_text, tokens_text
+from app.units import MIB, context_text, tokens_text
 from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
@@ -35,6 +37,8 @@ from engine import KV_TYPES, PEER_MODES, KVTypes, kv_types
 
 FIRST_STOP = 512
 """Shortest context that the slider offers, in tokens."""
+MAX_STATES = 1 << 20
+"""Most host memory for kept states that can be chosen, in MiB."""
 CONTEXT_IF_UNKNOWN = 32768
 """Longest context that is offered for models that do not name theirs, in tokens."""
 KV_HINTS = {
@@ -110,7 +114,10 @@ class RareOptions(QWidget):
     """
 
     type_v_changed = Signal()
+    parallel_changed = Signal(int)
+    states_changed = Signal(object)  # bytes, or None for the engine's choice
     batch_changed = Signal(object)  # int, or None for the engine's choice
+    speed_changed = Signal(bool)
     rope_changed = Signal(str, float, float)  # scaling, factor, base
     template_requested = Signal()
 
@@ -118,34 +125,30 @@ class RareOptions(QWidget):
         super().__init__(parent)
         self.head = QToolButton()
         self.head.setProperty("role", "group")
-        self.head.setText(tr("KV values, batch, RoPE, chat template"))
+        self.head.setText(tr("Requests, batch, RoPE, chat template"))
         self.head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.head.setCheckable(True)
         same = ("", tr_later("Same as keys"), SAME_HINT)
         self.type_v = _choices([same, *_kv_entries()])
+        self.parallel = QSpinBox(minimum=1, maximum=MAX_PARALLEL)
+        self.states = QSpinBox(minimum=-1, maximum=MAX_STATES, singleStep=512, suffix=" MiB")
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
+        self.fast_prompts = QCheckBox()
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
         self.base = QDoubleSpinBox(maximum=MAX_ROPE_BASE, decimals=0, singleStep=10_000.0)
         self.template = button("")
         self.template.clicked.connect(self.template_requested)
-        self._rows: tuple[tuple[str, QWidget, str], ...] = (
-            (
-                tr("Values in KV cache"),
-                self.type_v,
-                tr("Number type of values where keys have another one"),
-            ),
-            (tr("Batch"), self.batch, tr("Prompt tokens that are computed at once")),
-            (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
-            (tr("RoPE factor"), self.factor, tr("How many times longer the context becomes")),
-            (tr("RoPE base"), self.base, tr("Base of the rotations' frequencies")),
-            (tr("Chat template"), self.template, tr("How messages become the model's prompt")),
-        )
         self._body = QWidget()
         self._build()
         self.type_v.currentIndexChanged.connect(lambda _: self.type_v_changed.emit())
+        self.parallel.valueChanged.connect(self.parallel_changed)
+        self.states.valueChanged.connect(
+            lambda n: self.states_changed.emit(None if n < 0 else n * MIB)
+        )
         self.batch.valueChanged.connect(lambda n: self.batch_changed.emit(n or None))
+        self.fast_prompts.toggled.connect(self.speed_changed)
         self.rope.currentIndexChanged.connect(self._report_rope)
         for field in (self.factor, self.base):
             field.valueChanged.connect(self._report_rope)
@@ -155,17 +158,25 @@ class RareOptions(QWidget):
 
     def set_settings(self, settings: SplitSettings) -> None:
         """Show settings, and all fields if one of them is set."""
+        show_number(self.parallel, settings.parallel)
+        kept = settings.checkpoint_bytes
+        show_number(self.states, -1 if kept is None else kept // MIB)
         show_number(self.batch, settings.n_batch or 0)
         show_number(self.factor, settings.rope_factor)
         show_number(self.base, settings.rope_base)
         k, v = kv_types(settings.kv_type)
-        with QSignalBlocker(self.rope), QSignalBlocker(self.type_v):
+        with (
+            QSignalBlocker(self.rope), QSignalBlocker(self.type_v),
+            QSignalBlocker(self.fast_prompts),
+        ):  # fmt: skip
+            self.fast_prompts.setChecked(settings.fast_prompts)
             self.rope.setCurrentIndex(self.rope.findData(settings.rope_scaling))
             self.type_v.setCurrentIndex(self.type_v.findData("" if v == k else v))
         has_own = bool(settings.chat_template)
         self.template.setText(tr("Own…") if has_own else tr("From the file…"))
         is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
-        if is_set or settings.rope_base or has_own:
+        is_set = is_set or settings.parallel > 1 or kept is not None
+        if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
 
     def _report_rope(self) -> None:
@@ -180,13 +191,52 @@ class RareOptions(QWidget):
         name = "chevron-up" if self.head.isChecked() else "chevron-down"
         self.head.setIcon(icon(name, theme().muted))
 
+    def _rows(self) -> tuple[tuple[str, QWidget, str], ...]:
+        """Return name, field and tooltip of each row."""
+        return (
+            (
+                tr("Requests at once"),
+                self.parallel,
+                tr(
+                    "How many requests of the whole context length have room at once; up to 16 "
+                    "shorter ones share it"
+                ),
+            ),
+            (
+                tr("Kept states"),
+                self.states,
+                tr(
+                    "Most host memory for states of recurrent layers that are kept, so that chats "
+                    "go on where they ended; 0 keeps none"
+                ),
+            ),
+            (
+                tr("Values in KV cache"),
+                self.type_v,
+                tr("Number type of values where keys have another one"),
+            ),
+            (tr("Batch"), self.batch, tr("Prompt tokens that are computed at once")),
+            (
+                tr("Faster prompts"),
+                self.fast_prompts,
+                tr(
+                    "Faster prompts on processors with BF16 units; answers may then differ in "
+                    "their last digits depending on what else runs"
+                ),
+            ),
+            (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
+            (tr("RoPE factor"), self.factor, tr("How many times longer the context becomes")),
+            (tr("RoPE base"), self.base, tr("Base of the rotations' frequencies")),
+            (tr("Chat template"), self.template, tr("How messages become the model's prompt")),
+        )
+
     def _build(self) -> None:
         grid = QGridLayout(self._body)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(10)
         grid.setVerticalSpacing(8)
         grid.setColumnStretch(0, 1)
-        for row, (title, field, tip) in enumerate(self._rows):
+        for row, (title, field, tip) in enumerate(self._rows()):
             caption = label(title, "muted")
             caption.setBuddy(field)
             field.setAccessibleName(title)
@@ -197,7 +247,8 @@ class RareOptions(QWidget):
             grid.addWidget(caption, row, 0)
             grid.addWidget(field, row, 1)
         self.batch.setSpecialValueText(tr("auto"))
-        for number in (self.batch, self.factor, self.base):
+        self.states.setSpecialValueText(tr("auto"))
+        for number in (self.parallel, self.states, self.batch, self.factor, self.base):
             number.setKeyboardTracking(False)
         for number in (self.factor, self.base):
             number.setSpecialValueText(tr("As the file says"))

@@ -89,7 +89,8 @@ class MemoryBar(QWidget):
         for sibling, size in figures.siblings:
             colour = mix(colours.device_colour(sibling), colours.surface, SIBLING_TONE)
             yield size, QBrush(QColor(colour))
-        yield figures.guests, QBrush(QColor(mix(colours.muted, colours.surface, GUEST_TONE)))
+        guests = QBrush(QColor(mix(colours.muted, colours.surface, GUEST_TONE)))
+        yield figures.guests + figures.kept, guests
         yield figures.outside, _hatch(colours.muted, Qt.BrushStyle.BDiagPattern)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
-from app.translation import tr
+from app.translation import tr, tr_n
 from app.units import tokens_text
 from app.widgets.flow import FlowBox
 from app.widgets.text import caption_text, set_tip
@@ -55,6 +55,7 @@ def short_text(remedy: Remedy) -> str:
     params = remedy.params
     texts = {
         "split": tr("Shares that fit"),
+        "parallel": tr_n("{n} request at once", "{n} requests at once", params.parallel),
         "kv_type": tr("{kv_type} KV cache").format(kv_type=params.kv_type),
         "context": tr("Context of {tokens}").format(tokens=tokens_text(params.n_ctx or 0)),
         "experts": tr("Experts of {n} blocks on the CPU").format(n=params.n_cpu_moe),

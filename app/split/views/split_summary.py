@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 from app.engine_sentences import translated
 from app.split.picture import SpeedFigures
 from app.translation import tr, tr_later
-from app.units import rate_text, signed_percent_text, size_text
+from app.units import rate_text, signed_percent_text, size_text, tokens_text
 from app.widgets.text import ElidedLabel, label, set_tip
 from engine import DeviceMemory, ModelLoaded
 
@@ -102,8 +102,18 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
         elif not speed.is_measured:
             yield tr(UNMEASURED)
     yield tr("Memory: {size}.").format(size=size_text(plan.total_bytes))
+    yield from _rooms(plan)
     if "f32" in plan.storage:
         yield tr(DEQUANTISED)
+
+
+def _rooms(plan: Plan) -> Iterator[str]:
+    """Yield how many requests run at once: as long as can be, and as many as can be."""
+    texts = [f"{room.n} × {tokens_text(room.n_tokens)}" for room in plan.rooms]
+    if len(texts) > 1:
+        yield tr("Requests at once: {few} or {many}.").format(few=texts[0], many=texts[-1])
+    elif texts:
+        yield tr("Requests at once: {rooms}.").format(rooms=texts[0])
 
 
 def _empty_text(has_model: bool) -> str:

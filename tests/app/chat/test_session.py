@@ -5,7 +5,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.message import Message
 from app.chat.store import ChatStore
-from app.engine_client import EngineState
+from app.engine_client import EngineState, RunningAnswer
 from app.paths import chats_dir
 from engine import EngineError
 from tests.helpers.fake_host import Script
@@ -113,8 +113,10 @@ def test_figures_of_an_answer_survive_what_cuts_it_off(
         script.answer_error = EngineError("The card has fallen off the bus.")
     else:
         script.hold, script.hold_after = True, 5
+    begun = list[RunningAnswer]()
+    shell.client.text.connect(lambda _, answer: begun.append(answer))
     shell.chat_presenter.send("Second")
-    qtbot.waitUntil(lambda: shell.client.answer_meter.n_tokens >= 5)
+    qtbot.waitUntil(lambda: bool(begun) and begun[-1].meter.n_tokens >= 5)
     if how == "stop":
         script.hold = False
         shell.session.stop()

@@ -254,7 +254,20 @@ def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
     assert rows[0].startswith("0     cpu     75.0 %")
     assert rows[1].startswith("1     cpu     25.0 %")
     assert rows[2] == "512 tokens of context, weights held as small as in the file"
-    assert rows[3] == "Prompts are computed 512 tokens at a time"
+    assert rows[3] == "Room at once for 1 request of 512 tokens, or 2 of 256"
+    assert rows[4] == "Prompts are computed 512 tokens at a time"
+
+
+def test_a_plan_says_how_many_requests_run_at_once(run: Run, model: Path) -> None:
+    options = ("plan", model, "--devices", "cpu", "--ctx", "512", "--parallel", "6")
+    told = "Room at once for 6 requests of 512 tokens, or 12 of 256"
+    assert told in run(*options).out.splitlines()
+    document = run(*options, "--json").document
+    assert document["parallel"] == 6
+    assert document["rooms"] == [
+        {"requests": 6, "tokens": 512}, {"requests": 12, "tokens": 256}
+    ]  # fmt: skip
+    assert run(*options[:-1], "17").status == 1
 
 
 def test_a_plan_says_how_many_prompt_tokens_are_computed_at_once(run: Run, model: Path) -> None:

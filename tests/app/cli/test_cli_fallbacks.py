@@ -32,7 +32,7 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def fall(monkeypatch: pytest.MonkeyPatch) -> Fall:
     """Return a function that has models fall back when the nth test or answer begins; 0: loaded."""
     wanted: list[tuple[int, Fallback]] = []
-    make, bench, answer = Model.__init__, Model.bench, Model._run
+    make, bench, generate, answer = Model.__init__, Model.bench, Model.generate, Model.answer
     n = [0]
 
     def report(model: Model) -> None:
@@ -50,13 +50,18 @@ def fall(monkeypatch: pytest.MonkeyPatch) -> Fall:
         report(model)
         return bench(model, *args, **options)  # type: ignore[arg-type]
 
+    def generated(model: Model, *args: object, **options: object) -> object:
+        report(model)
+        return generate(model, *args, **options)  # type: ignore[arg-type]
+
     def answered(model: Model, *args: object) -> object:
         report(model)
         return answer(model, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Model, "__init__", made)
     monkeypatch.setattr(Model, "bench", benched)
-    monkeypatch.setattr(Model, "_run", answered)
+    monkeypatch.setattr(Model, "generate", generated)
+    monkeypatch.setattr(Model, "answer", answered)
     return lambda at, fallback: wanted.append((at, fallback))
 
 

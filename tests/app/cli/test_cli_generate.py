@@ -72,9 +72,9 @@ def test_the_cache_may_be_quantised(
     assert len(alone["ids"]) == 8
     where = ("--devices", "cpu,cpu", "--split", "3,1")
     assert run(*ask, *where).document["text"] == alone["text"]
-    plan = run("plan", path, *where, *options, "--ctx", "64", "--json").document
+    plan = run("plan", path, *where, *options, "--ctx", "500", "--json").document
     assert plan["kv_type"] == kv_type
-    n_rows = 2 * 64 * 2  # of 32 elements, in 2 layers, of 2 heads; a head per rank
+    n_rows = 2 * 512 * 2  # of 32 elements, in 2 layers, 2 pages, 2 heads; a head per rank
     assert sum(d["kv"] for d in plan["devices"]) == n_rows * n_bytes
 
 

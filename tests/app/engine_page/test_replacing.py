@@ -51,15 +51,20 @@ def test_the_settings_say_what_is_used_and_go_back(
     assert current_pack().version == "2.15.0"
 
 
-def test_an_answer_is_finished_before_the_engine_is_replaced(
-    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, script: Script
+@pytest.mark.parametrize(
+    ("n_chats", "told"), [(1, "when this answer is finished"), (2, "when 2 answers are finished")]
+)
+def test_answers_are_finished_before_the_engine_is_replaced(
+    qtbot: QtBot, make_shell: MakeShell, pack: PackScript, script: Script, n_chats: int, told: str
 ) -> None:
     shell = make_shell()
     install(qtbot, shell)
     shell.models.open(MODEL)
     qtbot.waitUntil(lambda: shell.client.model is not None)
     script.hold, script.hold_after = True, 3
-    shell.chat_presenter.send("Hi")
+    for _ in range(n_chats):
+        shell.chat_presenter.new_chat()
+        shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: len(shown(shell)) == 2 and len(shown(shell)[1]) > 5)
     old = host_of(shell)
     view_of(qtbot, shell)
@@ -68,7 +73,7 @@ def test_an_answer_is_finished_before_the_engine_is_replaced(
     view.choices.rows[1].radio.setChecked(True)
     pack.n_arrived = 0
     view.install.click()
-    qtbot.waitUntil(lambda: "when this answer is finished" in banner(shell))
+    qtbot.waitUntil(lambda: told in banner(shell))
     assert host_of(shell) is old
     script.hold = False
     with qtbot.waitSignal(shell.client.loaded):

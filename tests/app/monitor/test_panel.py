@@ -83,6 +83,21 @@ def test_the_latest_values_stand_there_as_text(monitor: MonitorPanel) -> None:
     assert "61.8" in monitor.speed.latest.text()
 
 
+def test_the_rate_of_several_answers_says_how_many(monitor: MonitorPanel) -> None:
+    monitor.add_rate(96.0, 3)
+    monitor.add_snapshots(reading(time.monotonic(), [91.0]))
+    assert monitor.speed.accessibleDescription() == "Speed 96.0 tok/s · 3 answers"
+    assert "3 answers" in monitor.speed.latest.text()
+    monitor.resize(520, 180)
+    QApplication.processEvents()
+    monitor.add_snapshots(reading(time.monotonic(), [91.0]))
+    assert "3 answers" not in monitor.speed.latest.text(), "there is no room"
+    assert "96.0" in monitor.speed.latest.text()
+    monitor.add_rate(50.0)
+    monitor.add_snapshots(reading(time.monotonic(), [91.0]))
+    assert monitor.speed.accessibleDescription() == "Speed 50.0 tok/s"
+
+
 def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel) -> None:
     """Between messages the rate is 0 rather than the last value."""
     now = time.monotonic()

@@ -105,6 +105,29 @@ def test_what_a_person_unloads_is_not_loaded_by_a_message(
     assert kinds(shell).count(Load) == 1
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_model_stays_while_any_chat_is_answered(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.others["long"] = Script(hold=True)
+    shell.chat_presenter.send("long")
+    shell.chat_presenter.new_chat()
+    set_minutes(shell, 1)
+    ask_only(qtbot, shell, "short")
+    qtbot.wait(200)
+    assert shell.client.model is not None
+    host_of(shell).let_go(script.others["long"])
+    qtbot.waitUntil(lambda: shell.client.model is None)
+
+
+def ask_only(qtbot: QtBot, shell: Shell, text: str) -> None:
+    """Ask in the open chat, and wait for its answer alone."""
+    chat = shell.session.current
+    shell.chat_presenter.send(text)
+    qtbot.waitUntil(lambda: chat.messages[-1].stats is not None)
+
+
 def test_typing_answers_and_other_times_begin_anew(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,16 @@ from engine import (
     SamplingParams,
 )
 from tests.helpers.fake_host import Script, model_loaded
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown, until_idle
+from tests.helpers.shell_driver import (
+    MODEL,
+    MakeShell,
+    ask,
+    banner,
+    host_of,
+    running,
+    shown,
+    until_idle,
+)
 from tests.helpers.slow_engine import COMMAND
 
 WAIT_MS = 60_000
@@ -92,7 +101,7 @@ def test_one_click_goes_on_with_the_answer_as_if_nothing_had_been(
     undisturbed = shown(shell)
     shell.chat_presenter.new_chat()
     shell.chat_presenter.send(QUESTION)
-    qtbot.waitUntil(lambda: len(shell.client.answer_ids) > 5, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(running(shell)[0].ids) > 5, timeout=WAIT_MS)
     kill(shell, number)
     qtbot.waitUntil(lambda: "while answering on cpu" in banner(shell), timeout=5000)
     so_far = shown(shell)[1]
@@ -219,6 +228,12 @@ def crash(shell: Shell, qtbot: QtBot, script: Script, text: str = "Hi") -> None:
     script.answer, script.answer_error = "m</think> Hello", None
 
 
+def cut_ids(shell: Shell) -> tuple[int, ...]:
+    """Return the tokens of the answer that was cut off."""
+    (cut,) = shell.session.lost_answers
+    return cut.ids
+
+
 CRASH = EngineCrashed("The engine was killed.", "Load the model again.")
 
 
@@ -228,11 +243,11 @@ def test_the_rest_of_an_answer_is_asked_for_with_its_tokens(
     """Once more after a second death, with all of them; a thought goes on inside its block."""
     shell = make_shell(model=MODEL)
     crash(shell, qtbot, script)
-    first = shell.client.answer_ids
+    first = cut_ids(shell)
     script.answer_error = CRASH
     with qtbot.waitSignal(shell.client.lost):
         click(qtbot, shell)
-    second = shell.client.answer_ids
+    second = cut_ids(shell)
     script.answer, script.answer_error = "!", None
     with qtbot.waitSignal(shell.client.finished):
         click(qtbot, shell)
@@ -353,8 +368,8 @@ def test_a_split_changed_during_an_answer_leaves_the_offer_too(
     assert shell.client.model is not None
     shell.models.apply(shell.client.model.params)
     with qtbot.waitSignal(shell.client.resplit_failed):
-        host_of(shell).send(shell.client._answer_number, Failed(CRASH, is_model_lost=True))
-        host_of(shell).send(shell.client._resplit_number, Failed(CRASH))
+        host_of(shell).send(running(shell)[0].number, Failed(CRASH, is_model_lost=True))
+        host_of(shell).send(shell.client._work.stoppable[0], Failed(CRASH))
     assert action(shell) == "Load again and go on"
 
 
@@ -369,7 +384,7 @@ def test_a_message_sent_while_the_engine_died_can_go_on_as_well(
     with qtbot.waitSignal(shell.client.failed):
         host_of(shell).send(0, Failed(CRASH, is_model_lost=True))
         none = EngineError("No model is loaded.", "Open a GGUF file first.")
-        host_of(shell).send(shell.client._answer_number, Failed(none))
+        host_of(shell).send(running(shell)[0].number, Failed(none))
     assert action(shell) == "Load again and go on"
     script.hold = False
     host_of(shell).cancel()

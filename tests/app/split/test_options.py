@@ -78,13 +78,19 @@ def test_batch_and_rope_feed_the_load_and_are_saved(make_panel: MakePanel) -> No
     rare.head.click()
     assert rare.batch.isVisible()
     assert (rare.batch.text(), rare.factor.text()) == ("auto", "As the file says")
+    assert rare.states.text() == "auto"
+    rare.states.setValue(0)
+    rare.parallel.setValue(4)
     rare.batch.setValue(256)
+    rare.fast_prompts.click()
     rare.rope.setCurrentIndex(rare.rope.findData("yarn"))
     rare.factor.setValue(4)
     rare.base.setValue(50_000)
     settle()
     params = panel.session.load_params()
-    assert (params.n_batch, params.rope) == (256, "yarn 4.0 50000.0")
+    assert (params.parallel, params.n_batch, params.fast_prompts) == (4, 256, True)
+    assert params.rope == "yarn 4.0 50000.0"
+    assert params.checkpoint_bytes == 0
     longest = panel.options.context.maximum()
     assert longest == 4 * INFO.n_ctx_train, "the context grows with the factor"
     panel.options.context.setValue(longest)
@@ -107,11 +113,12 @@ def test_batch_and_rope_feed_the_load_and_are_saved(make_panel: MakePanel) -> No
 @pytest.mark.parametrize("wrong", [0.5, "4", True, 1e9, None])
 def test_damaged_rope_settings_become_the_file_s(make_panel: MakePanel, wrong: object) -> None:
     panel = make_panel([CPU])
-    names = ("rope_factor", "rope_base", "rope_scaling", "n_batch")
+    names = ("rope_factor", "rope_base", "rope_scaling", "n_batch", "parallel", "checkpoint_bytes")
     panel.session.restore(panel.session.to_dict() | dict.fromkeys(names, wrong))
     settle()
     found = panel.session.load_params()
     assert (found.rope_factor, found.rope_scaling, found.n_batch) == (0.0, "", None)
+    assert (found.parallel, found.checkpoint_bytes) == (1, None)
 
 
 def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: WiredPanel) -> None:

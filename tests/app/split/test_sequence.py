@@ -31,7 +31,7 @@ class Person:
     def __init__(self, shell: Shell, qtbot: QtBot) -> None:
         self.shell, self._qtbot = shell, qtbot
         self.finished: list[Finished] = []
-        shell.client.finished.connect(self.finished.append)
+        shell.client.finished.connect(lambda finished, _: self.finished.append(finished))
 
     def ask(self, text: str) -> None:
         """Type a question and press Enter; the answer begins."""

@@ -256,6 +256,7 @@ def test_a_saved_place_follows_its_card() -> None:
         n_cpu_moe=3,
         n_cpu_blocks=2,
         kv_on_host=True,
+        fast_prompts=True,
         p2p="off",
     )
     saved = json.loads(json.dumps(to_dict(split)))
@@ -282,6 +283,8 @@ def test_a_rank_that_is_put_elsewhere_leaves_groups_where_they_were() -> None:
         LoadParams("m", ("cuda:2", "cuda:0"), (1, 3), "layer", 512, kv_type="q8_0"),
         LoadParams("m", ("cuda:0", "cuda:1", "cpu"), (2, 1, 1), "groups", groups=(2, 1)),
         LoadParams("m", ("cpu", "cpu"), (1, 1), reserve=(("cpu", 5),), cpu_threads=3),
+        LoadParams("m", ("cpu",), fast_prompts=True),
+        LoadParams("m", ("cpu",), parallel=8, checkpoint_bytes=1 << 20),
         LoadParams("m", ("cuda:0",), n_cpu_moe=4, n_cpu_blocks=1, kv_on_host=True),
         LoadParams("m", ("cuda:0", "cuda:1"), (1, 1), overrides=(("ffn_", "cpu"),)),
         LoadParams("m", ("cuda:0", "cuda:1"), (1, 1), p2p="on"),

@@ -77,5 +77,6 @@ def test_an_answer_is_asked_for_with_the_template(tmp_path: Path) -> None:
         request = Generate(
             (ChatMessage("user", "hello"),), sampling=SamplingParams(temperature=0, max_tokens=1)
         )
-        list(model.answer(request))
-        assert model.tokenizer.decode(model._session.ids, skip_special=True) == "hello!"
+        answer = model.answer(request)
+        list(answer)
+        assert model.tokenizer.decode(answer.ids, skip_special=True) == "hello!"

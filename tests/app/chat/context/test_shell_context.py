@@ -11,7 +11,7 @@ from app.notice import Notice
 from app.widgets.text import label
 from engine import CountTokens, EngineError, Failed, Generate
 from tests.helpers.fake_host import Script, model_loaded
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, running
 
 
 def usage(shell: Shell) -> ContextUsage:
@@ -83,7 +83,7 @@ def test_an_answer_that_grows_is_added(qtbot: QtBot, make_shell: MakeShell, scri
     script.hold, script.hold_after = True, 2
     shell.window.composer.edit.setPlainText("one two")
     shell.window.composer.submit()
-    qtbot.waitUntil(lambda: shell.client.answer_meter.n_tokens >= 2)
+    qtbot.waitUntil(lambda: running(shell)[0].meter.n_tokens >= 2)
     settle(qtbot, shell)
     assert (usage(shell).n_before, usage(shell).n_answer) == (5, 2), "once, not as a message too"
     assert "2 the answer so far" in shell.window.composer.gauge.toolTip()

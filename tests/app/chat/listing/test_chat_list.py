@@ -285,12 +285,12 @@ def test_the_chat_that_is_being_answered_is_marked(
     qtbot.waitUntil(lambda: shell.session.is_busy)
     shell.chat_presenter.new_chat()
     model = shell.window.chat_list.list.row_model
-    index = model.index_of(RowKind.CHAT, shell.session.answering_id)
+    index = model.index_of(RowKind.CHAT, shell.session.answers[0].chat.id)
     spoken = Qt.ItemDataRole.AccessibleTextRole
     assert model.data(index, spoken) == "Long one, is being answered"
     assert model.data(index, Qt.ItemDataRole.DecorationRole) is not None
     script.hold = False
-    shell.session.stop()
+    shell.session.stop_all()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     assert model.data(model.index_of(RowKind.CHAT, model.rows[1].key), spoken) == "Long one"
 

@@ -98,7 +98,7 @@ def test_a_chat_is_named_after_its_first_answer(
     ask(qtbot, shell, "Why is the third card slow?")
     script.answer = "Slow third card"
     rates: list[float] = []
-    shell.client.rate.connect(rates.append)
+    shell.client.rate.connect(lambda rate, _: rates.append(rate))
     assert end_pause(shell)
     qtbot.waitUntil(lambda: shell.window.chat_list.shown_titles() == ["TODAY", "Slow third card"])
     (request,) = asked_for_titles(shell)
@@ -114,6 +114,58 @@ def test_a_chat_is_named_after_its_first_answer(
     assert len(asked_for_titles(shell)) == 1
     shell.window.close()
     assert make_shell().session.current.title == "Slow third card"
+
+
+def test_chats_that_were_answered_at_once_are_named_one_by_one(
+    qtbot: QtBot, shell: Shell, script: Script
+) -> None:
+    """Once nothing runs any more; a chat that is gone by then is left out."""
+    asked = ["Why is the first card slow?", "And the second?", "Who deletes this?"]
+    script.others |= {text: Script(hold=True, hold_after=1) for text in asked}
+    chats = []
+    for text in asked:
+        shell.chat_presenter.new_chat()
+        shell.chat_presenter.send(text)
+        chats.append(shell.session.current)
+    host_of(shell).let_go(script.others[asked[2]], script.others[asked[1]])
+    qtbot.waitUntil(lambda: len(shell.session.answers) == 1)
+    assert end_pause(shell)
+    assert asked_for_titles(shell) == [], "one is still being answered"
+    host_of(shell).let_go(script.others[asked[0]])
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.session.delete([chats[2].id], "")
+    script.answer = "Slow second card"
+    assert end_pause(shell)
+    qtbot.waitUntil(lambda: chats[1].title == "Slow second card")
+    script.answer = "Slow first card"
+    qtbot.waitUntil(lambda: shell.client.is_idle)
+    assert end_pause(shell)
+    qtbot.waitUntil(lambda: chats[0].title == "Slow first card")
+    assert not end_pause(shell)
+    assert len(asked_for_titles(shell)) == 2
+    assert len(shell.session.library.summaries) == 2
+
+
+def test_a_title_that_the_end_of_the_window_ends_is_not_asked_for_again(
+    qtbot: QtBot, shell: Shell, script: Script
+) -> None:
+    ask(qtbot, shell, "Why is the third card slow?")
+    hold_title(qtbot, shell, script)
+    shell.window.close()
+    assert not end_pause(shell)
+
+
+def test_a_title_of_a_chat_that_is_deleted_meanwhile_does_not_bring_it_back(
+    qtbot: QtBot, shell: Shell, script: Script
+) -> None:
+    ask(qtbot, shell, "Why is the third card slow?")
+    script.answer = "Slow third card"
+    hold_title(qtbot, shell, script)
+    chat = shell.session.current
+    shell.session.delete([chat.id], "")
+    host_of(shell).let_go(script)
+    qtbot.waitUntil(lambda: shell.client.is_idle)
+    assert shell.session.library.summaries == []
 
 
 def test_a_bad_title_leaves_the_first_words(qtbot: QtBot, shell: Shell, script: Script) -> None:

@@ -183,7 +183,7 @@ def test_the_panel_says_which_values_make_the_host_sample(
     model = shell.client.model
     assert model is not None
     params = replace(model.params, devices=("cuda:0", "cuda:1"))
-    monkeypatch.setattr(shell.client, "_model", replace(model, params=params))
+    monkeypatch.setattr(shell.client._work, "model", replace(model, params=params))
     panel.set_params(SamplingParams(xtc_probability=0.5, dry_multiplier=0.8))
     assert not panel.host_note.isHidden()
     assert "DRY strength, XTC probability" in panel.host_note.text()

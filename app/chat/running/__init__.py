@@ -1,0 +1,1 @@
+"""The list of the answers that are being written, in all chats."""

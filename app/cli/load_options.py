@@ -1,0 +1,104 @@
+"""Options of a load: types of the KV cache, threads, how CPUs compute prompts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.units import MIB
+from engine import KV_TYPES, EngineError, KVTypes, kv_types
+
+BOTH, OF_KEYS, OF_VALUES = (
+    ("--kv-type", "--cache-type"), ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")
+)  # fmt: skip
+"""Names of the options for both types, for that of keys, and for that of values."""
+
+
+def add_kv_types(group: argparse._ArgumentGroup) -> None:
+    """Add the options of a command that loads one model."""
+    group.add_argument(*BOTH, choices=KV_TYPES, help="number type of the KV cache (default: f16)")
+    group.add_argument(*OF_KEYS, choices=KV_TYPES, help="type of the keys alone")
+    group.add_argument(*OF_VALUES, choices=KV_TYPES, help="type of the values alone")
+
+
+def given_kv_type(args: argparse.Namespace, base: str) -> str:
+    """Return the KV type that options ask for; what none of them says is that of `base`."""
+    k, v = kv_types(args.kv_type or base)
+    return str(KVTypes(args.cache_type_k or k, args.cache_type_v or v))
+
+
+def add_lists_of_kv_types(add: Callable[[tuple[str, ...], str], Any]) -> None:
+    """Add the options of a command that tries several; `add` makes one of names and a help."""
+    add(BOTH, f"{', '.join(KV_TYPES)} (default: f16)")
+    add(OF_KEYS, "types of the keys alone")
+    add(OF_VALUES, "types of the values alone")
+
+
+def crossed_kv_types(args: argparse.Namespace, base: str) -> Iterator[str]:
+    """Yield each KV type that lists of options ask for."""
+    for text in args.kv_type or [base]:
+        both = kv_types(text)
+        for k in args.cache_type_k or [both.k]:
+            for v in args.cache_type_v or [both.v]:
+                yield str(KVTypes(k, v))
+
+
+def flags_for(kv_type: str) -> Iterator[tuple[str, str]]:
+    """Yield the options, with their values, that ask for a KV type."""
+    k, v = kv_types(kv_type)
+    if k == v:
+        yield BOTH[0], k
+    else:
+        yield OF_KEYS[1], k
+        yield OF_VALUES[1], v
+
+
+def add_parallel(group: argparse._ArgumentGroup) -> None:
+    """Add the option that sets how many requests of full length have room."""
+    group.add_argument(
+        "--parallel", type=int, metavar="N",
+        help="room for N requests of the whole context length at once, or for up to 16 shorter "
+        "ones (default: 1)",
+    )  # fmt: skip
+
+
+def add_kept_states(group: argparse._ArgumentGroup) -> None:
+    """Add the option that limits the kept states of recurrent layers."""
+    group.add_argument(
+        "--kept-states", type=kept_states, metavar="MIB",
+        help="most host memory for states of recurrent layers that are kept, so that chats go on "
+        "where they ended; 0 keeps none (default: up to 4096, and an eighth of what is free)",
+    )  # fmt: skip
+
+
+def kept_states(text: str) -> int:
+    """Return the bytes of a number of MiB.
+
+    Raises:
+        EngineError: it is something else.
+    """
+    try:
+        n_bytes = round(float(text) * MIB)
+    except (ValueError, OverflowError):
+        n_bytes = -1
+    if n_bytes < 0:
+        raise EngineError(f"'{text}' is no amount of memory in MiB.", "For example 1024.")
+    return n_bytes
+
+
+def add_threads(group: argparse._ArgumentGroup) -> None:
+    """Add the option that sets the number of threads."""
+    group.add_argument(
+        "--threads", type=int, metavar="N",
+        help="number of CPU threads, all ranks together (default: one per physical core)",
+    )  # fmt: skip
+
+
+def add_fast_prompts(group: argparse._ArgumentGroup) -> None:
+    """Add the option that lets CPUs compute long prompts in BF16."""
+    group.add_argument(
+        "--fast-prompts", action="store_true", default=None,
+        help="faster prompts on processors with BF16 units; answers may then differ in their last "
+        "digits depending on what else runs",
+    )  # fmt: skip

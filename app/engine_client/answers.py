@@ -1,0 +1,137 @@
+"""The answers that the engine writes at the same time, and the figures of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from app.engine_client.signals import EngineSignals
+from app.engine_client.token_rate import AnswerMeter, TokenRate
+from engine import (
+    ContextShifted,
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    TokenText,
+    TokenTimes,
+)
+
+
+class AnswerStage(Enum):
+    """How far an answer is."""
+
+    WAITING = "waiting"
+    READING = "reading"
+    WRITING = "writing"
+
+
+class RunningAnswer:
+    """An answer that was asked for, until it has ended and as it was then.
+
+    Args:
+        begun: the tokens that it goes on from.
+
+    Attributes:
+        number: number of its command.
+        ids: its tokens so far, with those that it began with.
+        meter: its figures so far.
+        n_read, n_prompt: tokens of the prompt that are computed, and all of them; 0 while it waits.
+        tokens_per_s: tokens per second over the last second; 0 while that is unknown.
+        stage: what the engine does with it now.
+        was_alone: whether no other answer was written beside it, so that its speed is the model's.
+    """
+
+    def __init__(self, number: int, begun: Sequence[int] = ()) -> None:
+        self.number = number
+        self.ids = list(begun)
+        self.meter, self.rate = AnswerMeter(), TokenRate()
+        self.n_read = self.n_prompt = 0
+        self.tokens_per_s = 0.0
+        self.stage = AnswerStage.WAITING
+        self.was_alone = True
+
+
+class RunningAnswers:
+    """All answers that were asked for and have not ended, in the order in which they were.
+
+    Text of many tokens of an answer is joined into one signal.
+    """
+
+    def __init__(self, signals: EngineSignals) -> None:
+        self._signals = signals
+        self._running: dict[int, RunningAnswer] = {}
+        self._texts: dict[int, list[str]] = {}  # what is not told yet, by the answer's number
+        self._rate = TokenRate()  # of all together
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[RunningAnswer]:
+        return iter(list(self._running.values()))
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._running
+
+    def add(self, answer: RunningAnswer) -> None:
+        """Follow an answer that was asked for just now."""
+        self._running[answer.number] = answer
+        if len(self._running) > 1:
+            for one in self._running.values():
+                one.was_alone = False
+
+    def take_text(self, number: int, event: TokenText) -> None:
+        """Note text of an answer, which `tell_text` tells."""
+        answer, n_tokens = self._running[number], len(event.ids)
+        self._texts.setdefault(number, []).append(event.text)
+        self._rate.count(n_tokens)
+        answer.rate.count(n_tokens)
+        answer.meter.count(n_tokens)
+        answer.ids += event.ids
+        answer.stage = AnswerStage.WRITING
+
+    def tell_text(self, number: int | None = None) -> None:
+        """Emit the text that was noted, of one answer or of all."""
+        for one in [number] if number is not None else list(self._texts):
+            if texts := self._texts.pop(one, None):
+                self._signals.text.emit("".join(texts), self._running[one])
+
+    def tell_rates(self) -> None:
+        """Emit the tokens per second of each answer and of all, as far as a second has passed."""
+        for answer in self:
+            if (own := answer.rate.due()) is not None:
+                answer.tokens_per_s = own
+                self._signals.paced.emit(answer)
+        if (rate := self._rate.due()) is not None:
+            self._signals.rate.emit(rate, sum(one.stage is AnswerStage.WRITING for one in self))
+
+    def end(self, number: int) -> RunningAnswer:
+        """Take an answer off that has ended, and return it."""
+        answer = self._running.pop(number)
+        if not self._running:
+            self._rate = TokenRate()
+        return answer
+
+    def on_event(self, number: int, event: Event) -> None:
+        """Emit the signals of an event that is no text; an answer that it ends is off by then."""
+        signals = self._signals
+        if isinstance(event, TokenTimes):  # says nothing about the text around it
+            signals.token_times.emit(event)
+            return
+        self.tell_text(number)
+        if isinstance(event, PrefillProgress):
+            answer = self._running[number]
+            answer.n_read, answer.n_prompt = event.done, event.total
+            answer.stage = AnswerStage.READING
+            signals.prefill.emit(event.done, event.total, answer)
+        elif isinstance(event, ContextShifted):
+            signals.shifted.emit(event.n_dropped, self._running[number])
+
+    def tell_end(self, answer: RunningAnswer, event: Finished | Failed) -> None:
+        """Emit that an answer has ended, after `end`."""
+        if not self._running:
+            self._signals.rate.emit(0.0, 0)
+        if isinstance(event, Finished):
+            self._signals.finished.emit(event, answer)
+        else:
+            self._signals.failed.emit(event.error, answer)
