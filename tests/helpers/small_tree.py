@@ -1,4 +1,4 @@
-"""The least folder that packages would hold: a Python, two packages, and no code."""
+"""The least folder that packages would hold: a Python, and packages with hardly any code."""
 
 from __future__ import annotations
 
@@ -27,12 +27,21 @@ INNER = {
 def add_package(
     site: Path, name: str, licence: str = "License-Expression: MIT", **files: str
 ) -> Path:
-    """Add a package; `files` are further files of its metadata, by name with "__" for "."."""
+    """Add a package with an empty module.
+
+    Args:
+        files: further files of its metadata, by name with "__" for ".".
+
+    Returns:
+        The folder of its metadata.
+    """
     folder = site / f"{name}-1.0.dist-info"
     folder.mkdir(parents=True)
     head = f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n{licence}\n"
     (folder / "METADATA").write_text(head)
     _write(folder, {key.replace("__", "."): text for key, text in files.items()})
+    # A newer importlib.metadata leaves out what a RECORD names and no file is there for.
+    _write(site, {f"{name}/__init__.py": ""})
     rows = [f"{path.relative_to(site).as_posix()},," for path in sorted(folder.rglob("*.*"))]
     (folder / "RECORD").write_text("\n".join([f"{name}/__init__.py,,", *rows]) + "\n")
     return folder
