@@ -73,12 +73,12 @@ class Driver(QObject):
         client = self._client
         client.ready.connect(lambda _: self.note(ready=True))
         client.state_changed.connect(lambda state: self.note(state=state.value))
-        client.prefill.connect(lambda done, total: self.note(read=done, of=total))
+        client.prefill.connect(lambda done, total, _: self.note(read=done, of=total))
         client.loaded.connect(lambda found: self.note(loaded=found.info.path))
         client.resplit_done.connect(lambda done: self.note(resplit=len(done.model.params.devices)))
-        client.finished.connect(lambda finished: self.note(finished=finished.reason))
+        client.finished.connect(lambda finished, _: self.note(finished=finished.reason))
         client.state_saved.connect(lambda saved: self.note(state_saved=saved.n_bytes))
-        client.state_failed.connect(lambda error: self.note(state_failed=str(error)))
+        client.state_failed.connect(lambda error, _: self.note(state_failed=str(error)))
         self._session.answer_text.connect(self._on_text)
         self._session.deleted.connect(lambda chat: self.note(deleted=chat))
 
@@ -129,7 +129,7 @@ class Driver(QObject):
         chat = self._session.current.id
         self.note(asked=text, chat=chat, message=self._next_message())
         self._shell.chat_presenter.send(text)
-        if self._client._state_numbers:
+        if self._client._states:
             self.note(saving=True)
 
     def regenerate(self) -> None:

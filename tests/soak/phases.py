@@ -14,6 +14,9 @@ QUESTION = "What is tensor parallelism?"
 LONG_PROMPT = "tensor world " * 500
 """Question of about a thousand tokens, which the middling model reads in a second."""
 
+FILLING_PROMPT = "tensor world " * 1600
+"""Question of about 3,200 tokens, beside which a second chat has no room in 4,096."""
+
 ENDLESS = 100_000
 
 
@@ -110,8 +113,8 @@ def _resplit(window: Window) -> int:
 
 
 def _save(window: Window) -> int:
-    """Have the cache of a chat saved, since another chat is answered."""
-    start = window.do("ask", text=LONG_PROMPT, max_tokens=4)
+    """Have the cache of a chat saved, since another chat is answered and may need its room."""
+    start = window.do("ask", text=FILLING_PROMPT, max_tokens=4)
     window.wait_for("finished", start)
     start = window.do("ask", text="hello", max_tokens=ENDLESS)
     window.wait_for("saving", start)
