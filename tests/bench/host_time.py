@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from engine.config.load import LoadParams
+from engine.forward.batch import Batch
 from engine.gguf.reader import GGUFFile
 from engine.gpu.launch import target
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
@@ -128,7 +129,7 @@ def synthetic_model(path: Path) -> Iterator[Callable[[int], None]]:
 
     def compute(n: int) -> None:
         comm.n_tokens = n
-        context.begin(4096, n, n if n > 1 else 0)
+        context.begin(Batch.of_one(4096, n, n if n > 1 else 0))
         declaration.model.forward(torch.zeros(n, dtype=torch.int64, device=META), context)
 
     with torch.inference_mode(), patch.dict(target._cards, {META: CARD}):

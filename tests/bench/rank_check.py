@@ -18,7 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config.load import LoadParams
+from engine.forward.batch import Batch
 from engine.forward.cache import Cache
+from engine.forward.cache_size import CacheSize
 from engine.gguf.reader import GGUFFile
 from engine.gpu.checks import drawing, products
 from engine.gpu.checks import operations as operations_
@@ -92,7 +94,7 @@ def runs_dry(file: GGUFFile, params: LoadParams) -> None:
             with use_target(CARD), intercept_launches(lambda s, log=log: bool(log and log.note(s))):
                 for n in warm_rows(N_BATCH):
                     comm.n_tokens = n
-                    context.begin(1, n, n - 1)
+                    context.begin(Batch.of_one(1, n, n - 1))
                     dry.model.forward(torch.zeros(n, dtype=torch.int64, device="meta"), context)
             best[name] = min(best[name], time.process_time() - began)
     for name, s in best.items():
@@ -151,7 +153,7 @@ def with_memory(file: GGUFFile, params: LoadParams) -> tuple[DryModel, Any, Cach
             setattr(slot.owner, slot.attribute, held)
     finally:
         dry_run.META = meta
-    cache = Cache(real.states, 0, params.n_ctx or 1, params.kv_type, CPU)
+    cache = Cache(real.states, 0, CacheSize.asked(params, params.n_ctx or 1), CPU)
     return DryModel(log, dry, 0, n_bytes), real.slots, cache
 
 

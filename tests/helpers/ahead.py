@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.forward.batch import Batch, Piece
 from engine.sampling.sampler import Sampler
 
 
@@ -23,6 +24,8 @@ class AheadSource:
         n_delivered: number of sampled tokens that were handed out.
     """
 
+    waited_s = 0.0
+
     def __init__(self, runtime: Any, ahead: int, is_able: Any = lambda: True) -> None:
         self._runtime, self._ahead, self._is_able = runtime, ahead, is_able
         self._sampler: Sampler | None = None
@@ -37,13 +40,15 @@ class AheadSource:
             self._sampler, self._never = sampler, list(never)
         return sampler.params.typical_p == 1
 
-    def next(self, token: int, n_past: int, n_left: int) -> int | np.ndarray:
+    def next(self, token: int, piece: Piece, n_left: int) -> int | np.ndarray:
         assert self._sampler is not None
         assert n_left > 0
+        n_past = piece.n_past
         assert n_past + n_left <= self._runtime.n_ctx
         if self._next != (token, n_past):
             self.stop()
             self._at, self._fed = n_past, token
+            self._piece = piece
             self._copy = copy.deepcopy(self._sampler)
         while len(self._sampled) < min(1 + self._ahead, n_left):
             self._sampled.append(self._sample())
@@ -58,7 +63,9 @@ class AheadSource:
         return found
 
     def _sample(self) -> int | np.ndarray:
-        logits: np.ndarray = self._runtime.forward([self._fed], self._at, 0)[0]
+        logits: np.ndarray = self._runtime.forward(
+            [self._fed], Batch((self._piece._replace(n_past=self._at),), 0)
+        )[0]
         masked = logits.copy()
         masked[self._never] = -np.inf
         if not self._is_able() or not np.isfinite(masked.max()):

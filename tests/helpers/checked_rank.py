@@ -9,6 +9,7 @@ import torch
 
 from engine.config.load import LoadParams
 from engine.forward.cache import Cache
+from engine.forward.cache_size import CacheSize
 from engine.gguf.reader import GGUFFile
 from engine.gpu.backend import GpuBackend
 from engine.gpu.checks.calls import OpCallLog
@@ -47,10 +48,10 @@ class CheckedRank:
         self.starts = collect_launches(dry, rank, params, INTERPRETER, row_counts, self.calls)
         real, n_bytes = declare(self.file, params), x_bytes(dry.hp)
         self.slots, self.model = real.slots, real.model
-        backend = GpuBackend(CPU, n_bytes)
+        backend = GpuBackend(CPU, n_bytes, real.hp.n_ctx)
         progress = ByteProgress(1 << 30, lambda _: None, lambda: False)
         load_rank(self.file, real.slots, rank, CPU, "kernels", backend, progress)
-        self.cache = Cache(real.states, rank, real.hp.n_ctx, params.kv_type, CPU)
+        self.cache = Cache(real.states, rank, CacheSize.asked(params, real.hp.n_ctx), CPU)
         self.dry = DryModel(self.calls, dry, rank, n_bytes)
         self.fallbacks = Fallbacks(["cpu"])
 

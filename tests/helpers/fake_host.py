@@ -1,4 +1,6 @@
-"""An engine host without an engine, which answers commands from a script on its own thread."""
+"""An engine host without an engine, which answers commands from a script on its own threads."""
+
+from __future__ import annotations
 
 import queue
 import threading
@@ -44,6 +46,7 @@ from engine import (
     TuneProgress,
     TuneResult,
     TuneStarted,
+    Unload,
     Usage,
 )
 from engine.planning.search.estimate import TrialSize
@@ -63,8 +66,9 @@ def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -
 
 
 def model_loaded(
-    params: LoadParams, warnings: tuple[str, ...] = (), fallbacks: tuple[Fallback, ...] = ()
-) -> ModelLoaded:
+    params: LoadParams, warnings: tuple[str, ...] = (), fallbacks: tuple[Fallback, ...] = (),
+    model_hash: str = "",
+) -> ModelLoaded:  # fmt: skip
     use = MemoryUse(weights=GIB // 2, kv=GIB // 8, compute=GIB // 16)
     return ModelLoaded(
         info=model_info(params.path),
@@ -75,6 +79,7 @@ def model_loaded(
         warnings=warnings,
         fallbacks=fallbacks,
         n_batch=2048,
+        model_hash=model_hash,
     )
 
 
@@ -85,6 +90,8 @@ class Script:
     Attributes:
         pause_s: pause between two events, in seconds; a cancellation ends it early.
         hold: while set, a command waits for its cancellation after `hold_after` events.
+        others: scripts of the answers to particular messages, by their last paragraphs.
+        n_at_once: most answers at once; others wait.
     """
 
     answer: str = "Hello from the **fake** model."
@@ -99,14 +106,20 @@ class Script:
     tune_error: EngineError | None = None
     warnings: tuple[str, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
+    model_hash: str = ""
     hold: bool = False
     hold_after: int = 0
     n_load_steps: int = 4
     extra: list[Event] = field(default_factory=list)
+    others: dict[str, Script] = field(default_factory=dict)
+    n_at_once: int = 16
 
 
 class FakeHost:
-    """A host with the interface and the order of events of the real one."""
+    """A host with the interface and the order of events of the real one.
+
+    Answers run beside each other, each on a thread; what changes the model waits for their ends.
+    """
 
     def __init__(self, on_event: Callable[[HostEvent], None], script: Script | None = None) -> None:
         self.script = script or Script()
@@ -115,11 +128,14 @@ class FakeHost:
         self._on_event = on_event
         self._queue: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._generation = self._cancelled_up_to = 0
+        self._cancelled: set[int] = set()
         self._changed = threading.Condition()
         self._loaded: ModelLoaded | None = None
         self._thread = threading.Thread(target=self._run, name="fake-engine")
         self._thread.start()
         self._counting = self._thread  # the last thread that has counted
+        self._answers: list[threading.Thread] = []
+        self._n_answers = 0
 
     def submit(self, command: Command) -> int:
         self._generation += 1
@@ -133,9 +149,19 @@ class FakeHost:
             self._queue.put((self._generation, command))
         return self._generation
 
-    def cancel(self) -> None:
+    def cancel(self, generation: int | None = None) -> None:
         with self._changed:
-            self._cancelled_up_to = self._generation
+            if generation is None:
+                self._cancelled_up_to = self._generation
+            else:
+                self._cancelled.add(generation)
+            self._changed.notify_all()
+
+    def let_go(self, *scripts: Script) -> None:
+        """Have what these scripts hold go on."""
+        with self._changed:
+            for script in scripts:
+                script.hold = False
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -154,10 +180,16 @@ class FakeHost:
         self.send(0, EngineReady("0.0", 0.0) if error is None else Failed(error))
         while (item := self._queue.get()) is not None:
             number, command = item
+            if isinstance(command, Load | Tune | Unload):
+                self._finish_answers()
             if isinstance(command, Load):
                 self._load(number, command)
             elif isinstance(command, Generate):
-                self._generate(number)
+                thread = threading.Thread(
+                    target=self._generate, args=(number, command), name="fake-answer"
+                )
+                self._answers.append(thread)
+                thread.start()
             elif isinstance(command, Resplit):
                 self._load(number, command)
             elif isinstance(command, SaveState | LoadState):
@@ -167,6 +199,12 @@ class FakeHost:
             else:
                 self._loaded = None
                 self.send(number, ModelUnloaded())
+        self._finish_answers()
+
+    def _finish_answers(self) -> None:
+        for thread in self._answers:
+            thread.join()
+        self._answers.clear()
 
     def _move_state(self, number: int, command: SaveState | LoadState) -> None:
         self.send(number, StateProgress(1, 2))
@@ -212,18 +250,36 @@ class FakeHost:
         if script.load_error is not None:
             self.send(number, Failed(script.load_error, script.loses_model))
         else:
-            loaded = self._loaded = model_loaded(command.params, script.warnings, script.fallbacks)
+            loaded = self._loaded = model_loaded(
+                command.params, script.warnings, script.fallbacks, script.model_hash
+            )
             is_new = isinstance(command, Load)
             self.send(number, loaded if is_new else ModelResplit(loaded, n_tokens=20))
 
-    def _generate(self, number: int) -> None:
-        script, n_done = self.script, 0
+    def _generate(self, number: int, command: Generate) -> None:
+        asked = command.messages[-1].content if command.messages else ""
+        script = self.script.others.get(asked.rpartition("\n\n")[2], self.script)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_cancelled(number) or self._n_answers < self.script.n_at_once
+            )
+            self._n_answers += 1
+        if self._is_cancelled(number):
+            self.send(number, _finished("cancelled", 0))
+        else:
+            self._write(number, script)
+        with self._changed:
+            self._n_answers -= 1
+            self._changed.notify_all()
+
+    def _write(self, number: int, script: Script) -> None:
+        n_done = 0
         for event in script.extra:
             self.send(number, event)
         for start in range(0, len(script.answer), script.chunk):
             self.send(number, TokenText(script.answer[start : start + script.chunk], (start,)))
             n_done += 1
-            if self._pause(number, n_done):
+            if self._pause(number, n_done, script):
                 self.send(number, _finished("cancelled", n_done))
                 return
         if script.answer_error is not None:
@@ -231,14 +287,20 @@ class FakeHost:
         else:
             self.send(number, _finished(script.reason, n_done))
 
-    def _pause(self, number: int, n_done: int) -> bool:
+    def _pause(self, number: int, n_done: int, script: Script | None = None) -> bool:
         """Wait as the script says, and return whether the command was cancelled."""
+        script = script or self.script
         with self._changed:
-            holds = self.script.hold and n_done >= self.script.hold_after
-            timeout = None if holds else self.script.pause_s
+            holds = script.hold and n_done >= script.hold_after
+            timeout = None if holds else script.pause_s
             if timeout is None or timeout > 0:
-                self._changed.wait_for(lambda: number <= self._cancelled_up_to, timeout)
-            return number <= self._cancelled_up_to
+                self._changed.wait_for(
+                    lambda: self._is_cancelled(number) or (holds and not script.hold), timeout
+                )
+            return self._is_cancelled(number)
+
+    def _is_cancelled(self, number: int) -> bool:
+        return number <= self._cancelled_up_to or number in self._cancelled
 
 
 def _counted(command: CountTokens) -> TokensCounted:

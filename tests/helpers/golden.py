@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
+from tests.helpers.passes import forward_alone
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -120,10 +121,11 @@ def golden_error(name: str, case: Case, path: Path | None = None, **options: Any
 def logits_in_steps(model: Any, ids: list[int], case: Case) -> Any:
     """Return the logits of all tokens (T, n_vocab), computed in the batches of a case."""
     n_prompt, rows, start = len(ids) - case.n_decode, [], 0
-    chunk = case.chunk or n_prompt
+    chunk = case.chunk or n_prompt or 1
     sizes = chain(repeat(chunk, n_prompt // chunk), [n_prompt % chunk], repeat(1, case.n_decode))
     for size in filter(None, sizes):
-        rows.append(model.runtime.runner.forward(ids[start : start + size], start, 0))
+        some = ids[start : start + size]
+        rows.append(forward_alone(model.runtime.runner, some, start))
         start += size
     assert start == len(ids)
     return np.concatenate(rows)

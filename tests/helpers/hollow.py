@@ -9,7 +9,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.helpers import raw_gguf
 from tests.helpers.model_draft import encoded
 
-F32, Q4_K, Q6_K = GGMLQuantizationType.F32, GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K
+F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
+Q4_K, Q6_K = GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K
 
 Tensor = tuple[tuple[int, ...], GGMLQuantizationType]
 
@@ -98,6 +99,83 @@ def hollow_llama(
         for name, (shape, kind) in block.items():
             tensors[f"blk.{layer}.{name}.weight"] = shape, lesser.get(name, kind)
     return _written(path, meta, tensors)
+
+
+def hollow_gemma3(
+    path: Path, *, n_layer: int, n_embd: int, n_head: int, n_head_kv: int, head_dim: int,
+    n_ff: int, n_swa: int, n_ctx: int, n_vocab: int = 262144,
+) -> Path:  # fmt: skip
+    """Write a Gemma 3 in Q8_0, of which each sixth layer sees the whole context."""
+    sizes = {
+        "block_count": n_layer, "context_length": n_ctx, "embedding_length": n_embd,
+        "feed_forward_length": n_ff, "attention.head_count": n_head,
+        "attention.head_count_kv": n_head_kv, "attention.key_length": head_dim,
+        "attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": n_swa,
+    }  # fmt: skip
+    block: dict[str, Tensor] = {
+        "attn_norm": ((n_embd,), F32),
+        "attn_q": ((n_head * head_dim, n_embd), Q8_0),
+        "attn_k": ((n_head_kv * head_dim, n_embd), Q8_0),
+        "attn_v": ((n_head_kv * head_dim, n_embd), Q8_0),
+        "attn_q_norm": ((head_dim,), F32),
+        "attn_k_norm": ((head_dim,), F32),
+        "attn_output": ((n_embd, n_head * head_dim), Q8_0),
+        "post_attention_norm": ((n_embd,), F32),
+        "ffn_norm": ((n_embd,), F32),
+        "ffn_gate": ((n_ff, n_embd), Q8_0),
+        "ffn_up": ((n_ff, n_embd), Q8_0),
+        "ffn_down": ((n_embd, n_ff), Q8_0),
+        "post_ffw_norm": ((n_embd,), F32),
+    }
+    meta = {"general.architecture": "gemma3", "general.name": "hollow"}
+    ends = {"token_embd.weight": ((n_vocab, n_embd), Q8_0), "output_norm.weight": ((n_embd,), F32)}
+    return _written(path, meta | _named("gemma3", sizes), ends | _blocks(n_layer, block))
+
+
+def hollow_llama4(path: Path, n_layer: int = 48, n_ctx: int = 131072) -> Path:
+    """Write a Llama 4 with the attention of Scout, but few and small experts."""
+    sizes = {
+        "block_count": n_layer, "context_length": n_ctx, "embedding_length": 5120,
+        "feed_forward_length": 16384, "attention.head_count": 40, "attention.head_count_kv": 8,
+        "attention.key_length": 128, "attention.value_length": 128,
+        "attention.layer_norm_rms_epsilon": 1e-5, "interleave_moe_layer_step": 1,
+        "expert_count": 16, "expert_used_count": 1, "expert_feed_forward_length": 256,
+    }  # fmt: skip
+    block: dict[str, Tensor] = {
+        "attn_norm": ((5120,), F32),
+        "attn_q": ((5120, 5120), Q4_K),
+        "attn_k": ((1024, 5120), Q4_K),
+        "attn_v": ((1024, 5120), Q4_K),
+        "attn_output": ((5120, 5120), Q4_K),
+        "ffn_norm": ((5120,), F32),
+        "ffn_gate_inp": ((16, 5120), F32),
+        "ffn_gate_exps": ((16, 256, 5120), Q4_K),
+        "ffn_up_exps": ((16, 256, 5120), Q4_K),
+        "ffn_down_exps": ((16, 5120, 256), Q4_K),
+        "ffn_gate_shexp": ((256, 5120), Q4_K),
+        "ffn_up_shexp": ((256, 5120), Q4_K),
+        "ffn_down_shexp": ((5120, 256), Q4_K),
+    }
+    meta = {"general.architecture": "llama4", "general.name": "hollow"}
+    ends: dict[str, Tensor] = {
+        "token_embd.weight": ((202048, 5120), Q4_K),
+        "output_norm.weight": ((5120,), F32),
+        "output.weight": ((202048, 5120), Q6_K),
+    }
+    return _written(path, meta | _named("llama4", sizes), ends | _blocks(n_layer, block))
+
+
+def _named(architecture: str, sizes: Mapping[str, object]) -> dict[str, object]:
+    return {f"{architecture}.{name}": size for name, size in sizes.items()}
+
+
+def _blocks(n_layer: int, block: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        f"blk.{layer}.{name}.weight": tensor
+        for layer in range(n_layer)
+        for name, tensor in block.items()
+    }
 
 
 def hollow_70b(path: Path) -> Path:

@@ -11,11 +11,13 @@ from engine.cpu.kernels import (  # fmt: skip
     activation,
     attention,
     cache_write,
+    conv,
+    delta_net,
     dequantise,
     elementwise,
     experts,
     fastcall,
-    float_gemv,
+    float_gemm,
     fused_gemv,
     norm,
     pack,
@@ -24,6 +26,7 @@ from engine.cpu.kernels import (  # fmt: skip
     replay,
     rope,
     routing,
+    state_space,
     team,
     thread_all_reduce,
     timestamp_counter,
@@ -68,7 +71,7 @@ MODULES: Mapping[str, Writer] = {
     **_for_types("experts", lambda m, isa, kind: experts.build_multiply(m, isa, LAYOUTS[kind])),
     **_for_types("rows", lambda m, isa, kind: dequantise.build(m, isa, LAYOUTS[kind])),
     **_for_types("pack", lambda m, _, kind: pack.build(m, kind)),
-    **_for_kinds("plain", float_gemv.build, "f32", "f16", "bf16"),
+    **_for_kinds("plain", float_gemm.build, "f32", "f16", "bf16"),
     **_for_kinds(
         "attention",
         lambda m, isa, kind: attention.build(m, isa, kv_types(kind)),
@@ -91,6 +94,13 @@ MODULES: Mapping[str, Writer] = {
     "activation": lambda isa: activation.build,
     "rope": lambda isa: rope.build,
     "routing": lambda isa: routing.build,
+    "conv-3": lambda isa: lambda module: conv.build(module, 3),
+    "conv-4": lambda isa: lambda module: conv.build(module, 4),
+    "delta-net": lambda isa: lambda module: delta_net.build(module, isa, by_channel=False),
+    "delta-net-by-channel": lambda isa: (
+        lambda module: delta_net.build(module, isa, by_channel=True)
+    ),
+    "state-space": lambda isa: state_space.build,
 }
 """Writers of all modules, by the module's name."""
 

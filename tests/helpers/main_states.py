@@ -18,8 +18,10 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.chat.answering import WrittenAnswer
 from app.chat.conversation import Conversation
 from app.chat.message import AnswerStats, Message
+from app.engine_client import AnswerStage, RunningAnswer
 from app.main import Shell
 from app.notice import Notice
 from app.paths import demo_model
@@ -102,6 +104,38 @@ def chat(shell: Shell) -> QWidget:
     shell.session.take(made)
     pause(1500)
     return shell.window
+
+
+def running(shell: Shell) -> QWidget:
+    """Show the window while several chats are answered, and one of them."""
+    long = "What makes one card of several the slowest, and what can be done about it?"
+    titles = long, "A poem about copper", "Summary of the report", "Regular expressions"
+    for number, title in enumerate(titles):
+        made = Conversation()
+        made.add(Message("user", title))
+        message = made.add(Message("assistant", ""))
+        shell.session.take(made)
+        answer = RunningAnswer(number)
+        shell.session._writer._written[number] = WrittenAnswer(made, message, answer)
+        if number < 3:
+            answer.n_read, answer.n_prompt = 900 * (number + 1), 2700
+            answer.stage = AnswerStage.READING
+        if number < 2:
+            message.content = "Copper is warm, and bends before it breaks. " * 4
+            answer.stage, answer.tokens_per_s = AnswerStage.WRITING, 17.3 + number
+    shell.session.open_chat(shell.session.answers[1].chat.id)
+    shell.client.rate.emit(35.6, 2)
+    shell.session._writer.changed.emit()
+    pause(800)
+    return shell.window
+
+
+def running_list(shell: Shell) -> QWidget:
+    """Show the list of the answers that run."""
+    running(shell)
+    shell.window.running.click()
+    pause(300)
+    return shell.window.running.list
 
 
 def found(shell: Shell) -> QWidget:
@@ -245,6 +279,8 @@ STATES: dict[str, Callable[[Shell], QWidget]] = {
     "welcome": welcome,
     "ready": ready,
     "chat": chat,
+    "running": running,
+    "running-list": running_list,
     "found": found,
     "models": models,
     "with-models": with_models,

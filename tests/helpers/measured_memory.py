@@ -14,6 +14,7 @@ import torch
 from engine import LoadParams
 from engine.api import Model
 from engine.runtime.thread_runtime import ThreadRuntime
+from tests.helpers.passes import forward_alone
 
 
 def measured(path: Path, n_ranks: int, n_ctx: int, n_batch: int) -> dict[str, dict[str, int]]:
@@ -50,9 +51,9 @@ def compute(runtime: ThreadRuntime, n_ctx: int, n_batch: int) -> None:
                 layer.v.zero_()
     ids = [i % 200 + 3 for i in range(n_batch)]
     for _ in range(2):
-        runtime.runner.forward(ids, n_ctx - n_batch, n_batch - 1)
+        forward_alone(runtime.runner, ids, n_ctx - n_batch, n_batch - 1)
     for back in (3, 2, 1):
-        runtime.runner.forward([5], n_ctx - back, 0)
+        forward_alone(runtime.runner, [5], n_ctx - back)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def questions(draw: st.DrawFn, path: str) -> Question:
         n_cpu_blocks=draw(st.sampled_from([0, 0, 1])),
         n_cpu_moe=draw(st.sampled_from([0, 0, 0, 1])),
         kv_on_host=draw(st.booleans()),
+        fast_prompts=draw(st.booleans()),
         reserve=draw(st.sampled_from([(), (("cuda:0", 1 << 20),)])),
     )
     free = st.fixed_dictionaries({d: st.sampled_from([1 << 18, 1 << 22, 1 << 40]) for d in DEVICES})

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QListView
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.message_view import AnswerView, UserView
+from app.engine_client import RunningAnswer
 from app.main import Shell
 from engine import Generate
 from tests.helpers.fake_host import FakeHost
@@ -21,6 +22,16 @@ def host_of(shell: Shell) -> FakeHost:
     host = shell.client._host
     assert isinstance(host, FakeHost)
     return host
+
+
+def running(shell: Shell) -> list[RunningAnswer]:
+    """Return the answers that the engine has not ended, the oldest first."""
+    return list(shell.client.answers)
+
+
+def answered(shell: Shell) -> list[str]:
+    """Return the titles of the chats that are being answered, the oldest answer first."""
+    return [written.chat.title for written in shell.session.answers]
 
 
 def ask(qtbot: QtBot, shell: Shell, text: str) -> None:
@@ -39,7 +50,7 @@ def until_idle(qtbot: QtBot, shell: Shell) -> None:
 
     def is_idle() -> bool:
         titler = shell.chat_listing._titler
-        is_named = titler is None or titler._waiting is None
+        is_named = titler is None or not titler._waiting
         return counter.is_current and client.is_idle and is_named
 
     qtbot.waitUntil(is_idle, timeout=60_000)

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.config.load import LoadParams
 from engine.devices.routes import Place
 from engine.forward.cache import Cache
+from engine.forward.cache_size import CacheSize
 from engine.gguf.reader import GGUFFile
 from engine.gpu.backend import GpuBackend
 from engine.gpu.comm import copies
@@ -127,7 +128,7 @@ class SimulatedRank:
         self._file, self._params, self._rank, self._gpu = file, params, rank, gpu
         hp, states = self.declaration.hp, self.declaration.states
         self.cache = Cache(
-            states, rank, hp.n_ctx, params.kv_type, META, kv_on_host=params.kv_on_host
+            states, rank, CacheSize.asked(params, hp.n_ctx), META, kv_on_host=params.kv_on_host
         )
 
     def load(self) -> None:
@@ -140,7 +141,8 @@ class SimulatedRank:
         ):
             load_rank(
                 self._file, self.declaration.slots, self._rank, META, "kernels",
-                GpuBackend(META, x_bytes), ByteProgress(0, lambda progress: None, lambda: False),
+                GpuBackend(META, x_bytes, self.declaration.hp.n_ctx),
+                ByteProgress(0, lambda progress: None, lambda: False),
             )  # fmt: skip
 
     def meet(self, n_ranks: int) -> None:

@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from engine import BenchTest, EngineError, Finished, Model, SamplingParams, load_model
-from engine.generation import occupancy
 from tests.helpers.tiny_gguf import tiny_gguf
 
 N_THREADS = 8
@@ -33,7 +32,7 @@ HANG_S = 60.0
 """Seconds after the end at which threads that still wait count as hung."""
 
 ABANDONED_S = 0.1
-"""Seconds that take the place of `occupancy.ABANDONED_S`."""
+"""Mean number of seconds for which an answer is held and not read."""
 
 LEAST_MARGIN = 0.1
 """Least distance of the two largest logits before each token of an answer. What splits, batches and
@@ -168,7 +167,7 @@ class Storm:
         self._begun(model, draw, draw.randrange(1, 6))
 
     def _abandon(self, model: Model, draw: random.Random, _: Path) -> None:
-        """Read a part of an answer, and hold it for longer than others wait for its end."""
+        """Read a part of an answer, and hold it for a while."""
         events = self._begun(model, draw, draw.randrange(1, 6))
         time.sleep(draw.random() * 2 * ABANDONED_S)
         del events
@@ -217,7 +216,6 @@ def main(seconds: float, seed: int = 0) -> int:
     """Run a storm; return 0 if nothing happened that must not."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(seconds + HANG_S, exit=True)
-    occupancy.ABANDONED_S = ABANDONED_S
     with TemporaryDirectory() as folder:
         storm = Storm(Path(folder), seed)
         storm.run(seconds)

@@ -11,6 +11,7 @@ import torch
 
 from engine import ContextShifted, Event, Finished, PrefillProgress, SamplingParams, TokenText
 from engine.devices.routes import Routes
+from engine.generation.alone import run_alone
 from engine.generation.generate import Generation
 from engine.generation.session import Session
 from engine.gpu.comm.communicator import DeviceGroup
@@ -41,7 +42,8 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
     def step(rank: int) -> TokenStep:
         toy, one_shot = runtime.toys[rank], group.one_shots.one_shot(rank, members)
         return TokenStep(
-            toy.device, toy.hp.n_vocab, toy.token, toy.position, toy.begin,
+            toy.device, toy.hp.n_vocab, toy.token, toy.position,
+            lambda token, piece: toy.begin(token, piece.n_past),
             lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank], one_shot,
             [toy._state],
         )  # fmt: skip
@@ -65,7 +67,8 @@ def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
 
 def step_of(runtime: ToyRuntime) -> TokenStep:
     return TokenStep(
-        runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position, runtime.begin,
+        runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position,
+        lambda token, piece: runtime.begin(token, piece.n_past),
         lambda: (runtime.compute(), None), runtime.can_rewind,
     )  # fmt: skip
 
@@ -94,15 +97,8 @@ def answer(
     is_cancelled: Callable[[], bool] = lambda: False, timed_every: int = 0,
 ) -> list[Event]:  # fmt: skip
     session = session or Session(runtime)  # type: ignore[arg-type]
-    generation = Generation(
-        session,
-        tokenizer,
-        params,
-        2,
-        is_cancelled,
-        timed_every,  # type: ignore[arg-type]
-    )
-    return list(generation.run(prompt))
+    generation = Generation(runtime.n_ctx, tokenizer, params, 2, timed_every)  # type: ignore[arg-type]
+    return list(run_alone(session, generation, prompt, is_cancelled))
 
 
 def ids_of(events: Sequence[Event]) -> list[int]:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.token_source import TokenSource
+from engine.forward.batch import Batch
+from engine.runtime.interface import PageGroup, TokenSource
 
 
 class ToyRuntime:
@@ -28,6 +29,7 @@ class ToyRuntime:
     """
 
     n_running = 0
+    groups: Sequence[PageGroup] = ()
 
     def __init__(
         self, device: str = "cpu", *, n_vocab: int = 90, n_ctx: int = 64,
@@ -56,21 +58,19 @@ class ToyRuntime:
         self._state.fill_(torch.nan)
         self.n_computed.zero_()
 
-    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> np.ndarray:
+    def forward(self, ids: Sequence[int], batch: Batch) -> np.ndarray:
         rows = []
-        for place, token in enumerate(ids, n_past):
+        for place, token in enumerate(ids, batch.pieces[0].n_past):
             self.begin(token, place)
             rows.append(self.compute().cpu().numpy().copy())
-        return np.stack(rows)[first_logit:]
+        return np.stack(rows)[batch.first_logit :]
 
     def finish(self) -> None:
         """Do nothing: every token is computed at once."""
 
-    def save_recurrent(self) -> None:
-        self._saved.copy_(self._state)
-
-    def restore_recurrent(self) -> None:
-        self._state.copy_(self._saved)
+    def move_slot(self, source: int, target: int) -> None:
+        states = self._state, self._saved
+        states[target].copy_(states[source])
 
     def begin(self, token: int, n_past: int) -> None:
         """Set the token that `compute` runs next, and its position."""
@@ -127,6 +127,7 @@ class SplitToy:
     """
 
     n_running = 0
+    groups: Sequence[PageGroup] = ()
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]
@@ -147,20 +148,16 @@ class SplitToy:
         for toy in self.toys:
             toy.reset()
 
-    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> np.ndarray:
-        first, *_ = [toy.forward(ids, n_past, first_logit) for toy in self.toys]
+    def forward(self, ids: Sequence[int], batch: Batch) -> np.ndarray:
+        first, *_ = [toy.forward(ids, batch) for toy in self.toys]
         return first
 
     def finish(self) -> None:
         """Do nothing: every token is computed at once."""
 
-    def save_recurrent(self) -> None:
+    def move_slot(self, source: int, target: int) -> None:
         for toy in self.toys:
-            toy.save_recurrent()
-
-    def restore_recurrent(self) -> None:
-        for toy in self.toys:
-            toy.restore_recurrent()
+            toy.move_slot(source, target)
 
     def sliced(self, rank: int) -> Tensor | None:
         """Compute the token; return a rank's slice of the logits after it, None without one."""

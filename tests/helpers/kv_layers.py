@@ -1,0 +1,27 @@
+"""KV caches of single layers, full of random numbers."""
+
+import torch
+from torch import Tensor
+
+from engine.forward.batch import Batch
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
+from engine.sharding.ranges import Ranges
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    """Return random numbers, normally distributed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(
+    kv_type: str, n_head: int, n_kv: int, dim_k: int, dim_v: int, n_ctx: int,
+    *, v_in_k: bool = False,
+) -> LayerCache:  # fmt: skip
+    """Return a layer's cache full of random numbers."""
+    heads, kv_heads = (Ranges(((0, n),), n) for n in (n_head, n_kv))
+    state = KVState(heads, kv_heads, dim_k, dim_v, v_in_k=v_in_k)
+    held = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
+    v = None if v_in_k else numbers(2, n_ctx, n_kv, dim_v)
+    held.write(numbers(1, n_ctx, n_kv, dim_k), v, Batch.of_one(0, n_ctx, 0))
+    return held
