@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
+    from engine.config.grammar import Grammar, GrammarKind
     from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
     from engine.config.load import (
         PEER_MODES,
@@ -90,7 +91,10 @@ if TYPE_CHECKING:
         Finished,
         PrefillProgress,
         Timings,
+        TokenLogprob,
         TokenText,
+        ToolCallBegun,
+        ToolCallText,
         Usage,
     )
     from engine.generation.scoring import Perplexity, perplexity
@@ -182,7 +186,7 @@ if TYPE_CHECKING:
     from engine.sampling.on_device import why_sampled_on_host
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_chat_template, load_tokenizer
-    from engine.text.messages import ChatMessage
+    from engine.text.messages import ChatMessage, Tool, ToolCall
     from engine.tuning import tune
     from engine.version import package_version
 
@@ -240,6 +244,8 @@ __all__ = [
     "Generate",
     "Goal",
     "GpuPath",
+    "Grammar",
+    "GrammarKind",
     "HostEvent",
     "Inspection",
     "InvalidGGUF",
@@ -305,10 +311,15 @@ __all__ = [
     "TensorSummary",
     "ThreadHost",
     "Timings",
+    "TokenLogprob",
     "TokenText",
     "TokenTimes",
     "TokenWork",
     "TokensCounted",
+    "Tool",
+    "ToolCall",
+    "ToolCallBegun",
+    "ToolCallText",
     "Topology",
     "TorchKind",
     "Trial",
@@ -399,6 +410,7 @@ __all__ = [
 _HOME = {
     "api": ("Model", "load_model"),
     "measuring.benchmark": ("BenchResult", "BenchTest"),
+    "config.grammar": ("Grammar", "GrammarKind"),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (
         "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
@@ -425,7 +437,8 @@ _HOME = {
         "Unload",
     ),
     "generation.results": (
-        "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenText", "Usage",
+        "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenLogprob", "TokenText",
+        "ToolCallBegun", "ToolCallText", "Usage",
     ),
     "pack": ("delete_pack", "leave_pack", "make_holdable", "pack_folders", "use_pack"),
     "programs": (
@@ -434,7 +447,7 @@ _HOME = {
     "progress": (
         "LoadProgress", "StateProgress",
     ),
-    "text.messages": ("ChatMessage",),
+    "text.messages": ("ChatMessage", "Tool", "ToolCall"),
     "hardware.card_records": ("card_problems",),
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),

@@ -31,6 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.config.grammar import Grammar
 from engine.config.load import SPLIT_MODES, LoadParams
 from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
@@ -39,7 +40,7 @@ from engine.hardware.fallbacks import Fallback
 from engine.models.description import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.progress import LoadProgress, StateProgress
-from engine.text.messages import ChatMessage
+from engine.text.messages import ChatMessage, Tool
 
 if TYPE_CHECKING:
     from engine.planning.search.estimate import TuneEstimate
@@ -246,6 +247,14 @@ class Generate:
             (`ModelInfo.can_think`); None as the template has it.
         effort: how much it shall think, "low", "medium" or "high", where its chat template can say
             so (`ModelInfo.has_effort`); "" as the template has it.
+        variables: text of a JSON object with more variables for the chat template; "" for none.
+        tools: functions that the model may call.
+        tool_choice: "none", "auto", "required" (at least one call), or the name of the function
+            that it must call, with "=" before it.
+        in_parts: whether thinking and calls of functions come as such, and not as text.
+        grammar: the form that the answer must have; None for any.
+        n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
+            own; None to tell none at all.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -256,6 +265,12 @@ class Generate:
     timed_every: int = TIMED_EVERY
     thinks: bool | None = None
     effort: str = ""
+    variables: str = ""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    in_parts: bool = False
+    grammar: Grammar | None = None
+    n_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,59 @@ class ContextShifted:
     n_dropped: int
 
 
+AnswerPart = Literal["content", "reasoning"]
+"""What a text belongs to: what is said, or what is thought before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was, before anything but temperature 1 changed the model's logits.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        top: ids and logarithms of the likeliest tokens at this place, the likeliest first.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """New text, always whole characters, and the token ids it completes."""
+    """New text, always whole characters, and the token ids it completes.
+
+    Attributes:
+        part: what the text belongs to, where the answer comes in parts (`Generate.in_parts`).
+        logprobs: how likely each of the tokens was, if that is wanted (`Generate.n_logprobs`).
+    """
 
     text: str
     ids: tuple[int, ...]
+    part: AnswerPart = "content"
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegun:
+    """The name of a function that the model calls; its arguments follow.
+
+    Attributes:
+        index: number of the call in this answer, from 0.
+        id: name of the call.
+    """
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallText:
+    """More of the arguments of a call: all texts of one call together are a JSON object."""
+
+    index: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +134,12 @@ class Finished:
     timings: Timings
 
 
-GenerationEvent = PrefillProgress | ContextShifted | TokenTimes | TokenText | Finished
+GenerationEvent = (
+    PrefillProgress
+    | ContextShifted
+    | TokenTimes
+    | TokenText
+    | ToolCallBegun
+    | ToolCallText
+    | Finished
+)

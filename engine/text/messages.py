@@ -6,8 +6,48 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function that the assistant asks for.
+
+    Attributes:
+        arguments: text of a JSON object.
+        id: name of the call, by which its result refers to it.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        description: what it does, for the model.
+        parameters: JSON schema of its arguments, as text; "" for none.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn: role is "system", "user" or "assistant"."""
+    """One turn: role is "system", "user", "assistant" or "tool".
+
+    Attributes:
+        reasoning: what the assistant has thought before its answer, without marks; templates get
+            it as `reasoning_content`.
+        tool_calls: calls that the assistant asks for behind its text.
+        tool_call_id: name of the call whose result a "tool" message is.
+        name: name of the function whose result it is, where it is known.
+    """
 
     role: str
     content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
