@@ -18,6 +18,8 @@ BackendName = Literal["reference", "eager", "graph", "interpreter"]
 one by one. "graph": kernels, captured for one token and replayed. "interpreter": as "graph", but
 ranks on the CPU run the GPU kernels in Triton's interpreter; very slow, for tests."""
 
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+
 KernelKind = Literal["", "cpu", "gpu"]
 """Kind of the kernels of a rank; "" is the reference in torch."""
 
@@ -31,11 +33,10 @@ def chosen_backend() -> BackendName:
         EngineError: the variable is set to something else.
     """
     value = os.environ.get(VARIABLE, "") or "graph"
-    for name in get_args(BackendName):
+    for name in BACKENDS:
         if value == name:
-            found: BackendName = name
-            return found
-    *others, last = get_args(BackendName)
+            return name
+    *others, last = BACKENDS
     raise EngineError(
         f"{VARIABLE} is {value[:40]!r}, which is not a backend.",
         f"Set it to {', '.join(others)} or {last}, or unset it.",
