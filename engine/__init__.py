@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     )
     from engine.events import (
         Command,
-        CountTokens,
         EngineReady,
         Event,
         Failed,
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
         SaveState,
         StateLoaded,
         StateSaved,
-        TokensCounted,
         Tune,
         Tuned,
         TuneProgress,
@@ -107,6 +105,16 @@ if TYPE_CHECKING:
     from engine.hardware.trial_process import TrialProcess
     from engine.harmless import error_line, json_escaped, one_line, printable
     from engine.host import EngineHost, ThreadHost
+    from engine.inquiries.questions import (
+        ApplyTemplate,
+        CountTokens,
+        Detokenize,
+        Detokenized,
+        TemplateApplied,
+        Tokenize,
+        Tokenized,
+        TokensCounted,
+    )
     from engine.json_file import replace_json
     from engine.limited.answering import answer_lines, ending_after
     from engine.limited.child import ChildEnded, LimitedChild
@@ -202,6 +210,7 @@ __all__ = [
     "SIMULATED",
     "SPLIT_MODES",
     "Alternative",
+    "ApplyTemplate",
     "BenchResult",
     "BenchTest",
     "Calibration",
@@ -217,6 +226,8 @@ __all__ = [
     "ContextShifted",
     "ControlVector",
     "CountTokens",
+    "Detokenize",
+    "Detokenized",
     "DeviceError",
     "DeviceFacts",
     "DeviceInfo",
@@ -306,6 +317,7 @@ __all__ = [
     "StateLoaded",
     "StateProgress",
     "StateSaved",
+    "TemplateApplied",
     "TemplateError",
     "TensorPlace",
     "TensorSummary",
@@ -315,6 +327,8 @@ __all__ = [
     "TokenText",
     "TokenTimes",
     "TokenWork",
+    "Tokenize",
+    "Tokenized",
     "TokensCounted",
     "Tool",
     "ToolCall",
@@ -431,10 +445,13 @@ _HOME = {
     ),
     "events": (
         "Command", "EngineReady", "Event", "Failed", "FallbacksChanged", "Generate", "HostEvent",
-        "CountTokens", "TokensCounted",
         "Load", "LoadState", "ModelLoaded", "ModelResplit", "ModelUnloaded", "Resplit", "SaveState",
         "StateLoaded", "StateSaved", "Tune", "TuneProgress", "TuneStarted", "Tuned",
         "Unload",
+    ),
+    "inquiries.questions": (
+        "ApplyTemplate", "CountTokens", "Detokenize", "Detokenized", "TemplateApplied", "Tokenize",
+        "Tokenized", "TokensCounted",
     ),
     "generation.results": (
         "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenLogprob", "TokenText",

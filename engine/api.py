@@ -35,6 +35,7 @@ from engine.gguf.identity import model_hash
 from engine.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import explain_faults, has_stopped
+from engine.inquiries.about_text import TextInquiries
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.description import ModelInfo
 from engine.models.info import describe
@@ -43,9 +44,6 @@ from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
 from engine.sampling.token_source import Logits
-from engine.text.chat_template import ChatTemplate
-from engine.text.messages import ChatMessage
-from engine.text.tokenizer import Tokenizer
 
 KEPT_BY_A_SPLIT = (
     "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
@@ -119,7 +117,7 @@ def load_model(
     return Model(params, on_progress, is_cancelled)
 
 
-class Model:
+class Model(TextInquiries):
     """A loaded model.
 
     Any thread may call it. Answers are computed side by side: whoever reads an event of one that is
@@ -192,24 +190,6 @@ class Model:
     def fallbacks(self) -> tuple[Fallback, ...]:
         """What makes the GPUs slower than they could be, as of now; it may change at any token."""
         return self.runtime.fallbacks.current
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer.
-
-        Raises:
-            PromptError: the file has none.
-        """
-        return self._prompts.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The file's chat template, or a plain one if it has none.
-
-        Raises:
-            PromptError: the file has no vocabulary.
-        """
-        return self._prompts.template
 
     def logits(self, ids: Sequence[int]) -> Logits:
         """Compute the logits after each of `ids`, a fresh sequence, whatever is cached.
@@ -295,21 +275,6 @@ class Model:
         """
         with self._occupancy.use("it computes an answer"):
             self.scheduler.step()
-
-    def count_tokens(
-        self, messages: Sequence[ChatMessage] | None, draft: str = ""
-    ) -> tuple[int | None, int]:
-        """Return the tokens of a chat's next prompt without its last message, and those of that.
-
-        Args:
-            messages: messages before the last one; None to count that alone, which is quick.
-            draft: text of the last message.
-
-        Raises:
-            PromptError: the model has no vocabulary, or its template refuses these messages.
-        """
-        with self._occupancy.use("tokens are being counted"):
-            return self._prompts.count(messages, draft)
 
     def resplit(
         self,

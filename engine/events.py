@@ -10,15 +10,18 @@ A host answers every command with any number of progress events and exactly one 
     LoadState StateProgress*                      StateLoaded | Failed
     Tune      TuneStarted TuneProgress*           Tuned | Failed
     CountTokens                                   TokensCounted | Failed
+    Tokenize                                      Tokenized | Failed
+    Detokenize                                    Detokenized | Failed
+    ApplyTemplate                                 TemplateApplied | Failed
 
 At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
 have a `FallbacksChanged` before its closing event, or right behind it.
 
 Commands are begun in order. Several `Generate` are answered at once: their events come in any order
-among each other. `Resplit`, `CountTokens`, `SaveState` and `LoadState` are done between two tokens,
-and answers go on behind them. `Load`, `Unload` and `Tune` wait until all answers have ended, and
-what comes behind them waits as well. Where the cache has no room for all answers, those that came
-last are silent until there is.
+among each other. `Resplit`, `SaveState`, `LoadState` and questions (`engine.inquiries`, the last
+ones of this table) are done between two tokens, and answers go on behind them. `Load`, `Unload` and
+`Tune` wait until all answers have ended, and what comes behind them waits as well. Where the cache
+has no room for all answers, those that came last are silent until there is.
 
 `HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
@@ -37,6 +40,7 @@ from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
 from engine.generation.results import GenerationEvent
 from engine.hardware.fallbacks import Fallback
+from engine.inquiries.questions import Question, Reply
 from engine.models.description import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.progress import LoadProgress, StateProgress
@@ -172,20 +176,6 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensCounted:
-    """Closing event of a `CountTokens`.
-
-    Attributes:
-        n_before: number of tokens of a prompt without the draft: of the messages, and of what the
-            chat template adds; None if only the draft was counted.
-        n_draft: number of tokens of the draft.
-    """
-
-    n_before: int | None
-    n_draft: int
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """Closing event of a command that ended in an error that a person can act on.
 
@@ -212,7 +202,7 @@ Event = (
     | TuneStarted
     | TuneProgress
     | Tuned
-    | TokensCounted
+    | Reply
     | GenerationEvent
     | Failed
 )
@@ -324,17 +314,4 @@ class Tune:
     modes: tuple[str, ...] = SPLIT_MODES
 
 
-@dataclass(frozen=True, slots=True)
-class CountTokens:
-    """Command to count the tokens of a prompt that is being written; nothing is computed.
-
-    Attributes:
-        messages: messages before the draft; None to count the draft alone, which is quick.
-        draft: text of the next message.
-    """
-
-    messages: tuple[ChatMessage, ...] | None
-    draft: str = ""
-
-
-Command = Load | Resplit | Generate | SaveState | LoadState | Tune | CountTokens | Unload
+Command = Load | Resplit | Generate | SaveState | LoadState | Tune | Unload | Question

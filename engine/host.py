@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.errors import Cancelled, EngineCrashed, EngineError, StateFileError
 from engine.events import (
     Command,
-    CountTokens,
     EngineReady,
     Event,
     Failed,
@@ -33,10 +32,12 @@ from engine.events import (
     ModelUnloaded,
     Resplit,
     SaveState,
-    TokensCounted,
     Tune,
     Tuned,
+    Unload,
 )
+from engine.inquiries.questions import Question
+from engine.inquiries.table import ANSWERING
 
 if TYPE_CHECKING:
     from engine.api import Model
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BETWEEN = (Generate, Resplit, CountTokens, SaveState, LoadState)
+BETWEEN = (Generate, Resplit, SaveState, LoadState, *ANSWERING)
 """Commands that are done, or begun, while answers are computed."""
 
 MOST_ENDED = 64
@@ -225,12 +226,11 @@ class ThreadHost:
             self._move_state(generation, command)
         elif isinstance(command, Tune):
             self._tune(generation, command)
-        elif isinstance(command, CountTokens):
-            n_before, n_draft = self._loaded().count_tokens(command.messages, command.draft)
-            self._send(generation, TokensCounted(n_before, n_draft))
-        else:
+        elif isinstance(command, Unload):
             self._free()
             self._send(generation, ModelUnloaded())
+        else:
+            self._reply(generation, command)
 
     def _load(self, generation: int, command: Load) -> None:
         if self._import_error is not None:
@@ -328,6 +328,11 @@ class ThreadHost:
         )
         model = None if self._model is None else self._described(start)
         self._send(generation, Tuned(result, model))
+
+    def _reply(self, generation: int, question: Question) -> None:
+        answering = ANSWERING[type(question)]
+        is_cancelled = partial(self._is_cancelled, generation)
+        self._send(generation, answering(self._loaded(), question, is_cancelled))
 
     def _hold(self, model: Model | None) -> None:
         """Note which model is loaded now, at every moment of a replacement."""

@@ -121,8 +121,7 @@ class Prompts:
         Raises:
             PromptError: there are no messages, or the template does not take them.
         """
-        if not turns:
-            raise PromptError("There is no message to answer.", "Write something first.")
+        _check_some(turns)
         droppable = _droppable(turns, 1 + continue_last)
         encode_chat = partial(self._encode_chat, wishes=_wishes(thinks, effort))
 
@@ -145,6 +144,23 @@ class Prompts:
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
         marks = self._marks(messages, ids, continue_last, encode_chat) if is_marked else ()
         return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids), marks)
+
+    def written(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
+        thinks: bool | None = None, effort: str = "", add_generation_prompt: bool = True,
+    ) -> str:  # fmt: skip
+        """Return the text of a conversation's prompt, of which `chat` returns the tokens.
+
+        Args:
+            add_generation_prompt: whether to end where the assistant begins to speak.
+            continue_last, thinks, effort: see `chat`.
+
+        Raises:
+            PromptError: there are no messages, or the template does not take them.
+        """
+        _check_some(messages)
+        wishes = _wishes(thinks, effort) | {"add_generation_prompt": add_generation_prompt}
+        return self._rendered(messages, continue_last=continue_last, wishes=wishes)
 
     def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> tuple[int | None, int]:
         """Return the number of tokens of a prompt without its last message, and of that message.
@@ -190,10 +206,14 @@ class Prompts:
     def _encode_chat(
         self, messages: Sequence[ChatMessage], *, continue_last: bool, wishes: Mapping[str, Any]
     ) -> list[int]:
+        return self._encode(self._rendered(messages, continue_last=continue_last, wishes=wishes))
+
+    def _rendered(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool, wishes: Mapping[str, Any]
+    ) -> str:
         turns = [{"role": m.role, "content": m.content} for m in messages]
         last = turns.pop()["content"] if continue_last else ""
-        text = self.template.render(turns, add_generation_prompt=True, **wishes)
-        return self._encode(text + last)
+        return self.template.render(turns, **wishes) + last
 
     def _encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt: with one BOS token at most and no added EOS token."""
@@ -224,6 +244,16 @@ class Prompts:
         others = [_with_text(m, "?") if n >= last else m for n, m in enumerate(messages)]
         n_before = _n_shared(others, ids, continue_last, encode_chat)
         return tuple(sorted({n for n in (n_system, n_before) if 0 < n < len(ids)}))
+
+
+def _check_some(messages: Sequence[ChatMessage]) -> None:
+    """Check that there is a message to answer.
+
+    Raises:
+        PromptError: there is none.
+    """
+    if not messages:
+        raise PromptError("There is no message to answer.", "Write something first.")
 
 
 def _n_shared(

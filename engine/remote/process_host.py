@@ -7,11 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import get_args
 
 from engine.errors import CommError, DeviceStopped, EngineCrashed, EngineError
 from engine.events import (
     Command,
-    CountTokens,
     EngineReady,
     Event,
     Failed,
@@ -21,11 +21,11 @@ from engine.events import (
     ModelUnloaded,
     StateLoaded,
     StateSaved,
-    TokensCounted,
     Tuned,
 )
 from engine.generation.results import Finished
 from engine.host import EventSink
+from engine.inquiries.questions import CountTokens, Reply
 from engine.programs import program_command
 from engine.remote.child import EngineProcess
 from engine.remote.codec import MessageError
@@ -55,7 +55,7 @@ KILLED_S = 2.0
 
 CLOSING_EVENTS = (
     ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned,
-    TokensCounted, Failed,
+    Failed, *get_args(Reply),
 )  # fmt: skip
 """Events that end a command, see `engine.events`."""
 

@@ -145,21 +145,23 @@ class Tokenizer:
             output.append(self.eos_id)
         return output
 
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+    def decode(
+        self, ids: Iterable[int], skip_special: bool = False, *, is_tidied: bool = True
+    ) -> str:
         """Return the text of `ids`, with U+FFFD for invalid bytes.
 
-        Vocabularies whose decoder tidies spaces (Llama 3, GPT-2) lose the space in "so ?"; `stream`
-        keeps every byte.
 
         Args:
             skip_special: whether to leave out control tokens, such as BOS.
+            is_tidied: whether vocabularies whose decoder tidies spaces (Llama 3, GPT-2) lose the
+                space in "so ?".
         """
         hidden = CONTROL | UNKNOWN if skip_special else 0
         pieces = [self.token_bytes(i) for i in ids if not self._vocab.kind(i) & hidden]
         if pieces and self._add_space_prefix:
             pieces[0] = pieces[0].removeprefix(b" ")
         text = b"".join(pieces)
-        if self._clean_spaces:
+        if self._clean_spaces and is_tidied:
             for pattern, replacement in TIDY:
                 text = re.sub(pattern, replacement, text)
         return text.decode("utf-8", "replace")

@@ -6,15 +6,19 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from engine import (
+    ApplyTemplate,
     Cancelled,
     ChatMessage,
     Command,
     ContextShifted,
     CountTokens,
+    Detokenize,
+    Detokenized,
     EngineCrashed,
     EngineError,
     EngineHost,
@@ -41,7 +45,10 @@ from engine import (
     StateLoaded,
     StateProgress,
     StateSaved,
+    TemplateApplied,
     ThreadHost,
+    Tokenize,
+    Tokenized,
     TokensCounted,
     TokenText,
     TokenTimes,
@@ -53,6 +60,7 @@ from engine import (
 )
 from engine import errors as error_module
 from engine.host import EventSink
+from engine.inquiries.questions import Reply
 from tests.helpers.tiny_gguf import tiny_gguf
 
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
@@ -62,7 +70,7 @@ ASK = (ChatMessage("user", "hello"),)
 
 CLOSING = (
     ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned,
-    TokensCounted, Failed,
+    Failed, *get_args(Reply),
 )  # fmt: skip
 
 
@@ -299,7 +307,7 @@ def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
     assert [type(end.event) for end in ends] == [Finished, Finished, ModelLoaded, Finished]
 
 
-def test_tokens_are_counted_in_the_middle_of_an_answer(desk: Desk, path: str) -> None:
+def test_tokens_are_counted(desk: Desk, path: str) -> None:
     failed = desk.run(CountTokens(ASK))
     assert isinstance(failed, Failed)
     assert "No model is loaded" in str(failed.error)
@@ -313,15 +321,64 @@ def test_tokens_are_counted_in_the_middle_of_an_answer(desk: Desk, path: str) ->
     assert isinstance(ended, Finished)
     assert counted.n_before is not None
     assert counted.n_before + counted.n_draft == ended.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "question",
+    [CountTokens((), "world"), Tokenize("hello"), Detokenize((5, 6)), ApplyTemplate(ASK)],
+    ids=lambda question: type(question).__name__,
+)
+def test_questions_are_answered_in_the_middle_of_an_answer(
+    desk: Desk, path: str, question: Command
+) -> None:
+    desk.run(Load(LoadParams(path)))
     text = desk.host.submit(Generate(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
         pass
-    number = desk.host.submit(CountTokens((), "world"))
+    number = desk.host.submit(question)
     while (found := desk.next()).generation != number:
         assert not isinstance(found.event, CLOSING)
-    assert isinstance(found.event, TokensCounted)
+    assert isinstance(found.event, get_args(Reply))
     desk.host.cancel()
     assert isinstance(desk.closing(text), Finished)
+
+
+def test_the_text_of_tokens_is_the_text_they_were_made_of(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path)))
+    said = "hello  world ? \u00e9</s>"
+    found = desk.run(Tokenize(said, has_pieces=True))
+    assert isinstance(found, Tokenized)
+    whole = b"".join(map(bytes, found.pieces)).decode()
+    assert whole == " " + said, "SPM begins with a space"
+    assert any(bytes(piece) == b"\xc3" for piece in found.pieces), "a part of a character"
+    back = desk.run(Detokenize(found.ids, has_pieces=True))
+    assert back == Detokenized(said, found.pieces)
+    assert desk.run(Detokenize(found.ids, skip_special=True)) == Detokenized(said[:-4])
+    failed = desk.run(Detokenize((10**9,)))
+    assert isinstance(failed, Failed)
+    assert "There are token ids outside 0 to" in str(failed.error)
+
+
+def test_a_written_prompt_is_that_of_an_answer(desk: Desk, path: str) -> None:
+    """Its tokens are those that an answer computes, also where it is continued."""
+    desk.run(Load(LoadParams(path)))
+    talk = (*ASK, ChatMessage("assistant", "the model"))
+    for messages, is_continued in ((ASK, False), (talk, True)):
+        written = desk.run(ApplyTemplate(messages, continue_last=is_continued))
+        assert isinstance(written, TemplateApplied)
+        tokens = desk.run(Tokenize(written.prompt, add_special=True))
+        assert isinstance(tokens, Tokenized)
+        ended = desk.run(Generate(messages, sampling=SHORT, continue_last=is_continued))
+        assert isinstance(ended, Finished)
+        assert len(tokens.ids) == ended.usage.prompt_tokens
+    bare = desk.run(ApplyTemplate(ASK, add_generation_prompt=False))
+    asked = desk.run(ApplyTemplate(ASK))
+    assert isinstance(bare, TemplateApplied)
+    assert isinstance(asked, TemplateApplied)
+    assert asked.prompt == bare.prompt + "Assistant:"
+    failed = desk.run(ApplyTemplate(()))
+    assert isinstance(failed, Failed)
+    assert "no message" in str(failed.error)
 
 
 def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(

@@ -1,0 +1,126 @@
+"""Questions about a loaded model's text: its tokens, and the prompts of its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.errors import PromptError
+
+if TYPE_CHECKING:
+    from engine.generation.occupancy import Occupancy
+    from engine.generation.prompts import Prompts
+    from engine.models.description import ModelInfo
+    from engine.text.chat_template import ChatTemplate
+    from engine.text.messages import ChatMessage
+    from engine.text.tokenizer import Tokenizer
+
+
+class TextInquiries:
+    """The part of `engine.api.Model` that reads and writes text, without computing anything."""
+
+    info: ModelInfo
+    _prompts: Prompts
+    _occupancy: Occupancy
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            PromptError: the file has none.
+        """
+        return self._prompts.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or a plain one if it has none.
+
+        Raises:
+            PromptError: the file has no vocabulary.
+        """
+        return self._prompts.template
+
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            add_special: whether to add BOS and EOS where the model wants them.
+            parse_special: whether to read the spelling of a control token, such as "<|im_end|>",
+                as that token.
+
+        Raises:
+            PromptError: the model has no vocabulary.
+        """
+        with self._occupancy.use("it reads a text"):
+            return self.tokenizer.encode(text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of tokens, with all their spaces, and U+FFFD for invalid bytes.
+
+        Args:
+            skip_special: whether to leave out control tokens, such as BOS.
+
+        Raises:
+            PromptError: the model has no vocabulary, or no such tokens.
+        """
+        with self._occupancy.use("it writes a text"):
+            return self.tokenizer.decode(self._known(ids), skip_special, is_tidied=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each token adds to a text.
+
+        Raises:
+            PromptError: the model has no vocabulary, or no such tokens.
+        """
+        with self._occupancy.use("it writes a text"):
+            return [self.tokenizer.token_bytes(token) for token in self._known(ids)]
+
+    def apply_template(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
+        thinks: bool | None = None, effort: str = "", add_generation_prompt: bool = True,
+    ) -> str:  # fmt: skip
+        """Return the text of a conversation's prompt; see `engine.events.Generate`.
+
+        Args:
+            add_generation_prompt: whether to end where the assistant begins to speak.
+
+        Raises:
+            PromptError: the model has no vocabulary, there are no messages, or its template does
+                not take them.
+        """
+        with self._occupancy.use("it writes a prompt"):
+            return self._prompts.written(
+                messages, continue_last=continue_last, thinks=thinks, effort=effort,
+                add_generation_prompt=add_generation_prompt,
+            )  # fmt: skip
+
+    def count_tokens(
+        self, messages: Sequence[ChatMessage] | None, draft: str = ""
+    ) -> tuple[int | None, int]:
+        """Return the tokens of a chat's next prompt without its last message, and those of that.
+
+        Args:
+            messages: messages before the last one; None to count that alone, which is quick.
+            draft: text of the last message.
+
+        Raises:
+            PromptError: the model has no vocabulary, or its template refuses these messages.
+        """
+        with self._occupancy.use("tokens are being counted"):
+            return self._prompts.count(messages, draft)
+
+    def _known(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return token ids that the model has.
+
+        Raises:
+            PromptError: it has not all of them.
+        """
+        n_vocab = max(self.info.n_vocab, self.tokenizer.n_vocab)
+        if not all(0 <= token < n_vocab for token in ids):
+            raise PromptError(
+                f"There are token ids outside 0 to {n_vocab - 1}.", "Use ids of this model."
+            )
+        return ids

@@ -1,0 +1,125 @@
+"""Questions to a loaded model and their answers: commands and closing events, see `engine.events`.
+
+They are frozen, picklable and free of torch. Each is answered between two passes; other answers go
+on behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.text.messages import ChatMessage, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Command to count the tokens of a prompt that is being written; nothing is computed.
+
+    Attributes:
+        messages: messages before the draft; None to count the draft alone, which is quick.
+        draft: text of the next message.
+    """
+
+    messages: tuple[ChatMessage, ...] | None
+    draft: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensCounted:
+    """Closing event of a `CountTokens`.
+
+    Attributes:
+        n_before: number of tokens of a prompt without the draft: of the messages, and of what the
+            chat template adds; None if only the draft was counted.
+        n_draft: number of tokens of the draft.
+    """
+
+    n_before: int | None
+    n_draft: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Command to return the tokens of a text.
+
+    Attributes:
+        add_special: whether to add BOS and EOS where the model wants them.
+        parse_special: whether to read the spelling of a control token, such as "<|im_end|>", as
+            that token.
+        has_pieces: whether the bytes of each token are wanted, too.
+    """
+
+    text: str
+    add_special: bool = False
+    parse_special: bool = True
+    has_pieces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Closing event of a `Tokenize`.
+
+    Attributes:
+        ids: ids of the tokens.
+        pieces: bytes that each token adds to a text, if they were wanted; a token may be a part of
+            a character.
+    """
+
+    ids: tuple[int, ...]
+    pieces: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """Command to return the text of tokens, with all their spaces.
+
+    Attributes:
+        skip_special: whether to leave out control tokens, such as BOS.
+        has_pieces: whether the bytes of each token are wanted, too.
+    """
+
+    ids: tuple[int, ...]
+    skip_special: bool = False
+    has_pieces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    """Closing event of a `Detokenize`.
+
+    Attributes:
+        text: text of all tokens, with U+FFFD for bytes that are no characters.
+        pieces: see `Tokenized`.
+    """
+
+    text: str
+    pieces: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyTemplate:
+    """Command to write the prompt of a conversation, as a `Generate` would.
+
+    Attributes:
+        add_generation_prompt: whether to end where the assistant begins to speak.
+        tools, variables, continue_last, thinks, effort: see `engine.events.Generate`.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    variables: str = ""
+    continue_last: bool = False
+    thinks: bool | None = None
+    effort: str = ""
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateApplied:
+    """Closing event of an `ApplyTemplate`, with the text of the prompt."""
+
+    prompt: str
+
+
+Question = CountTokens | Tokenize | Detokenize | ApplyTemplate
+Reply = TokensCounted | Tokenized | Detokenized | TemplateApplied
