@@ -195,6 +195,7 @@ if TYPE_CHECKING:
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_chat_template, load_tokenizer
     from engine.text.messages import ChatMessage, Tool, ToolCall
+    from engine.text.thinking import THINK_CLOSE, THINK_OPEN
     from engine.tuning import tune
     from engine.version import package_version
 
@@ -209,6 +210,8 @@ __all__ = [
     "SAMPLERS",
     "SIMULATED",
     "SPLIT_MODES",
+    "THINK_CLOSE",
+    "THINK_OPEN",
     "Alternative",
     "ApplyTemplate",
     "BenchResult",
@@ -465,6 +468,7 @@ _HOME = {
         "LoadProgress", "StateProgress",
     ),
     "text.messages": ("ChatMessage", "Tool", "ToolCall"),
+    "text.thinking": ("THINK_CLOSE", "THINK_OPEN"),
     "hardware.card_records": ("card_problems",),
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.conversation import Conversation
-from app.chat.message import THINK_CLOSE, AnswerStats, Message
+from app.chat.message import AnswerStats, Message
 from app.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.notice import Notice
 from app.translation import tr
-from engine import ContextOverflow, EngineError, Finished, SamplingParams
+from engine import THINK_CLOSE, ContextOverflow, EngineError, Finished, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

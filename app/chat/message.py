@@ -9,12 +9,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from app.chat.attachments.attachment import Attachment, framed
-from engine import Finished
+from engine import THINK_CLOSE, THINK_OPEN, Finished
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ THINKING_VARIABLES = ("enable_thinking", "thinking")
 EFFORT_VARIABLE = "reasoning_effort"
 """Variable of gpt-oss and others, which is "low", "medium" or "high"."""
 
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+"""Marks around a thought in the text of an answer, as most models write them."""
+
 _ASKS = re.compile(
     r"\b(?:enable_thinking\b|thinking is defined\b|(?:if|not|and|or) thinking\b(?!\s*[=(.\[]))"
 )

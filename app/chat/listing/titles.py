@@ -13,9 +13,9 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.chat.conversation import TITLE_LENGTH, Conversation, title_from
-from app.chat.message import THINK_CLOSE, THINK_OPEN, split_thought
+from app.chat.message import split_thought
 from app.engine_client import AsideAnswer, EngineClient
-from engine import ChatMessage, SamplingParams
+from engine import THINK_CLOSE, THINK_OPEN, ChatMessage, SamplingParams
 
 IDLE_MS: Final = 1500
 """Time after an answer, in milliseconds, in which a person may go on before a title is made."""
