@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from engine.generation.work import Steps
     from engine.text.messages import ChatMessage
 
+MOST_LOGPROBS = 20
+"""Largest `Generate.n_logprobs`, as OpenAI's API has it."""
+
 
 class Asked(Protocol):
     """What is asked: see `engine.events.Generate`, which is above this package."""
@@ -44,6 +47,9 @@ class Asked(Protocol):
     @property
     def effort(self) -> str: ...
 
+    @property
+    def n_logprobs(self) -> int | None: ...
+
 
 class Answers:
     """Maker of the answers of one model; they hold nothing of the model but its prompts.
@@ -63,7 +69,10 @@ class Answers:
     def to(self, request: Asked) -> Steps:
         """Answer a `Generate` command."""
         if request.prompt is not None:
-            yield from self.plain(request.prompt, request.sampling, request.timed_every)
+            plain = self._prompts.plain(request.prompt)
+            yield from self._run(
+                plain, request.sampling, request.timed_every, n_logprobs=request.n_logprobs
+            )
             return
         template = self._prompts.template
         stops = template.stop_strings  # a plain template has no end token of its own
@@ -84,15 +93,21 @@ class Answers:
         )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
-        yield from self._run(prompt, sampling, request.timed_every, begun, text)
+        yield from self._run(prompt, sampling, request.timed_every, begun, text, request.n_logprobs)
 
     def _run(
         self, prompt: Prompt, params: SamplingParams, timed_every: int, begun: Sequence[int] = (),
-        said: str = "",
+        said: str = "", n_logprobs: int | None = None,
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
+        if n_logprobs is not None and not 0 <= n_logprobs <= MOST_LOGPROBS:
+            raise EngineError(
+                f"Probabilities of {n_logprobs} tokens cannot be told at each place.",
+                f"Ask for 0 to {MOST_LOGPROBS}.",
+            )
         generation = Generation(
-            self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said
-        )
+            self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
+            n_logprobs,
+        )  # fmt: skip
         yield from generation.run(prompt.ids, prompt.marks)

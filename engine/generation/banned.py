@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.generation.results import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +22,13 @@ class Said:
         token: its id.
         text: characters that it completes.
         begun: bytes of a character that earlier tokens had begun before it.
+        logprobs: how likely it was, if that is wanted.
     """
 
     token: int
     text: str
     begun: bytes = b""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class BannedStrings:

@@ -20,10 +20,12 @@ from engine.generation.results import (
     FinishReason,
     GenerationEvent,
     Timings,
+    TokenLogprob,
     TokenText,
     Usage,
 )
 from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
+from engine.sampling.logprobs import likeliest, logprobs_of
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -84,6 +86,16 @@ def fitting_tokens(
     return tuple(ids) if shown == text else ()
 
 
+def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
+    """Return how likely a token was, and the n likeliest ones.
+
+    Args:
+        logits: logits of the vocabulary as the model computed them, (n_vocab,).
+    """
+    found = logprobs_of(logits)
+    return TokenLogprob(token, float(found[token]), tuple(likeliest(found, n)))
+
+
 class Generation:
     """One answer of a model, from its prompt to its end.
 
@@ -94,6 +106,8 @@ class Generation:
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
         begun: tokens at the end of the prompt that an earlier part of this answer has had.
         said: text of that part.
+        n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
+            own; None to tell none at all. No device may sample then, see `Follow`.
 
     Attributes:
         ids: tokens that the answer has had computed, from the first of the prompt on.
@@ -109,6 +123,7 @@ class Generation:
         timed_every: int = 0,
         begun: Sequence[int] = (),
         said: str = "",
+        n_logprobs: int | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.is_useless = False
@@ -121,7 +136,8 @@ class Generation:
         self._decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
         self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()
         self._never = list(tokenizer.never_ids) if tokenizer else []
-        self._pending: list[int] = []
+        self._n_logprobs = n_logprobs
+        self._pending: list[Said] = []
         self._is_stopped = False
         for token in begun:  # leave half a character, or half a stop string, where it was
             self._stop.feed(self._decoder.feed(token) if self._decoder else "")
@@ -174,13 +190,13 @@ class Generation:
             found: the first token, or the logits to sample it from.
         """
         while self._n_sampled < self._most:
-            token = self._token_from(found)
+            token, logprobs = self._token_from(found)
             if token in self._eog:
                 return "stop"
             self._last = time.perf_counter()
             self._n_sampled += 1
             self._sampler.accept(token)
-            if n_wrong := self._hear(token):
+            if n_wrong := self._hear(token, logprobs):
                 following = yield from self._prefill(self._without(token, n_wrong))
             else:
                 is_stopped = yield from self._show()
@@ -194,12 +210,12 @@ class Generation:
             found = following
         return "length"
 
-    def _hear(self, token: int) -> int:
+    def _hear(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> int:
         """Add a token to the text; return how many to take back, as they make a banned string."""
         if self._decoder is None:
-            return self._banned.feed(Said(token, ""))
+            return self._banned.feed(Said(token, "", b"", logprobs))
         begun = self._decoder.begun
-        return self._banned.feed(Said(token, self._decoder.feed(token), begun))
+        return self._banned.feed(Said(token, self._decoder.feed(token), begun, logprobs))
 
     def _without(self, token: int, n: int) -> Prefill:
         """Take back the last n tokens; return the work that finds another in place of the first.
@@ -226,7 +242,9 @@ class Generation:
         is_timed = bool(self._timed_every) and not self._n_sampled % self._timed_every
         n_left = self._most - self._n_sampled
         while True:
-            found = yield Follow(token, self._sampler, self._never, n_left, is_timed)
+            found = yield Follow(
+                token, self._sampler, self._never, n_left, is_timed, self._n_logprobs is not None
+            )
             assert found is not None, "work has a result"
             if not (isinstance(found, str) and found == "context"):
                 self.ids.append(token)
@@ -235,11 +253,16 @@ class Generation:
             if shifted is not None:
                 return shifted
 
-    def _token_from(self, found: int | Logits) -> int:
+    def _token_from(self, found: int | Logits) -> tuple[int, tuple[TokenLogprob, ...]]:
+        """Return the next token, and how likely it was, if that is wanted."""
+        n = self._n_logprobs
+        before = None if n is None or isinstance(found, int) else found.copy()
         token = found if isinstance(found, int) else self._sample(found)
         if not self._first:
             self._first = self._last = time.perf_counter()
-        return token
+        if n is None or before is None:
+            return token, ()
+        return token, (token_logprob(before, token, n),)
 
     @property
     def _forbidden(self) -> list[int]:
@@ -291,15 +314,14 @@ class Generation:
     def _settle(self, n: int) -> Generator[GenerationEvent, None, None]:
         """Yield the text of the first n tokens that were held back, if they are any."""
         for said in self._banned.release(max(0, n)):
-            self._pending.append(said.token)
+            self._pending.append(said)
             yield from self._emit(said.text)
 
     def _emit(self, text: str) -> Generator[GenerationEvent, None, None]:
         """Yield what of a text is not held back as the beginning of a stop string."""
         shown, self._is_stopped = self._stop.feed(text)
         if shown or self._decoder is None:
-            yield TokenText(shown, tuple(self._pending))
-            self._pending.clear()
+            yield self._told(shown)
 
     def _flush(self) -> Generator[GenerationEvent, None, None]:
         """Yield the text that was held back, unless a stop string has ended the answer."""
@@ -311,8 +333,13 @@ class Generation:
             shown, is_stopped = self._stop.feed(rest)
             shown += "" if is_stopped else self._stop.flush()
         if shown or self._pending:
-            yield TokenText(shown, tuple(self._pending))
-            self._pending.clear()
+            yield self._told(shown)
+
+    def _told(self, text: str) -> TokenText:
+        """Return the event of some text, with the tokens that nobody has been told of."""
+        said, self._pending = self._pending, []
+        logprobs = tuple(found for one in said for found in one.logprobs)
+        return TokenText(text, tuple(one.token for one in said), logprobs=logprobs)
 
     def _usage(self) -> Usage:
         return Usage(self._n_prompt, self._n_cached, self._n_sampled)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineError, PromptError
+from engine.sampling.logprobs import log_sums
 
 if TYPE_CHECKING:
     from engine.models.description import ModelInfo
@@ -104,7 +105,5 @@ def perplexity(
 def _losses(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return -log p(ids[t + 1]) for each t but the last, from logits (T, n_vocab)."""
     rows = logits[:-1].astype(np.float64)
-    top = rows.max(-1, keepdims=True)
-    log_sum = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
-    losses: NDArray[np.float64] = log_sum - rows[np.arange(len(rows)), ids[1:]]
+    losses: NDArray[np.float64] = log_sums(rows) - rows[np.arange(len(rows)), ids[1:]]
     return losses

@@ -41,6 +41,7 @@ class Follow:
         sampler, never: how the next token is to be sampled, where a device can; see `TokenSource`.
         n_left: number of tokens that may still be sampled.
         is_timed: whether the token's times are an event.
+        wants_logits: whether the result has to be logits, so that no device may sample.
     """
 
     token: int
@@ -48,6 +49,7 @@ class Follow:
     never: Sequence[int]
     n_left: int
     is_timed: bool = False
+    wants_logits: bool = False
 
 
 Work: TypeAlias = Prefill | Follow
