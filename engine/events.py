@@ -243,6 +243,7 @@ class Generate:
             that it must call, with "=" before it.
         in_parts: whether thinking and calls of functions come as such, and not as text.
         grammar: the form that the answer must have; None for any.
+        suffix: text behind the gap that the answer to `prompt` fills in; "" for no gap.
         n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
             own; None to tell none at all.
     """
@@ -261,6 +262,7 @@ class Generate:
     in_parts: bool = False
     grammar: Grammar | None = None
     n_logprobs: int | None = None
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import EngineError
+from engine.errors import EngineError, PromptError
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.results import ContextShifted
 
@@ -50,6 +50,9 @@ class Asked(Protocol):
     @property
     def n_logprobs(self) -> int | None: ...
 
+    @property
+    def suffix(self) -> str: ...
+
 
 class Answers:
     """Maker of the answers of one model; they hold nothing of the model but its prompts.
@@ -69,11 +72,16 @@ class Answers:
     def to(self, request: Asked) -> Steps:
         """Answer a `Generate` command."""
         if request.prompt is not None:
-            plain = self._prompts.plain(request.prompt)
+            if request.suffix:
+                plain = self._prompts.fill_in(request.prompt, request.suffix)
+            else:
+                plain = self._prompts.plain(request.prompt)
             yield from self._run(
                 plain, request.sampling, request.timed_every, n_logprobs=request.n_logprobs
             )
             return
+        if request.suffix:
+            raise PromptError("A suffix goes with a prompt, not with messages.")
         template = self._prompts.template
         stops = template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))

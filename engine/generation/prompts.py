@@ -101,6 +101,26 @@ class Prompts:
         ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
+    def fill_in(self, before: str, behind: str) -> Prompt:
+        """Return the prompt for what fills the gap between two texts, as llama.cpp writes it.
+
+        In both, the spelling of a special token is text.
+
+        Raises:
+            PromptError: the model has no tokens for that.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer.fill_in_ids is None:
+            raise PromptError(
+                f"{self._name} cannot fill in text: its vocabulary has no tokens for that.",
+                "Pick a model that was trained for it, such as Qwen2.5-Coder, or send no suffix.",
+            )
+        first, second, middle = tokenizer.fill_in_ids
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        prefix, suffix = (tokenizer.encode(x, add_special=False) for x in (before, behind))
+        ids = [*bos, first, *prefix, second, *suffix, middle]
+        return Prompt(ids, n_keep=len(ids))
+
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
         begun: Sequence[int] = (), thinks: bool | None = None, effort: str = "",

@@ -55,6 +55,8 @@ class Tokenizer:
         bos_id, eos_id: ids of BOS and EOS; None where there is none.
         eog_ids: ids of the tokens that end a generation.
         never_ids: ids of the tokens that the model must not answer with.
+        fill_in_ids: ids of the tokens before the text in front of a gap, before the text behind it,
+            and before what fills it; None without such tokens.
         add_bos, add_eos: whether the model wants them around a text.
         warnings: sentences on what may be wrong with this tokenizer.
     """
@@ -87,6 +89,7 @@ class Tokenizer:
         self.eos_id = vocab.eos_id
         self.eog_ids = vocab.eog_ids
         self.never_ids = vocab.never_ids
+        self.fill_in_ids = _fill_in_ids(vocab)
         self.add_bos = add_bos
         self.add_eos = add_eos
         self.warnings = tuple(vocab.warnings)
@@ -216,6 +219,13 @@ def _adds(
         vocab.warnings.append(f"The file asks for a {name.upper()} token but has none.")
         return False
     return wanted
+
+
+def _fill_in_ids(vocab: Vocabulary) -> tuple[int, int, int] | None:
+    found = vocab.fill_in
+    if not {"fim_pre", "fim_suf", "fim_mid"} <= found.keys():
+        return None
+    return found["fim_pre"], found["fim_suf"], found["fim_mid"]
 
 
 def _with_spaces(text: str) -> bytes:

@@ -60,6 +60,7 @@ class Vocabulary:
         bos_id, eos_id, unk_id: ids of BOS, EOS and the unknown token; None where there is none.
         eog_ids: ids of the tokens that end a generation.
         never_ids: ids of tokens that must never be sampled, such as image placeholders (Gemma 4).
+        fill_in: ids of the tokens of fill-in-the-middle roles that it has, see `FILL_IN_NAMES`.
         warnings: sentences on what is odd in the file.
     """
 
@@ -72,6 +73,7 @@ class Vocabulary:
     unk_id: int | None = None
     eog_ids: frozenset[int] = frozenset()
     never_ids: tuple[int, ...] = ()
+    fill_in: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def kind(self, token_id: int) -> int:
@@ -160,13 +162,14 @@ def _special_id(
 
 def _find_ends(meta: Metadata, vocab: Vocabulary) -> set[int]:
     """Return the tokens that end a generation; correct the kinds of tokens known by their name."""
-    fill_in = {role: _fill_in_id(meta, vocab, role) for role in FILL_IN_NAMES}
+    found = {role: _fill_in_id(meta, vocab, role) for role in FILL_IN_NAMES}
+    vocab.fill_in = {role: token for role, token in found.items() if token is not None}
     for name in ALWAYS_SHOWN:
         if name in vocab.ids:
             vocab.kinds[vocab.ids[name]] = USER_DEFINED
     named = [_make_control(vocab, vocab.ids[name]) for name in END_NAMES & vocab.ids.keys()]
     given = [vocab.eos_id, _special_id(meta, vocab, "eot"), _special_id(meta, vocab, "eom")]
-    given += [fill_in[role] for role in FILL_IN_ENDS]
+    given += [found[role] for role in FILL_IN_ENDS]
     ends = {token_id for token_id in given + named if token_id is not None}
     _spare_inner_ends(vocab, ends)
     return ends
