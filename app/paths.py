@@ -40,6 +40,11 @@ def settings_file() -> Path:
     return _folder("config") / "settings.json"
 
 
+def api_keys_file() -> Path:
+    """Return the file of servers that have API keys, and of the keys that no keyring has."""
+    return _folder("config") / "api-keys.json"
+
+
 def log_file() -> Path:
     """Return the file of the window's log."""
     return _folder("cache") / "log" / "window.log"

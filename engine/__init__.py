@@ -85,8 +85,10 @@ if TYPE_CHECKING:
         temporary_folder,
     )
     from engine.generation.results import (
+        AnswerPart,
         ContextShifted,
         Finished,
+        FinishReason,
         PrefillProgress,
         Timings,
         TokenLogprob,
@@ -213,6 +215,7 @@ __all__ = [
     "THINK_CLOSE",
     "THINK_OPEN",
     "Alternative",
+    "AnswerPart",
     "ApplyTemplate",
     "BenchResult",
     "BenchTest",
@@ -251,6 +254,7 @@ __all__ = [
     "Fallback",
     "FallbackKind",
     "FallbacksChanged",
+    "FinishReason",
     "Finished",
     "Fit",
     "Forecast",
@@ -457,8 +461,8 @@ _HOME = {
         "Tokenized", "TokensCounted",
     ),
     "generation.results": (
-        "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenLogprob", "TokenText",
-        "ToolCallBegun", "ToolCallText", "Usage",
+        "AnswerPart", "ContextShifted", "FinishReason", "Finished", "PrefillProgress", "Timings",
+        "TokenLogprob", "TokenText", "ToolCallBegun", "ToolCallText", "Usage",
     ),
     "pack": ("delete_pack", "leave_pack", "make_holdable", "pack_folders", "use_pack"),
     "programs": (

@@ -31,8 +31,12 @@ SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"g
 LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
 """What modules take from `PySide6.QtNetwork`: a named socket that only this machine's user has."""
 
-REACHES_OUT = {"app.downloads.transfer.source", "app.downloads.hub.client", "app.updates.source"}
-"""The modules that reach other machines: for models by a click, for releases after consent."""
+REACHES_OUT = {
+    "app.downloads.transfer.source", "app.downloads.hub.client", "app.remote_models.connection",
+    "app.updates.source",
+}  # fmt: skip
+"""The modules that reach other machines: for models and to servers of models by a click or command,
+for releases after consent."""
 
 
 @pytest.mark.parametrize(("path", "test"), NAMED)

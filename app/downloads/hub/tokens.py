@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
-log = logging.getLogger(__name__)
-
-SERVICE = "Tandem"
+from app.system_keyring import keep_secret, read_secret
 
 
 class TokenStore:
@@ -30,7 +27,7 @@ class TokenStore:
         """Return the token; "" for none."""
         with self._lock:
             if self._mine is None:
-                self._mine = self._read()
+                self._mine = read_secret(self._endpoint)
             return self._mine or self._other()
 
     def put(self, token: str) -> bool:
@@ -38,32 +35,6 @@ class TokenStore:
 
         Without a keyring it is used until the program ends.
         """
-        import keyring
-        from keyring.errors import KeyringError, PasswordDeleteError
-
-        token = "".join(token.split())
         with self._lock:
-            self._mine = token
-            try:
-                if token:
-                    keyring.set_password(SERVICE, self._endpoint, token)
-                else:
-                    keyring.delete_password(SERVICE, self._endpoint)
-            except PasswordDeleteError:  # there was none
-                return True
-            except KeyringError as error:
-                log.info("the keyring cannot be used: %s", type(error).__name__)
-                return False
-            except Exception as error:  # noqa: BLE001 services of desktops fail in many ways
-                log.info("the keyring has failed: %s", type(error).__name__)
-                return False
-        return True
-
-    def _read(self) -> str:
-        import keyring
-
-        try:
-            return keyring.get_password(SERVICE, self._endpoint) or ""
-        except Exception as error:  # noqa: BLE001 services of desktops fail in many ways
-            log.info("the keyring cannot be read: %s", type(error).__name__)
-            return ""
+            self._mine = "".join(token.split())
+            return keep_secret(self._endpoint, self._mine)

@@ -1,0 +1,198 @@
+"""The chunks of a streamed answer, as the engine's events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from app.remote_models.connection import error_text
+from app.translation import tr
+from engine import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    AnswerPart,
+    EngineError,
+    Event,
+    Finished,
+    FinishReason,
+    Generate,
+    Timings,
+    TokenText,
+    ToolCallBegun,
+    ToolCallText,
+    Usage,
+)
+
+UNKNOWN_TOKEN: Final = -1
+"""Id of each token of a remote answer, as servers do not tell any."""
+
+MOST_TEXT: Final = 16 << 20
+"""Largest number of characters of an answer."""
+
+DONE: Final = "[DONE]"
+
+REASONS: Final[Mapping[str, FinishReason]] = {"length": "length"}
+"""Our name of the reasons for which an answer ends; all others are an end of the model's own."""
+
+MOST_COUNT: Final = 1 << 40
+
+
+class AnswerReader:
+    """What an answer has been so far.
+
+    Args:
+        command: the request; `in_parts` says how a thought is told.
+        host: name of the server, for sentences.
+
+    Attributes:
+        is_complete: whether the server has said that the answer ends.
+        is_over: whether nothing follows any more.
+    """
+
+    def __init__(self, command: Generate, host: str) -> None:
+        self._in_parts, self._host = command.in_parts, host
+        self._asked_at = time.perf_counter()
+        self._first_at = self._last_at = 0.0
+        self._n_chunks = self._n_characters = 0
+        self._is_thinking = False
+        self._usage: Usage | None = None
+        self._reason: FinishReason = "stop"
+        self._calls: dict[int, str] = {}  # ids of the calls that have begun
+        self.is_complete = self.is_over = False
+
+    def read(self, data: str) -> Iterator[Event]:
+        """Yield the events of one chunk.
+
+        Raises:
+            EngineError: it is an error of the server, or not understood.
+        """
+        if data.strip() == DONE:
+            self.is_complete = self.is_over = True
+            return
+        if not data.strip():
+            return
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._not_understood() from None
+        if not isinstance(chunk, dict):
+            raise self._not_understood()
+        if chunk.get("error"):
+            said = error_text(chunk)
+            text = tr("{host} has ended the answer with an error.").format(host=self._host)
+            raise EngineError(f"{text} {said}".strip())
+        self._note_usage(chunk.get("usage"))
+        choices = chunk.get("choices")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            yield from self._read_choice(choices[0])
+
+    def finish(self) -> Iterator[Event]:
+        """Yield the last events of an answer that the server has ended."""
+        yield from self._end_thought()
+        yield self.finished(self._reason)
+
+    def finished(self, reason: FinishReason) -> Finished:
+        """Return the closing event of an answer that ends here for a reason."""
+        return Finished(reason, self._counted(), self._timings())
+
+    def _read_choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
+        delta = choice.get("delta") or choice.get("message") or choice
+        if not isinstance(delta, dict):
+            raise self._not_understood()
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        if isinstance(thought, str) and thought:
+            yield from self._tell(thought, "reasoning")
+        text = delta.get("content") or (delta.get("text") if delta is choice else None)
+        if isinstance(text, str) and text:
+            yield from self._tell(text, "content")
+        yield from self._read_calls(delta.get("tool_calls"))
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str):
+            self._reason, self.is_complete = REASONS.get(reason, "stop"), True
+
+    def _tell(self, text: str, part: AnswerPart) -> Iterator[Event]:
+        """Yield a text; where the answer does not come in parts, thoughts have marks around."""
+        self._count(len(text))
+        text = text.encode("utf-8", "replace").decode("utf-8")  # halves of pairs cannot be saved
+        ids = (UNKNOWN_TOKEN,)
+        if self._in_parts:
+            yield TokenText(text, ids, part)
+            return
+        if part == "content":
+            yield from self._end_thought()
+        elif not self._is_thinking:
+            self._is_thinking = True
+            text = f"{THINK_OPEN}\n{text}"
+        yield TokenText(text, ids)
+
+    def _end_thought(self) -> Iterator[Event]:
+        if self._is_thinking:
+            self._is_thinking = False
+            yield TokenText(f"\n{THINK_CLOSE}\n\n", ())
+
+    def _count(self, n_characters: int) -> None:
+        self._last_at = time.perf_counter()
+        self._first_at = self._first_at or self._last_at
+        self._n_chunks += 1
+        self._n_characters += n_characters
+        if self._n_characters > MOST_TEXT:
+            text = tr("The answer of {host} does not end, so it was stopped.")
+            raise EngineError(text.format(host=self._host))
+
+    def _read_calls(self, calls: object) -> Iterator[Event]:
+        """Yield the events of calls of functions, which come in pieces."""
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+                continue
+            index, function = _count_of(call.get("index", place)), call["function"]
+            if index not in self._calls:
+                self._calls[index] = str(call.get("id") or f"call_{index}")
+                self._count(0)
+                yield ToolCallBegun(index, self._calls[index], str(function.get("name") or ""))
+            arguments = function.get("arguments")
+            if isinstance(arguments, str) and arguments:
+                self._count(len(arguments))
+                yield ToolCallText(index, arguments)
+
+    def _note_usage(self, usage: object) -> None:
+        if not isinstance(usage, dict):
+            return
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+        self._usage = Usage(
+            _count_of(usage.get("prompt_tokens")),
+            _count_of(cached),
+            _count_of(usage.get("completion_tokens")),
+        )
+
+    def _counted(self) -> Usage:
+        """Return the numbers of tokens; one for each chunk where the server does not tell them."""
+        return self._usage or Usage(completion_tokens=self._n_chunks)
+
+    def _timings(self) -> Timings:
+        """Return the times as they were seen here, with those of network and queue."""
+        if not self._first_at:
+            return Timings()
+        usage = self._counted()
+        first_s, decode_s = self._first_at - self._asked_at, self._last_at - self._first_at
+        n_read = max(0, usage.prompt_tokens - usage.cached_tokens)
+        n_later = max(0, usage.completion_tokens - 1)
+        return Timings(
+            prompt_s=first_s,
+            decode_s=decode_s,
+            first_token_s=first_s,
+            prompt_per_s=n_read / first_s if first_s else 0.0,
+            decode_per_s=n_later / decode_s if decode_s else 0.0,
+        )
+
+    def _not_understood(self) -> EngineError:
+        text = tr("The answer of {host} is not understood.").format(host=self._host)
+        return EngineError(text, tr("Check that the address is one of OpenAI's interface."))
+
+
+def _count_of(value: object) -> int:
+    """Return a number of tokens as a server tells it; 0 for what is none."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_COUNT
+    return int(value) if is_count else 0  # type: ignore[call-overload]

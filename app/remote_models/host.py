@@ -1,0 +1,323 @@
+"""An engine host whose model another machine computes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from app.remote_models.address import RemoteAddress, is_remote, remote_info, split_path
+from app.remote_models.answer import AnswerReader
+from app.remote_models.connection import STALL_S, Connection, NoServer, Unreachable
+from app.remote_models.models import ListedModel, find_model, list_models
+from app.remote_models.request import request_of
+from app.translation import tr
+from engine import (
+    Cancelled,
+    ChatMessage,
+    Command,
+    CountTokens,
+    EngineCrashed,
+    EngineError,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    ModelLoaded,
+    ModelUnloaded,
+    TokensCounted,
+    Unload,
+)
+
+log = logging.getLogger(__name__)
+
+LAST_S = 5.0
+"""Seconds in which a server that has ended an answer may still send its numbers."""
+
+ALONE = (Load, Unload)
+"""Commands that wait until all others have ended, and before which later ones wait."""
+
+CLOSING = (Finished, Failed, ModelLoaded, ModelUnloaded, TokensCounted)
+
+
+class _Call:
+    """A command under way.
+
+    Attributes:
+        connection: what it waits for; another thread ends that.
+        reader: what its answer has been so far; None where it has none.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.connection: Connection | None = None
+        self.reader: AnswerReader | None = None
+        self.is_cancelled = False
+
+    def connect(self, address: RemoteAddress, key: str, stall_s: float = STALL_S) -> Connection:
+        """Return a connection that the end of this command ends."""
+        self.connection = Connection(address, key, stall_s)
+        if self.is_cancelled:
+            self.connection.abort()
+        return self.connection
+
+    def abort(self) -> None:
+        """End what the command waits for."""
+        self.is_cancelled = True
+        if self.connection is not None:
+            self.connection.abort()
+
+
+class RemoteHost:
+    """Host of one model of a server; each command runs on a thread of its own.
+
+    A command that is cancelled ends at once, whatever its thread still waits for.
+
+    Args:
+        on_event: receiver of events, called on threads of this host, one at a time.
+        key_of: returns the key of a server; "" for none. It may wait for the person.
+        first_number: number of the first command.
+        stall_s: seconds without a byte after which an answer fails.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[HostEvent], None],
+        key_of: Callable[[RemoteAddress], str],
+        first_number: int = 1,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._on_event, self._key_of, self._stall_s = on_event, key_of, stall_s
+        self._next = first_number
+        self._lock = threading.RLock()
+        self._waiting: deque[tuple[int, Command]] = deque()
+        self._calls: dict[int, _Call] = {}
+        self._threads: set[threading.Thread] = set()
+        self._model: ModelLoaded | None = None
+        self._listed = ListedModel("")
+        self._is_closed = False
+
+    def submit(self, command: Command) -> int:
+        """Queue a command and return the number that its events will carry."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self._waiting.append((number, command))
+            self._begin()
+        return number
+
+    def cancel(self, generation: int | None = None) -> None:
+        """End a command, or all that run and wait."""
+        with self._lock:
+            for number, command in list(self._waiting):
+                if generation in (None, number):
+                    self._waiting.remove((number, command))
+                    self._send(number, _cancelled(_Call(command)))
+            for number, call in list(self._calls.items()):
+                if generation in (None, number):
+                    call.abort()
+                    self._end(number, _cancelled(call))
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """End all commands; return whether their threads ended in time."""
+        with self._lock:
+            self._is_closed = True
+            self.cancel()
+            self._model = None
+            threads = list(self._threads)
+        until = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _begin(self) -> None:
+        """Start the commands next in line that need not wait."""
+        while self._waiting and not self._is_closed:
+            number, command = self._waiting[0]
+            has_alone = any(isinstance(one.command, ALONE) for one in self._calls.values())
+            if has_alone or (isinstance(command, ALONE) and self._calls):
+                return
+            self._waiting.popleft()
+            call = self._calls[number] = _Call(command)
+            name = f"tandem-remote-{number}"
+            thread = threading.Thread(target=self._run, args=(number, call), name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _tell(self, number: int, event: Event) -> None:
+        """Send an event, unless its command has ended."""
+        with self._lock:
+            if number in self._calls:
+                self._send(number, event)
+
+    def _end(self, number: int, event: Event) -> None:
+        """Send the closing event of a command, unless it has had one, and go on."""
+        with self._lock:
+            if self._calls.pop(number, None) is None:
+                return
+            if isinstance(event, ModelLoaded):
+                self._model = event
+            elif isinstance(event, ModelUnloaded):
+                self._model = None
+            elif isinstance(event, Failed) and event.is_model_lost:
+                event = replace(event, is_model_lost=self._model is not None)
+                self._model = None
+            self._send(number, event)
+            self._begin()
+
+    def _send(self, number: int, event: Event) -> None:
+        self._on_event(HostEvent(number, event))
+
+    # on the threads of commands
+
+    def _run(self, number: int, call: _Call) -> None:
+        try:
+            self._do(number, call)
+        except EngineError as error:
+            self._end(number, Failed(error, self._is_gone(call, error)))
+        except Exception as error:  # a bug must not leave an answer open for ever
+            log.exception("command %s failed", type(call.command).__name__)
+            text = tr("The answer was stopped by an unexpected error ({error}).")
+            why = f"{type(error).__name__}: {error}"
+            hint = tr("This is a bug in Tandem; the log has the details.")
+            self._end(number, Failed(EngineCrashed(text.format(error=why), hint)))
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _do(self, number: int, call: _Call) -> None:
+        command = call.command
+        if isinstance(command, Load):
+            self._end(number, self._load(call, command.params))
+        elif isinstance(command, Unload):
+            self._end(number, ModelUnloaded())
+        elif isinstance(command, Generate):
+            self._answer(number, call, command)
+        elif isinstance(command, CountTokens):
+            self._end(number, self._count(call, command))
+        else:
+            raise EngineError(
+                tr("A remote model cannot do this."), tr("Load a model on this machine for it.")
+            )
+
+    def _load(self, call: _Call, params: LoadParams) -> ModelLoaded:
+        """Return what is known of the model that is used from now on."""
+        start = time.perf_counter()
+        if not is_remote(params.path):
+            raise EngineError(tr("Only an address of a server can be used here."))
+        address = split_path(params.path)
+        listed = find_model(self._list(call, address), address)
+        self._listed = listed
+        named = replace(address, model=listed.name).path
+        return ModelLoaded(
+            info=remote_info(named, listed.n_ctx),
+            params=replace(params, path=named),
+            n_ctx=listed.n_ctx,
+            memory=(),
+            seconds=time.perf_counter() - start,
+        )
+
+    def _list(self, call: _Call, address: RemoteAddress) -> list[ListedModel]:
+        return list_models(address, call.connect(address, self._key_of(address)))
+
+    def _loaded(self) -> tuple[RemoteAddress, ListedModel]:
+        with self._lock:
+            if self._model is None:
+                raise EngineError(tr("No server is connected."), tr("Choose a remote model first."))
+            return split_path(self._model.info.path), self._listed
+
+    def _answer(self, number: int, call: _Call, command: Generate) -> None:
+        address, listed = self._loaded()
+        body = request_of(command, listed.name, is_tandem=listed.is_tandem)
+        kind = "completions" if command.prompt is not None else "chat/completions"
+        reader = call.reader = AnswerReader(command, address.host)
+        connection = call.connect(address, self._key_of(address), self._stall_s)
+        timer = threading.Timer(LAST_S, connection.abort)
+        timer.daemon = is_waiting = True
+        try:
+            with closing(connection.events(f"{address.url}/{kind}", body)) as stream:
+                for data in stream:
+                    for event in reader.read(data):
+                        self._tell(number, event)
+                    if reader.is_over:
+                        break
+                    if reader.is_complete and is_waiting:
+                        timer.start()
+                        is_waiting = False
+        except EngineError:
+            if call.is_cancelled or not reader.is_complete:
+                raise
+        finally:
+            timer.cancel()
+        if not reader.is_complete:
+            text = tr("{host} has ended the answer in the middle.").format(host=address.host)
+            raise Unreachable(text, tr("Check that it runs."))
+        *last, finished = reader.finish()
+        for event in last:
+            self._tell(number, event)
+        self._end(number, finished)
+
+    def _count(self, call: _Call, command: CountTokens) -> TokensCounted:
+        """Return numbers of tokens, which only a Tandem tells."""
+        address, listed = self._loaded()
+        if not listed.is_tandem:
+            text = tr("{host} does not count tokens.").format(host=address.host)
+            raise EngineError(text)
+        connection = call.connect(address, self._key_of(address))
+        n_before = None
+        if command.messages is not None:
+            n_before = _n_tokens(
+                connection, address, _prompt(connection, address, command.messages)
+            )
+        return TokensCounted(n_before, _n_tokens(connection, address, command.draft))
+
+    def _is_gone(self, call: _Call, error: EngineError) -> bool:
+        """Return whether the server of the model has gone, not only one answer of it."""
+        if not isinstance(error, Unreachable) or not isinstance(call.command, Generate):
+            return False
+        if isinstance(error, NoServer):
+            return True
+        try:
+            address, _ = self._loaded()
+            self._list(call, address)
+        except Unreachable:
+            return True
+        except EngineError:
+            pass
+        return False
+
+
+def _cancelled(call: _Call) -> Event:
+    """Return the closing event of a command that was cancelled."""
+    if isinstance(call.command, Generate):
+        reader = call.reader or AnswerReader(call.command, "")
+        return reader.finished("cancelled")
+    return Failed(Cancelled("Loading"))
+
+
+def _prompt(
+    connection: Connection, address: RemoteAddress, messages: tuple[ChatMessage, ...]
+) -> str:
+    """Return the prompt that a Tandem's chat template makes of messages."""
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    body: dict[str, Any] = {"messages": turns, "model": address.model}
+    document = connection.json(f"{address.root}/apply-template", body)
+    return str(document.get("prompt", "")) if isinstance(document, dict) else ""
+
+
+def _n_tokens(connection: Connection, address: RemoteAddress, text: str) -> int:
+    """Return the number of tokens of a text, as a Tandem counts them."""
+    if not text:
+        return 0
+    body = {"content": text, "parse_special": True, "model": address.model}
+    document = connection.json(f"{address.root}/tokenize", body)
+    tokens = document.get("tokens") if isinstance(document, dict) else None
+    return len(tokens) if isinstance(tokens, list) else 0

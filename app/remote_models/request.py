@@ -1,0 +1,129 @@
+"""Requests in OpenAI's form, as https://platform.openai.com/docs/api-reference/chat describes them.
+
+Any server gets what that page names. Our own fields go to a Tandem alone, as others refuse them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from app.translation import tr
+from engine import ChatMessage, EngineError, Generate, SamplingParams, Tool
+
+STANDARD = (
+    "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop",
+)  # fmt: skip
+"""Fields of `SamplingParams` that OpenAI's interface has, by the same names."""
+
+OWN_FORMS = {"gbnf": "grammar", "regex": "regex"}
+"""Fields of forms that only a Tandem has, by the kind of the grammar."""
+
+FORBIDS = -100.0
+"""Bias with which a token never comes, as JSON has no infinite numbers."""
+
+
+def request_of(command: Generate, model: str, *, is_tandem: bool) -> dict[str, Any]:
+    """Return the body of a request that a command asks for.
+
+    Raises:
+        EngineError: the server cannot do what is asked for.
+    """
+    body: dict[str, Any] = {"model": model, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    if command.prompt is None:
+        body["messages"] = [_message(message) for message in command.messages]
+        body |= _tools(command.tools, command.tool_choice)
+    else:
+        body["prompt"] = command.prompt
+    body |= _sampling(command.sampling, is_tandem=is_tandem)
+    body |= _form(command, is_tandem=is_tandem)
+    if is_tandem:
+        body |= _own(command)
+    return body
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def _tools(tools: Sequence[Tool], choice: str) -> dict[str, Any]:
+    if not tools:
+        return {}
+    functions = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description:
+            function["description"] = tool.description
+        if tool.parameters:
+            function["parameters"] = json.loads(tool.parameters)
+        functions.append({"type": "function", "function": function})
+    chosen: str | dict[str, Any] = choice
+    if choice.startswith("="):
+        chosen = {"type": "function", "function": {"name": choice[1:]}}
+    return {"tools": functions, "tool_choice": chosen}
+
+
+def _sampling(params: SamplingParams, *, is_tandem: bool) -> dict[str, Any]:
+    """Return the fields of sampling: those that everybody knows, and all for a Tandem."""
+    found: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
+    others = [spec for spec in fields(SamplingParams) if spec.name not in found]
+    for spec in others:
+        value = getattr(params, spec.name)
+        is_standard = spec.name in STANDARD and value != spec.default
+        if is_standard or (is_tandem and spec.name not in STANDARD):
+            found[spec.name] = value
+    if is_tandem:
+        found["logit_bias"] = {str(token): max(bias, FORBIDS) for token, bias in params.logit_bias}
+    return found
+
+
+def _form(command: Generate, *, is_tandem: bool) -> dict[str, Any]:
+    """Return the field of the form that an answer must have.
+
+    Raises:
+        EngineError: the server has no field for it.
+    """
+    grammar = command.grammar
+    if grammar is None:
+        return {}
+    if grammar.kind == "json_schema":
+        schema: Mapping[str, Any] = {"name": "answer", "schema": json.loads(grammar.text)}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    if is_tandem and grammar.kind in OWN_FORMS and not grammar.trigger:
+        return {OWN_FORMS[grammar.kind]: grammar.text}
+    raise EngineError(
+        tr("This server cannot hold answers to such a grammar."),
+        tr("Use a JSON schema, or a model on this machine."),
+    )
+
+
+def _own(command: Generate) -> dict[str, Any]:
+    """Return the fields that only a Tandem has."""
+    found: dict[str, Any] = {}
+    variables = json.loads(command.variables) if command.variables else {}
+    if command.thinks is not None:
+        variables["enable_thinking"] = command.thinks
+    if variables:
+        found["chat_template_kwargs"] = variables
+    if command.effort:
+        found["reasoning_effort"] = command.effort
+    if command.continue_last:
+        found |= {"continue_final_message": True, "add_generation_prompt": False}
+    return found

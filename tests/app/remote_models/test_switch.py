@@ -1,0 +1,118 @@
+from collections.abc import Iterator
+
+import pytest
+
+from app.remote_models.address import RemoteAddress
+from app.remote_models.switch import FIRST_REMOTE, HostSwitch
+from engine import (
+    ChatMessage,
+    EngineCrashed,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    ModelLoaded,
+    ModelUnloaded,
+    TokensCounted,
+    Tune,
+    Unload,
+)
+from tests.helpers.fake_host import FakeHost, Script
+from tests.helpers.fake_openai import FakeOpenAI, fake_openai
+
+HERE = Load(LoadParams("/models/tiny.gguf"))
+HELLO = Generate((ChatMessage("user", "Hi"),))
+
+
+class Both:
+    """A switch over a fake engine and a fake server, whose events are collected."""
+
+    def __init__(self) -> None:
+        import queue
+
+        self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
+        self.engines: list[FakeHost] = []
+        self.switch = HostSwitch(
+            self.events.put, self._make_engine, lambda _: "", starts_local=False
+        )
+
+    def _make_engine(self, on_event: object) -> FakeHost:
+        self.engines.append(FakeHost(on_event, Script()))  # type: ignore[arg-type]
+        return self.engines[-1]
+
+    def do(self, command: object) -> Event:
+        """Submit a command and return its closing event; those of others are passed over."""
+        number = self.switch.submit(command)  # type: ignore[arg-type]
+        closing = (Finished, Failed, ModelLoaded, ModelUnloaded, TokensCounted)
+        while True:
+            found = self.events.get(timeout=20)
+            if found.generation == number and isinstance(found.event, closing):
+                return found.event
+
+
+@pytest.fixture
+def server() -> Iterator[FakeOpenAI]:
+    with fake_openai() as made:
+        yield made
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    made = Both()
+    yield made
+    assert made.switch.close()
+
+
+def there(server: FakeOpenAI) -> Load:
+    return Load(LoadParams(RemoteAddress(f"{server.url}/v1", "small").path))
+
+
+def test_a_remote_model_needs_no_engine(both: Both, server: FakeOpenAI) -> None:
+    assert isinstance(both.do(there(server)), ModelLoaded)
+    assert isinstance(both.do(HELLO), Finished)
+    assert not both.engines
+    assert len(server.answered) == 1
+
+
+def test_the_side_whose_model_is_replaced_frees_it(both: Both, server: FakeOpenAI) -> None:
+    both.do(HERE)
+    both.do(there(server))
+    both.do(HELLO)
+    assert [type(one) for one in both.engines[0].commands] == [Load, Unload]
+    both.do(HERE)
+    both.do(HELLO)
+    assert [type(one) for one in both.engines[0].commands] == [Load, Unload, Load, Generate]
+    both.switch.submit(Unload())
+    told = []
+    while not any(isinstance(one.event, ModelUnloaded) for one in told):
+        told.append(both.events.get(timeout=20))
+    assert told[-1].generation < FIRST_REMOTE  # of those that nobody asked for none was told
+
+
+def test_a_failed_load_keeps_what_is_loaded(both: Both, server: FakeOpenAI) -> None:
+    both.do(HERE)
+    failed = both.do(Load(LoadParams(f"{server.url}/v1#unknown")))
+    assert isinstance(failed, Failed)
+    assert isinstance(both.do(HELLO), Finished)
+    assert isinstance(both.engines[0].commands[-1], Generate)
+    assert not server.answered
+
+
+def test_the_end_of_an_engine_is_no_loss_of_a_remote_model(both: Both, server: FakeOpenAI) -> None:
+    both.do(HERE)
+    both.do(there(server))
+    both.switch._pass_on(HostEvent(0, Failed(EngineCrashed("It ended."), is_model_lost=True)))
+    last = both.events.get(timeout=20)
+    while last.generation:
+        last = both.events.get(timeout=20)
+    assert isinstance(last.event, Failed)
+    assert not last.event.is_model_lost
+
+
+def test_nothing_is_searched_while_a_remote_model_is_in_use(both: Both, server: FakeOpenAI) -> None:
+    both.do(there(server))
+    assert isinstance(both.do(Tune(HERE.params)), Failed)
+    assert not both.engines
