@@ -33,6 +33,7 @@ COMMANDS = {
     "plans": ("list, delete, export and import the saved plans of a model", "split.plans"),
     "generate": ("answer one prompt", "talk"),
     "chat": ("chat in the terminal", "chat"),
+    "serve": ("answer programs over HTTP, as OpenAI's servers do", "server.serve"),
     "bench": ("measure the speed of a model", "bench.bench"),
     "tune": ("find the fastest split by measuring", "tune.tune"),
     "perplexity": ("measure the perplexity of a text", "score"),

@@ -1,0 +1,126 @@
+"""The subcommand `serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from app.cli.arguments import add_load, add_model, add_sampling, load_params, sampling_params
+from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun
+from app.cli.split.default_split import with_default_split
+from app.server.settings import DEFAULT_PORT, ServerSettings
+from app.server.web.running import listen
+from engine import EngineError
+
+PARALLEL = 4
+"""Number of requests of full length for which there is room, unless an option says otherwise."""
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    where = parser.add_argument_group("server")
+    where.add_argument(
+        "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)"
+    )
+    where.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, metavar="N",
+        help=f"port to listen on; 0 takes any that is free (default: {DEFAULT_PORT})",
+    )  # fmt: skip
+    where.add_argument(
+        "--lan", action="store_true",
+        help=f"be there for other machines, too: --host {EVERYWHERE}; needs a key",
+    )  # fmt: skip
+    key = where.add_mutually_exclusive_group()
+    key.add_argument(
+        "--api-key", metavar="KEY",
+        help="key that clients must know; other programs can see it here, so better set "
+        f"{KEY_VARIABLE}",
+    )  # fmt: skip
+    key.add_argument("--api-key-file", metavar="FILE", help="file with that key")
+    where.add_argument(
+        "--cors", action="append", default=[], metavar="ORIGIN",
+        help="let web pages of this origin ask, such as http://localhost:3000; may be repeated",
+    )  # fmt: skip
+    where.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="further name of this machine in clients' addresses; may be repeated",
+    )  # fmt: skip
+    where.add_argument(
+        "--alias", action="append", default=[], metavar="NAME",
+        help="further name of the model for clients; may be repeated",
+    )  # fmt: skip
+    where.add_argument(
+        "--keep", type=float, metavar="MINUTES",
+        help="unload the model after this long without a request; the next one loads it again "
+        "(default: keep it)",
+    )  # fmt: skip
+    where.add_argument(
+        "--log-prompts", action="store_true", help="write what is asked to stderr, too"
+    )
+    add_load(parser)
+    add_sampling(parser)
+
+
+def run_serve(args: argparse.Namespace) -> None:
+    settings = server_settings(args)
+    given = load_params(args)
+    if args.parallel is None and args.plan is None:
+        given = replace(given, parallel=PARALLEL)
+    params = with_default_split(args, given)
+    keep_s = None if args.keep is None else args.keep * 60
+    sock = listen(settings)  # before the load, which may take minutes
+    try:
+        number = asyncio.run(ServerRun(settings, params, keep_s, sock).run())
+    finally:
+        sock.close()
+    if number:
+        signal.raise_signal(number)  # to whom it would have gone
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """Return the settings of the options.
+
+    Raises:
+        EngineError: an option makes no sense, or the file of the key cannot be read.
+    """
+    if not 0 <= args.port <= 65535:
+        raise EngineError(f"{args.port} is no port.", "Ports go from 0 to 65535.")
+    if args.keep is not None and not 0 < args.keep < 1e6:
+        raise EngineError("--keep needs a number of minutes above 0.")
+    if args.lan and args.host not in (None, EVERYWHERE):
+        raise EngineError(f"--lan listens on {EVERYWHERE}, not on {args.host}.", "Leave one out.")
+    host = EVERYWHERE if args.lan else args.host or "127.0.0.1"
+    return ServerSettings(
+        host=host,
+        port=args.port,
+        key=_key(args),
+        origins=tuple(args.cors),
+        hosts=tuple(args.allow_host),
+        aliases=tuple(args.alias),
+        sampling=sampling_params(args, -1),
+        logs_prompts=args.log_prompts,
+    )
+
+
+def _key(args: argparse.Namespace) -> str:
+    """Return the key of the options, or else of the environment; "" for none.
+
+    Raises:
+        EngineError: its file cannot be read, or it is empty.
+    """
+    if args.api_key_file is not None:
+        try:
+            key = Path(args.api_key_file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{args.api_key_file} cannot be read: {error}.") from None
+    elif args.api_key is not None:
+        key = args.api_key
+    else:
+        return os.environ.get(KEY_VARIABLE, "")
+    if not key:
+        raise EngineError("The key is empty.", "Give one of 8 characters or more.")
+    return str(key)

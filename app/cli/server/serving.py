@@ -1,0 +1,166 @@
+"""The run of `tandem serve`: an engine of its own, the server before it, and the signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from app.cli.loading import LoadWatch
+from app.cli.output import note, note_progress, write
+from app.process.engine_place import chosen_host
+from app.process.interruption import handle, restore
+from app.server.desk import Desk
+from app.server.ledger import RequestRecord
+from app.server.link import EngineLink
+from app.server.models import SingleModel
+from app.server.settings import ServerSettings
+from app.server.web.running import QuietServer, address_of, serve
+from engine import Command, LoadParams, LoadProgress, ModelInfo, SamplingParams, read_model_info
+
+if TYPE_CHECKING:
+    import socket
+
+    from engine import EngineHost
+
+KEY_VARIABLE = "TANDEM_API_KEY"
+"""Environment variable with the key that clients must know."""
+
+EVERYWHERE = "0.0.0.0"
+"""Address of all networks that this machine is in."""
+
+QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")
+"""Routes that monitors ask all the time."""
+
+CLOSE_S = 10.0
+"""Seconds in which the engine ends."""
+
+
+class ServerRun:
+    """The run of a server with an engine of its own, until a signal ends it."""
+
+    def __init__(
+        self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
+        sock: socket.socket,
+    ) -> None:  # fmt: skip
+        self._settings, self._params, self._sock = settings, params, sock
+        self._keep_s = keep_s
+        self._host: EngineHost | None = None
+        self._server: QuietServer | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._desk: Desk | None = None
+
+        self._signal = 0  # the first one that came
+
+    async def run(self) -> int:
+        """Load the model and serve it; return the signal that has broken it off, or 0.
+
+        Raises:
+            EngineError: the model cannot be loaded.
+        """
+        self._main = asyncio.current_task()
+        link = EngineLink(self._submit, self._cancel)
+        info = read_model_info(self._params.path)
+        models = SingleModel(link, self._params, info, self._settings.aliases, self._keep_s)
+        link.open()
+        self._host = chosen_host()(link.on_event)
+        try:
+            with self._signals():
+                await self._serve(link, models, info)
+        except asyncio.CancelledError:
+            return self._signal
+        finally:
+            models.close()
+            link.close()
+            await asyncio.to_thread(self._host.close, CLOSE_S)
+        return 0
+
+    async def _serve(self, link: EngineLink, models: SingleModel, info: ModelInfo) -> None:
+        watch = LoadWatch()
+        try:
+            loaded = await models.load(
+                lambda event: watch(event) if isinstance(event, LoadProgress) else None
+            )
+        finally:
+            note_progress()
+        for sentence in (*loaded.warnings, *(one.sentence for one in loaded.fallbacks)):
+            note(sentence)
+        settings = replace(self._settings, sampling=recommended(self._settings.sampling, info))
+        desk = self._desk = Desk(link, models, settings)
+        desk.ledger.on_end = note_request
+        await serve(desk, self._sock, self._tell_ready)
+
+    def _tell_ready(self, server: QuietServer) -> None:
+        self._server = server
+        address = address_of(self._sock)
+        write(f"listening on {address}")
+        note(example(address, has_key=bool(self._settings.key)))
+
+    def _submit(self, command: Command) -> int:
+        assert self._host is not None, "the engine starts before the first command"
+        return self._host.submit(command)
+
+    def _cancel(self, number: int) -> None:
+        assert self._host is not None, "what can be cancelled was submitted"
+        self._host.cancel(number)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """End the server in order at a first signal, and at once at a second one."""
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._on_signal, number)
+
+        previous = handle(on_signal)
+        try:
+            yield
+        finally:
+            restore(previous)
+
+    def _on_signal(self, number: int) -> None:
+        server, desk = self._server, self._desk
+        if server is None or desk is None or server.should_exit:
+            self._signal = number
+            if self._main is not None:
+                self._main.cancel()
+            return
+        server.should_exit = True
+        if n_running := desk.admission.n_running + desk.admission.n_waiting:
+            note(f"Waiting for {n_running} answers to end; press Ctrl+C again to end them now.")
+
+
+def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
+    """Return settings of sampling with a file's recommendations for what is as by default."""
+    default = SamplingParams()
+    changes: dict[str, Any] = {
+        name: value
+        for name, value in info.sampling
+        if getattr(given, name) == getattr(default, name)
+    }
+    return replace(given, **changes)
+
+
+def example(address: str, *, has_key: bool) -> str:
+    """Return a command that asks the server something, to try it with."""
+    address = address.replace(EVERYWHERE, "127.0.0.1")
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
+    body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    return f"Try: curl {address}/v1/chat/completions{key} -d '{body}'\nCtrl+C ends it."
+
+
+def note_request(record: RequestRecord) -> None:
+    """Write a line about a request that has ended to stderr, but for those of monitors."""
+    if record.route in QUIET_ROUTES and record.status == 200:
+        return
+    speed = f", {record.tokens_per_s:.1f}/s" if record.tokens_per_s else ""
+    tokens = f"  {record.n_tokens} tokens{speed}" if record.n_tokens else ""
+    problem = f"  {record.problem}" if record.problem else ""
+    note(
+        f"{time.strftime('%H:%M:%S')}  {record.client}  {record.route}  {record.status}{tokens}"
+        f"  {record.seconds:.2f} s{problem}"
+    )

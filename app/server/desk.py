@@ -1,0 +1,111 @@
+"""What all requests share: the engine, the models, the limits, and the answering itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from app.server.admission import Admission
+from app.server.ledger import Ledger, RequestRecord
+from app.server.link import EngineLink
+from app.server.models import Models, OfferedModel, Spelling, find_model
+from app.server.refusal import Refusal
+from app.server.settings import ServerSettings
+from engine import (
+    Cancelled,
+    DeviceError,
+    EngineCrashed,
+    EngineError,
+    Event,
+    Failed,
+    Generate,
+    ModelBusy,
+    ModelFileError,
+)
+
+if TYPE_CHECKING:
+    from engine import ModelLoaded
+
+log = logging.getLogger(__name__)
+
+MakeCommands = Callable[["ModelLoaded"], Sequence[Generate]]
+"""What makes the commands of a request for the loaded model; it may raise a `Refusal`."""
+
+AnswerEvents = AsyncGenerator[tuple[int, Event], None]
+"""Events of some answers, each with its answer's index."""
+
+
+class Desk:
+    """What all requests share.
+
+    Attributes:
+        ledger: what is noted of requests.
+        admission: places of the engine.
+        spelling: the bytes of the model's tokens.
+    """
+
+    def __init__(self, link: EngineLink, models: Models, settings: ServerSettings) -> None:
+        self.link, self.models, self.settings = link, models, settings
+        self.ledger = Ledger()
+        self.admission = Admission(settings.most_running, settings.most_waiting)
+        self.spelling = Spelling()
+
+    def find(self, name: str, record: RequestRecord) -> OfferedModel:
+        """Return the model that a request asks for.
+
+        Raises:
+            Refusal: there is no such model.
+        """
+        found = find_model(self.models, name)
+        record.model = found.id
+        return found
+
+    async def answers(
+        self, record: RequestRecord, n: int, make: MakeCommands, ending: set[int] | None = None
+    ) -> AnswerEvents:
+        """Yield the events of the answers to a request, once the engine has room for them.
+
+        Closing the iterator ends them. An answer that takes too long ends as if cancelled.
+
+        Args:
+            n: number of commands that `make` makes.
+            ending: indices of answers that shall end where they are; each is taken out.
+
+        Raises:
+            Refusal: the request cannot be answered.
+        """
+        async with self.admission.places(n):
+            model = await self.models.ready(record.model)
+            commands = make(model)
+            if self.settings.logs_prompts:
+                for command in commands[:1]:
+                    log.warning("request %d asks %r", record.number, command)
+            async with self.link.asking(commands) as events:
+                loop = asyncio.get_running_loop()
+                timer = loop.call_later(self.settings.most_answer_s, events.end)
+                try:
+                    async for index, event in events:
+                        if isinstance(event, Failed):
+                            raise refusal_of(event.error)
+                        record.note(event)
+                        yield index, event
+                        while ending:
+                            events.end(ending.pop())
+                finally:
+                    timer.cancel()
+
+
+def refusal_of(error: EngineError) -> Refusal:
+    """Return how an error of the engine is told to a client."""
+    if isinstance(error, Refusal):
+        return error
+    is_ours = isinstance(error, DeviceError | EngineCrashed | ModelFileError)
+    if isinstance(error, Cancelled | ModelBusy):
+        return Refusal(503, str(error), error.hint, retry_after_s=5)
+    if is_ours:
+        return Refusal(500, str(error), error.hint, code="engine_error")
+    is_long = type(error).__name__ == "ContextOverflow"
+    code = "context_length_exceeded" if is_long else None
+    return Refusal(400, str(error), error.hint, param="messages" if is_long else None, code=code)

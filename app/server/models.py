@@ -1,0 +1,177 @@
+"""The models that can be asked for by name, and the one that is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import engine  # names that need torch are resolved when they are used
+from app.server.link import EngineLink
+from app.server.refusal import Refusal
+from engine import EngineError, Event, Load, LoadParams, ModelInfo, ModelLoaded, Unload
+
+log = logging.getLogger(__name__)
+
+Spell = Callable[[int], bytes]
+"""What returns the bytes of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A model that clients can ask for.
+
+    Attributes:
+        id: its name for clients.
+        others: further names under which it is known.
+        created: time of its file, in seconds of the epoch.
+        info: what its header says.
+        n_ctx: context in tokens; None while it is not loaded.
+    """
+
+    id: str
+    others: tuple[str, ...]
+    created: int
+    info: ModelInfo
+    n_ctx: int | None = None
+
+
+class Models(Protocol):
+    """Interface of the models of a server."""
+
+    def offered(self) -> Sequence[OfferedModel]:
+        """Return the models that clients can ask for."""
+        ...
+
+    async def ready(self, name: str) -> ModelLoaded:
+        """Return the model with an id of `offered`, loaded.
+
+        Raises:
+            Refusal: it cannot be loaded now.
+        """
+        ...
+
+
+def find_model(models: Models, name: str) -> OfferedModel:
+    """Return the model that a client asks for; the first one if it names none.
+
+    Raises:
+        Refusal: there is no such model.
+    """
+    offered = models.offered()
+    for one in offered:
+        if name in ("", one.id, *one.others):
+            return one
+    names = ", ".join(one.id for one in offered) or "none at all"
+    raise Refusal(
+        404, f"There is no model {name[:100]!r} here; there is {names}.",
+        param="model", code="model_not_found",
+    )  # fmt: skip
+
+
+def model_id(path: str) -> str:
+    """Return the name of a model's file for clients."""
+    return Path(path).stem
+
+
+class SingleModel:
+    """One model, which is loaded at the start, and again after it was lost or given up.
+
+    Args:
+        aliases: further names for it.
+        keep_s: seconds without a request after which it is unloaded; None for never.
+    """
+
+    def __init__(
+        self, link: EngineLink, params: LoadParams, info: ModelInfo, aliases: Sequence[str] = (),
+        keep_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._link, self._params, self._keep_s = link, params, keep_s
+        self._id = model_id(params.path)
+        path = Path(params.path)
+        self._offered = OfferedModel(
+            self._id, (path.name, info.name, *aliases), int(path.stat().st_mtime), info
+        )
+        self._loading: asyncio.Task[ModelLoaded] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unloading: asyncio.Task[None] | None = None
+
+    def offered(self) -> Sequence[OfferedModel]:
+        model, one = self._link.model, self._offered
+        if model is None:
+            return [one]
+        return [OfferedModel(one.id, one.others, one.created, model.info, model.n_ctx)]
+
+    async def load(self, on_progress: Callable[[Event], None] | None = None) -> ModelLoaded:
+        """Load the model.
+
+        Raises:
+            EngineError: it cannot be loaded.
+        """
+        event = await self._link.run(Load(self._params), on_progress)
+        assert isinstance(event, ModelLoaded), "the closing event of a load"
+        return event
+
+    async def ready(self, name: str) -> ModelLoaded:
+        self._stay()
+        if self._link.model is not None and self._unloading is None:
+            return self._link.model
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self.load())
+        try:
+            # who waits may go, and others wait for the same load
+            return await asyncio.shield(self._loading)
+        except EngineError as error:
+            log.warning("the model cannot be loaded again: %s", error)
+            raise Refusal(
+                503, f"The model cannot be loaded: {error}", error.hint, retry_after_s=30
+            ) from None
+
+    def _stay(self) -> None:
+        """Begin anew to count the seconds without a request."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._keep_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._keep_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if self._link.is_idle:
+            self._unloading = asyncio.create_task(self._unload())
+        else:
+            self._stay()
+
+    async def _unload(self) -> None:
+        try:
+            await self._link.run(Unload())
+        finally:
+            self._unloading = None
+
+    def close(self) -> None:
+        """Forget what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Spelling:
+    """The bytes of a model's tokens, from its file, which is read at the first use."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._spell: Spell | None = None
+
+    async def of(self, path: str) -> Spell:
+        """Return what spells the tokens of the model in a file.
+
+        Raises:
+            EngineError: it cannot be read.
+        """
+        if self._spell is None or self._path != path:
+            tokenizer = await asyncio.to_thread(engine.load_tokenizer, path)
+            self._spell, self._path = tokenizer.token_bytes, path
+        return self._spell

@@ -1,0 +1,180 @@
+"""Chat completions made of the events of the engine, whole or as a stream of chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.server.desk import AnswerEvents
+from app.server.models import Spell
+from app.server.openai.chat_request import ChatRequest
+from app.server.openai.logprobs import chat_logprobs
+from app.server.openai.usage import REASONS, TokenCount
+from app.server.web.responses import Document, event_bytes
+from engine import Event, Finished, TokenLogprob, TokenText, ToolCallBegun, ToolCallText
+
+DONE = b"data: [DONE]\n\n"
+"""Last event of a stream."""
+
+
+@dataclass(slots=True)
+class BegunCall:
+    """A call of a function, as far as it has come."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ChatChoice:
+    """One of the answers to a request, as far as it has come.
+
+    Attributes:
+        reason: why it has ended, in OpenAI's words; "" while it has not.
+        is_begun: whether its first chunk has been sent.
+        is_cut: whether it was ended because a second call began.
+    """
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, BegunCall] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: str = ""
+    is_begun: bool = False
+    is_cut: bool = False
+
+    def note(self, event: Event) -> Document | None:
+        """Note an event, and return what a stream tells of it; None for nothing."""
+        if isinstance(event, TokenText):
+            return self._note_text(event)
+        if isinstance(event, ToolCallBegun):
+            self.calls[event.index] = BegunCall(event.id, event.name)
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        if isinstance(event, ToolCallText):
+            self.calls[event.index].arguments.append(event.text)
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+        if isinstance(event, Finished):
+            has_called = bool(self.calls) and (event.reason == "stop" or self.is_cut)
+            self.reason = "tool_calls" if has_called else REASONS[event.reason]
+            return {}
+        return None
+
+    def _note_text(self, event: TokenText) -> Document | None:
+        self.logprobs += event.logprobs
+        if event.part == "reasoning":
+            self.reasoning.append(event.text)
+            return {"reasoning_content": event.text}
+        self.content.append(event.text)
+        return {"content": event.text} if event.text or event.logprobs else None
+
+    def message(self) -> Document:
+        """Return the whole message."""
+        content = "".join(self.content)
+        found: Document = {"role": "assistant", "content": content or None, "refusal": None}
+        if not self.calls:
+            found["content"] = content
+        else:
+            found["tool_calls"] = [
+                {
+                    "id": call.id, "type": "function",
+                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                }
+                for call in self.calls.values()
+            ]  # fmt: skip
+        if self.reasoning:
+            found["reasoning_content"] = "".join(self.reasoning)
+        return found
+
+
+class ChatAnswer:
+    """The response to a request, made of the events of its answers.
+
+    Args:
+        model: id of the model.
+        spell: returns the bytes of a token, where the request asks for logprobs.
+        ending: where indices of answers go that shall end.
+    """
+
+    def __init__(
+        self, request: ChatRequest, model: str, spell: Spell | None, ending: set[int]
+    ) -> None:
+        self._spell, self._ending = spell, ending
+        self._has_usage = request.wants_usage
+        self._is_single_call = not request.parallel_tool_calls
+        self._choices = [ChatChoice() for _ in range(request.n)]
+        self._count = TokenCount()
+        self._head: Document = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion",
+            "created": int(time.time()), "model": model,
+        }  # fmt: skip
+
+    async def collect(self, events: AnswerEvents) -> Document:
+        """Return the whole response."""
+        async with aclosing(events):
+            async for index, event in events:
+                self._note(index, event)
+        choices = [
+            {
+                "index": index, "message": choice.message(), "finish_reason": choice.reason,
+                "logprobs": self._logprobs(choice.logprobs),
+            }
+            for index, choice in enumerate(self._choices)
+        ]  # fmt: skip
+        return {**self._head, "choices": choices, "usage": self._count.document()}
+
+    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
+        """Yield the response as events."""
+        self._head["object"] = "chat.completion.chunk"
+        async with aclosing(events):
+            async for index, event in events:
+                for chunk in self._chunks(index, event):
+                    yield event_bytes(chunk)
+        if self._has_usage:
+            yield event_bytes({**self._head, "choices": [], "usage": self._count.document()})
+        yield DONE
+
+    def _note(self, index: int, event: Event) -> Document | None:
+        """Note an event, and return what a stream tells of it; None for nothing."""
+        choice = self._choices[index]
+        if choice.is_cut and not isinstance(event, Finished):
+            return None
+        if self._is_single_call and isinstance(event, ToolCallBegun) and choice.calls:
+            choice.is_cut = True
+            self._ending.add(index)
+            return None
+        self._count.note(event, is_first=index == 0)
+        return choice.note(event)
+
+    def _chunks(self, index: int, event: Event) -> Iterator[Document]:
+        """Yield the chunks that tell an event; before the first, one with the role."""
+        choice = self._choices[index]
+        if (delta := self._note(index, event)) is None:
+            return
+        if not choice.is_begun:
+            choice.is_begun = True
+            yield self._chunk(index, {"role": "assistant", "content": ""}, ())
+        logprobs = event.logprobs if isinstance(event, TokenText) else ()
+        yield self._chunk(index, delta, logprobs, choice.reason or None)
+
+    def _chunk(
+        self, index: int, delta: Document, logprobs: tuple[TokenLogprob, ...],
+        reason: str | None = None,
+    ) -> Document:  # fmt: skip
+        choice: dict[str, Any] = {
+            "index": index, "delta": delta, "logprobs": self._logprobs(logprobs),
+            "finish_reason": reason,
+        }  # fmt: skip
+        chunk = {**self._head, "choices": [choice]}
+        return chunk | {"usage": None} if self._has_usage else chunk
+
+    def _logprobs(self, tokens: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> Document | None:
+        if self._spell is None or not tokens:
+            return None
+        return chat_logprobs(tokens, self._spell)

@@ -1,0 +1,119 @@
+"""Messages and tools of OpenAI's protocol as the engine takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from app.server.openai.chat_request import (
+    ChatRequest,
+    ChatTurn,
+    ContentPart,
+    NamedChoice,
+    OfferedTool,
+    ToolCallTurn,
+)
+from app.server.refusal import bad_value
+from engine import ChatMessage, Tool, ToolCall
+
+ROLES = {"developer": "system", "function": "tool"}
+"""Roles that the engine has under another name."""
+
+CHOICES = ("none", "auto", "required")
+
+
+def chat_messages(turns: Sequence[ChatTurn]) -> tuple[ChatMessage, ...]:
+    """Return the messages of a conversation.
+
+    Raises:
+        Refusal: one has something that is no text.
+    """
+    found: list[ChatMessage] = []
+    called: dict[str, str] = {}  # names of functions by the calls' names
+    for at, turn in enumerate(turns):
+        calls = tuple(map(_call, turn.tool_calls))
+        called |= {call.id: call.name for call in calls}
+        found.append(
+            ChatMessage(
+                ROLES.get(turn.role, turn.role),
+                _text(turn, f"messages[{at}].content"),
+                reasoning=turn.reasoning_content or turn.reasoning,
+                tool_calls=calls,
+                tool_call_id=turn.tool_call_id,
+                name=_function_name(turn, called),
+            )
+        )
+    return tuple(found)
+
+
+def _function_name(turn: ChatTurn, called: dict[str, str]) -> str:
+    """Return the function whose result a message is; "" for other messages."""
+    if turn.role not in ("tool", "function"):
+        return ""
+    return turn.name or called.get(turn.tool_call_id, "")
+
+
+def _text(turn: ChatTurn, place: str) -> str:
+    if turn.content is None:
+        if not (turn.tool_calls or turn.role == "assistant"):
+            raise bad_value(place, f"{place} is missing.")
+        return turn.refusal
+    if isinstance(turn.content, str):
+        return turn.content
+    return "\n".join(_part(part, f"{place}[{at}]") for at, part in enumerate(turn.content))
+
+
+def _part(part: ContentPart, place: str) -> str:
+    if part.type == "text":
+        return part.text
+    if part.type == "refusal":
+        return part.refusal
+    raise bad_value(
+        f"{place}.type", f"{place} has the type {part.type[:40]!r}; this model reads text alone."
+    )
+
+
+def _call(call: ToolCallTurn) -> ToolCall:
+    given = call.function.arguments
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return ToolCall(call.function.name, arguments or "{}", call.id)
+
+
+def offered_tools(tools: Sequence[OfferedTool]) -> tuple[Tool, ...]:
+    """Return the functions that the model may call.
+
+    Raises:
+        Refusal: a tool is no function.
+    """
+    found = []
+    for at, tool in enumerate(tools):
+        if tool.type != "function" or tool.function is None:
+            raise bad_value(f"tools[{at}]", f"tools[{at}] is no function; only these are offered.")
+        function = tool.function
+        schema = function.parameters
+        text = "" if schema is None else json.dumps(schema, ensure_ascii=False)
+        found.append(Tool(function.name, function.description, text))
+    return tuple(found)
+
+
+def tool_choice(request: ChatRequest) -> str:
+    """Return which tools the model may or must call, as `Generate.tool_choice` has it.
+
+    Raises:
+        Refusal: it is something else, or a tool that is not offered.
+    """
+    choice = request.tool_choice
+    if choice is None:
+        return "auto"
+    if isinstance(choice, NamedChoice):
+        name = "" if choice.function is None else choice.function.name
+        names = [tool.function.name for tool in request.tools if tool.function is not None]
+        if choice.type != "function" or name not in names:
+            raise bad_value("tool_choice", "tool_choice names no function among the tools.")
+        return f"={name}"
+    if choice not in CHOICES:
+        wanted = ", ".join(f'"{one}"' for one in CHOICES)
+        raise bad_value("tool_choice", f"tool_choice must be {wanted} or a function.")
+    if choice == "required" and not request.tools:
+        raise bad_value("tool_choice", "tool_choice requires a call, but there are no tools.")
+    return choice

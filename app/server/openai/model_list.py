@@ -1,0 +1,34 @@
+"""The routes that list models."""
+
+from __future__ import annotations
+
+from app.server.desk import Desk
+from app.server.models import OfferedModel, find_model
+from app.server.web.responses import Document
+
+
+def list_document(desk: Desk) -> Document:
+    """Return the models that clients can ask for."""
+    return {"object": "list", "data": [_document(model) for model in desk.models.offered()]}
+
+
+def model_document(desk: Desk, name: str) -> Document:
+    """Return what is said of a model.
+
+    Raises:
+        Refusal: there is no such model.
+    """
+    return _document(find_model(desk.models, name))
+
+
+def _document(model: OfferedModel) -> Document:
+    info = model.info
+    found: Document = {
+        "id": model.id, "object": "model", "created": model.created, "owned_by": "tandem",
+        "name": info.name, "architecture": info.architecture, "quantization": info.quant,
+        "n_params": info.n_params, "size_bytes": info.n_bytes, "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train, "loaded": model.n_ctx is not None,
+    }  # fmt: skip
+    if model.n_ctx is not None:
+        found |= {"n_ctx": model.n_ctx, "max_model_len": model.n_ctx}
+    return found

@@ -1,0 +1,140 @@
+"""What requests of OpenAI's protocol say about sampling and the end of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from app.server.refusal import Refusal, bad_value
+from app.server.requests.reading import asked, asked_like
+from engine import EngineError, SamplingParams
+
+MOST_CHOICES = 16
+"""Largest number of answers to one request."""
+
+MOST_STOPS = 64
+"""Largest number of stop strings."""
+
+MOST_BIASED = 4096
+"""Largest number of tokens with a bias."""
+
+FORBIDDING = -100.0
+"""Bias from which on a token never comes, as OpenAI documents it."""
+
+SEEDS = 1 << 64
+"""Number of seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFields:
+    """The fields of a request that become `SamplingParams`; those below `n` are Tandem's own."""
+
+    temperature: float | None = asked_like("temperature")
+    top_p: float | None = asked_like("top_p")
+    frequency_penalty: float | None = asked_like("frequency_penalty")
+    presence_penalty: float | None = asked_like("presence_penalty")
+    max_tokens: int | None = asked("Most tokens of the answer.", None, least=-1, most=2**31 - 1)
+    stop: str | tuple[str, ...] | None = asked(
+        "The answer ends before any of these texts.", None, most=MOST_STOPS
+    )
+    seed: int | None = asked(
+        "The same seed gives the same answer again; -1 is a new one.", None, least=-1,
+        most=SEEDS - 1,
+    )  # fmt: skip
+    logit_bias: Mapping[str, float] | None = asked(
+        "Numbers added to the scores of tokens, by token id; -100 or less forbids a token.", None
+    )
+    n: int = asked("Number of answers.", 1, least=1, most=MOST_CHOICES)
+    top_k: int | None = asked_like("top_k")
+    min_p: float | None = asked_like("min_p")
+    typical_p: float | None = asked_like("typical_p")
+    repeat_penalty: float | None = asked_like("repeat_penalty")
+    repeat_last_n: int | None = asked_like("repeat_last_n")
+    dry_multiplier: float | None = asked_like("dry_multiplier")
+    dry_base: float | None = asked_like("dry_base")
+    dry_allowed_length: int | None = asked_like("dry_allowed_length")
+    dry_last_n: int | None = asked_like("dry_last_n")
+    dry_breakers: tuple[str, ...] | None = asked(
+        "DRY ends a repetition before any of these texts.", None, most=MOST_STOPS
+    )
+    top_n_sigma: float | None = asked_like("top_n_sigma")
+    xtc_probability: float | None = asked_like("xtc_probability")
+    xtc_threshold: float | None = asked_like("xtc_threshold")
+    dynatemp_range: float | None = asked_like("dynatemp_range")
+    dynatemp_exponent: float | None = asked_like("dynatemp_exponent")
+    mirostat: bool | None = asked_like("mirostat")
+    mirostat_tau: float | None = asked_like("mirostat_tau")
+    mirostat_eta: float | None = asked_like("mirostat_eta")
+    samplers: tuple[str, ...] | None = asked("Order of the steps of sampling.", None, most=16)
+    banned_strings: tuple[str, ...] | None = asked(
+        "Texts that no answer contains.", None, most=MOST_STOPS
+    )
+    ignore_eos: bool | None = asked_like("ignore_eos")
+    cache_prompt: bool | None = asked("Without effect: prompts are always cached.", None)
+
+
+SAME = tuple(
+    spec.name
+    for spec in fields(SamplingFields)
+    if spec.name in {own.name for own in fields(SamplingParams)}
+    and spec.name not in ("stop", "seed", "logit_bias")
+)
+"""Fields that have the same name and meaning in `SamplingParams`."""
+
+
+def sampling_of(
+    request: SamplingFields, defaults: SamplingParams, n_vocab: int, max_tokens: int | None
+) -> list[SamplingParams]:
+    """Return the settings of each answer to a request, whose seeds follow each other.
+
+    Args:
+        defaults: what holds where the request says nothing.
+        n_vocab: number of tokens of the model.
+        max_tokens: most tokens of the answer, as the protocol says; None where it does not.
+
+    Raises:
+        Refusal: a value is not possible.
+    """
+    given: dict[str, Any] = {name: getattr(request, name) for name in SAME}
+    given |= {"max_tokens": max_tokens, "stop": _stops(request.stop)}
+    given["logit_bias"] = _biases(request.logit_bias, n_vocab)
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        params = replace(defaults, **given)
+    except EngineError as error:
+        raise Refusal(400, str(error), error.hint) from None
+    seed = defaults.seed if request.seed is None else request.seed
+    if seed is None or seed < 0:
+        return [replace(params, seed=None)] * request.n
+    return [replace(params, seed=(seed + index) % SEEDS) for index in range(request.n)]
+
+
+def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if stop is None:
+        return None
+    stops = (stop,) if isinstance(stop, str) else stop
+    return tuple(one for one in stops if one)
+
+
+def _biases(
+    biases: Mapping[str, float] | None, n_vocab: int
+) -> tuple[tuple[int, float], ...] | None:
+    """Return pairs of token ids and numbers to add.
+
+    Raises:
+        Refusal: a token is not one of the model's.
+    """
+    if biases is None:
+        return None
+    if len(biases) > MOST_BIASED:
+        raise bad_value("logit_bias", f"logit_bias has more than {MOST_BIASED} tokens.")
+    for token in biases:
+        if not (token.isascii() and token.isdecimal() and int(token[:20]) < n_vocab):
+            shown = f"logit_bias must have ids of tokens from 0 to {n_vocab - 1}, not {token:.40}."
+            raise bad_value("logit_bias", shown)
+    return tuple((int(token), _bias(bias)) for token, bias in biases.items())
+
+
+def _bias(bias: float) -> float:
+    return float("-inf") if bias <= FORBIDDING else bias

@@ -1,0 +1,125 @@
+"""The routes that turn texts into tokens and back, and conversations into prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from app.server.desk import Desk, refusal_of
+from app.server.ledger import RequestRecord
+from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
+from app.server.openai.messages import chat_messages, offered_tools
+from app.server.refusal import bad_value
+from app.server.requests.reading import JsonObject, asked
+from app.server.web.responses import Document, json_response
+from engine import (
+    ApplyTemplate,
+    Command,
+    Detokenize,
+    Detokenized,
+    EngineError,
+    Event,
+    TemplateApplied,
+    Tokenize,
+    Tokenized,
+)
+
+MOST_IDS = 1 << 20
+"""Largest number of tokens of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """A text whose tokens are wanted."""
+
+    content: str = asked("The text.")
+    model: str = asked("Name of the model.", "")
+    add_special: bool = asked("Add what begins and ends a text.", default=False)
+    parse_special: bool = asked("Read the names of control tokens as such.", default=True)
+    with_pieces: bool = asked("Tell the text of each token, too.", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeRequest:
+    """Tokens whose text is wanted."""
+
+    tokens: tuple[int, ...] = asked("Ids of the tokens.", most=MOST_IDS)
+    model: str = asked("Name of the model.", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateRequest:
+    """A conversation whose prompt is wanted."""
+
+    messages: tuple[ChatTurn, ...] = asked("The conversation.", least=1)
+    model: str = asked("Name of the model.", "")
+    tools: tuple[OfferedTool, ...] = asked("What the model may call.", (), most=MOST_TOOLS)
+    chat_template_kwargs: JsonObject | None = asked("Variables for the chat template.", None)
+    add_generation_prompt: bool = asked("End where the assistant begins.", default=True)
+
+
+async def tokenize(desk: Desk, record: RequestRecord, request: TokenizeRequest) -> Response:
+    """Return the tokens of a text."""
+    command = Tokenize(
+        request.content, request.add_special, request.parse_special, request.with_pieces
+    )
+    done = await _run(desk, record, request.model, command)
+    assert isinstance(done, Tokenized), "the closing event of this command"
+    tokens: list[int] | list[Document] = [*done.ids]
+    if request.with_pieces:
+        pairs = zip(done.ids, done.pieces, strict=True)
+        tokens = [{"id": token, "piece": _piece(bytes(piece))} for token, piece in pairs]
+    return json_response({"tokens": tokens, "count": len(done.ids)})
+
+
+def _piece(spelt: bytes) -> str | list[int]:
+    """Return a token's text, or its bytes where they are no whole characters."""
+    try:
+        return spelt.decode()
+    except UnicodeDecodeError:
+        return [*spelt]
+
+
+async def detokenize(desk: Desk, record: RequestRecord, request: DetokenizeRequest) -> Response:
+    """Return the text of tokens.
+
+    Raises:
+        Refusal: the model has no such tokens.
+    """
+    n_vocab = desk.find(request.model, record).info.n_vocab
+    for at, token in enumerate(request.tokens):
+        if not 0 <= token < n_vocab:
+            place = f"tokens[{at}]"
+            raise bad_value(place, f"{place} must be from 0 to {n_vocab - 1}, not {token}.")
+    done = await _run(desk, record, request.model, Detokenize(request.tokens))
+    assert isinstance(done, Detokenized), "the closing event of this command"
+    return json_response({"content": done.text})
+
+
+async def apply_template(desk: Desk, record: RequestRecord, request: TemplateRequest) -> Response:
+    """Return the prompt of a conversation."""
+    variables = request.chat_template_kwargs
+    command = ApplyTemplate(
+        chat_messages(request.messages),
+        offered_tools(request.tools),
+        json.dumps(variables) if variables else "",
+        add_generation_prompt=request.add_generation_prompt,
+    )
+    done = await _run(desk, record, request.model, command)
+    assert isinstance(done, TemplateApplied), "the closing event of this command"
+    return json_response({"prompt": done.prompt})
+
+
+async def _run(desk: Desk, record: RequestRecord, model: str, command: Command) -> Event:
+    """Return the closing event of a command for a model.
+
+    Raises:
+        Refusal: there is no such model, or it cannot answer the command.
+    """
+    await desk.models.ready(desk.find(model, record).id)
+    try:
+        return await desk.link.run(command)
+    except EngineError as error:
+        raise refusal_of(error) from None

@@ -1,0 +1,71 @@
+"""The server's figures in the text format of Prometheus (version 0.0.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from app.server.admission import Admission
+from app.server.ledger import Ledger
+
+if TYPE_CHECKING:
+    from engine import ModelLoaded
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = dict[str, object]
+
+
+def metrics_text(ledger: Ledger, admission: Admission, model: ModelLoaded | None) -> str:
+    """Return all figures, each with its help and type."""
+    sums, running = ledger.sums, list(ledger.running.values())
+    requests = (
+        ({"route": route, "status": status}, n) for (route, status), n in sums.requests.items()
+    )
+    n_cells = 0 if model is None else model.n_ctx * model.params.parallel
+    families = [
+        _family("requests_total", "counter", "Requests that have ended.", requests),
+        _sum("request_seconds_total", "Seconds that these took.", sums.seconds),
+        _sum("prompt_tokens_total", "Tokens of prompts.", sums.n_prompt),
+        _sum("cached_prompt_tokens_total", "Tokens of prompts that were cached.", sums.n_cached),
+        _sum("completion_tokens_total", "Tokens of answers.", sums.n_tokens),
+        _sum("answers_total", "Requests with an answer of a token or more.", sums.n_answered),
+        _sum("first_token_seconds_total", "Seconds to their first tokens.", sums.first_token_s),
+        _gauge("answers_running", "Answers that the engine has.", admission.n_running),
+        _gauge("answers_waiting", "Answers that wait for the engine.", admission.n_waiting),
+        _gauge(
+            "completion_tokens_per_second", "Speed of all answers together.",
+            sum(record.tokens_per_s for record in running),
+        ),
+        _gauge("model_loaded", "Whether a model is loaded.", int(model is not None)),
+        _gauge("kv_cache_tokens", "Tokens for which the KV cache has room.", n_cells),
+        _family(
+            "client_completion_tokens_total", "counter", "Tokens of answers, by client.",
+            (({"client": client}, n) for client, n in sums.tokens.items()),
+        ),
+        _family(
+            "client_completion_tokens_per_second", "gauge", "Speed of answers, by client.",
+            (({"client": client}, speed) for client, speed in ledger.clients()),
+        ),
+    ]  # fmt: skip
+    return "".join(families)
+
+
+def _sum(name: str, text: str, value: float) -> str:
+    return _family(name, "counter", text, [({}, value)])
+
+
+def _gauge(name: str, text: str, value: float) -> str:
+    return _family(name, "gauge", text, [({}, value)])
+
+
+def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> str:
+    lines = [f"# HELP tandem_{name} {text}", f"# TYPE tandem_{name} {kind}"]
+    for labels, value in values:
+        inside = ",".join(f'{key}="{_escaped(str(label))}"' for key, label in labels.items())
+        lines.append(f"tandem_{name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

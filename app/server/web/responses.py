@@ -1,0 +1,178 @@
+"""Responses that end with their client: what computes them is cancelled when it has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.server.refusal import Refusal
+from engine import EngineError
+
+log = logging.getLogger(__name__)
+
+Document = dict[str, Any]
+
+ErrorShape = Callable[[Refusal], Document]
+"""The document in which a protocol tells a refusal."""
+
+PING = b": ping\n\n"
+
+GONE = 499
+"""Status noted for a client that has gone before its answer, as nginx has it."""
+
+
+def json_bytes(document: object) -> bytes:
+    """Return a document as compact JSON."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def json_response(
+    document: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Return a response with a JSON document."""
+    return Response(json_bytes(document), status, headers, media_type="application/json")
+
+
+def refusal_response(refusal: Refusal, shape: ErrorShape) -> Response:
+    """Return the response that tells a refusal."""
+    headers = {}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(shape(refusal), refusal.status, headers)
+
+
+def event_bytes(document: object, name: str = "") -> bytes:
+    """Return a server-sent event with a JSON document."""
+    begin = f"event: {name}\n".encode() if name else b""
+    return begin + b"data: " + json_bytes(document) + b"\n\n"
+
+
+class AwaitedJson(Response):
+    """A JSON document that takes long to make.
+
+    Args:
+        make: makes the document; cancelled when the client has gone.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Document]], shape: ErrorShape) -> None:
+        self._make, self._shape = make, shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            try:
+                response = json_response(await self._make())
+            except EngineError as error:
+                response = _told(scope, error, self._shape)
+            await response(scope, receive, send)
+
+        await _until_gone(scope, receive, work)
+
+
+class EventStream(Response):
+    """A stream of server-sent events.
+
+    Its status and headers are sent with the first event, so that what is refused before has a
+    status of its own; or with the first sign of life.
+
+    Args:
+        frames: events as bytes; closed when the client has gone.
+        ping_s: interval of comments that show that the server is at work.
+        last_words: returns the event that tells a refusal in the middle of the stream.
+    """
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], shape: ErrorShape, ping_s: float,
+        last_words: Callable[[Document], bytes] = event_bytes,
+    ) -> None:  # fmt: skip
+        self._frames, self._shape, self._ping_s = frames, shape, ping_s
+        self._last_words = last_words
+        self._is_started = False
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            pinger = asyncio.create_task(self._ping(send))
+            try:
+                await self._write(scope, receive, send)
+            finally:
+                pinger.cancel()
+
+        async with aclosing(self._frames):
+            await _until_gone(scope, receive, work)
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for frame in self._frames:
+                await self._send(send, frame)
+        except EngineError as error:
+            if not self._is_started:
+                self._is_started = True
+                await _told(scope, error, self._shape)(scope, receive, send)
+                return
+            refusal = _noted(scope, error)
+            await self._send(send, self._last_words(self._shape(refusal)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _ping(self, send: Send) -> None:
+        """Send a comment whenever nothing else was sent for a while."""
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent_at + self._ping_s - loop.time()))
+            if loop.time() >= self._sent_at + self._ping_s:
+                await self._send(send, PING)
+
+    async def _send(self, send: Send, frame: bytes) -> None:
+        if not self._is_started:
+            self._is_started = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._sent_at = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+def _told(scope: Scope, error: EngineError, shape: ErrorShape) -> Response:
+    return refusal_response(_noted(scope, error), shape)
+
+
+def _noted(scope: Scope, error: EngineError) -> Refusal:
+    """Return an error as a refusal, which the request's record then has."""
+    refusal = error if isinstance(error, Refusal) else Refusal(500, str(error), error.hint)
+    scope["state"]["record"].problem = str(refusal)
+    return refusal
+
+
+async def _until_gone(scope: Scope, receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work; cancel it when the client has gone."""
+    working = asyncio.ensure_future(work())
+    leaving = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            scope["state"]["record"].status = GONE
+    finally:
+        is_done = working.done()
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+    if is_done:
+        working.result()
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

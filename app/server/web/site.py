@@ -1,0 +1,122 @@
+"""The ASGI application: routes, their requests, and what happens around all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.server.desk import Desk
+from app.server.ledger import RequestRecord
+from app.server.openai.errors import error_document
+from app.server.openai.operations import OPENAI
+from app.server.refusal import Refusal
+from app.server.requests.reading import read_request
+from app.server.web.body import read_body
+from app.server.web.gate import Gate
+from app.server.web.openapi import openapi_document
+from app.server.web.operation import Operation
+from app.server.web.responses import json_response, refusal_response
+from app.server.web.state_routes import STATE
+
+log = logging.getLogger(__name__)
+
+METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+"""Methods that records name; whatever else clients send is one."""
+
+
+def make_site(desk: Desk, operations: Sequence[Operation] = (*OPENAI, *STATE)) -> Starlette:
+    """Return the application that answers for a desk."""
+
+    async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:
+        return json_response(openapi_document(operations))
+
+    page = Operation("/openapi.json", "Describe the server in OpenAPI.", describe)
+    return Starlette(
+        routes=[_route(desk, one) for one in (*operations, page)],
+        middleware=[
+            Middleware(Recorded, desk=desk),
+            Middleware(Gate, settings=desk.settings, shape=error_document),
+        ],
+        exception_handlers={HTTPException: _not_routed},
+    )
+
+
+def _route(desk: Desk, operation: Operation) -> Route:
+    async def answer(request: Request) -> Response:
+        record: RequestRecord = request.state.record
+        record.route = f"{operation.method} {operation.path}"
+        try:
+            return await operation.act(desk, record, await _asked(desk, operation, request))
+        except Refusal as refusal:
+            record.problem = str(refusal)
+            return refusal_response(refusal, operation.shape)
+
+    return Route(operation.path, answer, methods=[operation.method])
+
+
+async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
+    """Return what an operation takes: its checked body, or the request if it has none.
+
+    Raises:
+        Refusal: the body is too large, or something else.
+    """
+    if operation.takes is None:
+        return request
+    settings = desk.settings
+    body = await read_body(request, settings.most_body, settings.most_read_s)
+    return read_request(operation.takes, body)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """Tell that there is no such route, or not with this method."""
+    assert isinstance(error, HTTPException), "the handler of this error"
+    text = f"There is no {request.url.path[:100]} here."
+    if error.status_code == 405:
+        text = f"{request.url.path[:100]} does not take {request.method[:20]}."
+    response = refusal_response(Refusal(error.status_code, text), error_document)
+    response.headers.update(error.headers or {})
+    return response
+
+
+class Recorded:
+    """Keeper of the ledger: each request is noted, with its status and its end.
+
+    What nobody has expected becomes a sentence and a line in the log.
+    """
+
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+        self._app, self._ledger = app, desk.ledger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        client = scope.get("client") or ("unknown", 0)
+        record = self._ledger.begin(client[0], f"{method} (none)")
+        scope.setdefault("state", {})["record"] = record
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:  # a bug must not end the connection without a word
+            log.exception("request %d has failed", record.number)
+            record.problem = f"{type(error).__name__}: {error}"
+            if not record.status:
+                refusal = Refusal(500, "The server has failed, which is a bug in Tandem.")
+                await refusal_response(refusal, error_document)(scope, receive, noted)
+        finally:
+            self._ledger.end(record)
