@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -90,11 +91,8 @@ class SingleModel:
         keep_s: float | None = None,
     ) -> None:  # fmt: skip
         self._link, self._params, self._keep_s = link, params, keep_s
-        self._id = model_id(params.path)
-        path = Path(params.path)
-        self._offered = OfferedModel(
-            self._id, (path.name, info.name, *aliases), int(path.stat().st_mtime), info
-        )
+        others = Path(params.path).name, info.name, *aliases
+        self._offered = OfferedModel(model_id(params.path), others, _file_time(params.path), info)
         self._loading: asyncio.Task[ModelLoaded] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
@@ -158,6 +156,38 @@ class SingleModel:
             self._timer.cancel()
 
 
+class HeldModel:
+    """The model that another part of the program loads, whichever that is now.
+
+    Args:
+        aliases: further names for it.
+    """
+
+    def __init__(self, link: EngineLink, aliases: Sequence[str] = ()) -> None:
+        self._link, self._aliases = link, tuple(aliases)
+
+    def offered(self) -> Sequence[OfferedModel]:
+        model = self._link.model
+        if model is None:
+            return []
+        others = Path(model.info.path).name, model.info.name, *self._aliases
+        created = _file_time(model.info.path)
+        return [OfferedModel(model_id(model.info.path), others, created, model.info, model.n_ctx)]
+
+    async def ready(self, name: str) -> ModelLoaded:
+        if self._link.model is None:
+            raise Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=30)
+        return self._link.model
+
+
+def _file_time(path: str) -> int:
+    """Return when a file was written, in seconds of the epoch; 0 if it is gone."""
+    try:
+        return int(Path(path).stat().st_mtime)
+    except OSError:
+        return 0
+
+
 class Spelling:
     """The bytes of a model's tokens, from its file, which is read at the first use."""
 
@@ -172,6 +202,10 @@ class Spelling:
             EngineError: it cannot be read.
         """
         if self._spell is None or self._path != path:
-            tokenizer = await asyncio.to_thread(engine.load_tokenizer, path)
+            with ThreadPoolExecutor(1) as pool:  # not the loop's, whose threads would stay
+                reading = asyncio.get_running_loop().run_in_executor(
+                    pool, engine.load_tokenizer, path
+                )
+                tokenizer = await reading
             self._spell, self._path = tokenizer.token_bytes, path
         return self._spell

@@ -1,0 +1,107 @@
+"""A server with the demo model on a thread of this process, as a window would have it."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from openai import OpenAI
+
+from app.paths import demo_model
+from app.server.desk import Desk
+from app.server.link import EngineLink
+from app.server.models import HeldModel
+from app.server.settings import ServerSettings
+from app.server.web.running import ServerThread
+from engine import Command, EngineHost, Failed, Generate, HostEvent, Load, LoadParams, ModelLoaded
+from engine.host import ThreadHost
+
+WAIT_S = 60.0
+
+
+class EngineOnThread:
+    """The demo model behind a host on a thread, whose events go to the servers that are there.
+
+    Attributes:
+        cancelled: numbers of the commands that were cancelled.
+        submitted: commands by number.
+    """
+
+    def __init__(self, **params: Any) -> None:
+        self.cancelled: list[int] = []
+        self.submitted: dict[int, Command] = {}
+        self.links: list[EngineLink] = []
+        self._loaded: ModelLoaded | None = None
+        self._is_loaded = threading.Event()
+        self.host: EngineHost = ThreadHost(self._on_event)
+        self.host.submit(Load(LoadParams(str(demo_model()), **params)))
+        assert self._is_loaded.wait(WAIT_S)
+        assert self._loaded is not None
+
+    @property
+    def loaded(self) -> ModelLoaded:
+        assert self._loaded is not None
+        return self._loaded
+
+    def submit(self, command: Command) -> int:
+        number = self.host.submit(command)
+        self.submitted[number] = command
+        return number
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+        self.host.cancel(number)
+
+    def last_command(self) -> Generate:
+        """Return the last answer that was asked for."""
+        return [one for one in self.submitted.values() if isinstance(one, Generate)][-1]
+
+    def close(self) -> None:
+        assert self.host.close(WAIT_S)
+
+    def _on_event(self, event: HostEvent) -> None:
+        if isinstance(event.event, ModelLoaded | Failed) and not self._is_loaded.is_set():
+            self._loaded = event.event if isinstance(event.event, ModelLoaded) else None
+            self._is_loaded.set()
+        for link in self.links:
+            link.on_event(event)
+
+
+class Served:
+    """A server before an engine, in a `with` block.
+
+    Attributes:
+        address: where it listens, such as "http://127.0.0.1:40000".
+        desk: what it has and does; belongs to its thread.
+    """
+
+    def __init__(self, engine: EngineOnThread, **settings: Any) -> None:
+        self._engine = engine
+        self._settings = ServerSettings(**{"port": 0, **settings})
+        self._link = EngineLink(engine.submit, engine.cancel)
+        self._thread = ServerThread(self._make_desk, self._settings)
+        self.desk: Desk
+
+    def __enter__(self) -> Self:
+        self._engine.links.append(self._link)
+        self.address = self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._engine.links.remove(self._link)
+        assert self._thread.stop()
+
+    def client(self, **options: Any) -> OpenAI:
+        """Return a client of the server, which does not try again."""
+        key = self._settings.key or "none"
+        given = {"base_url": f"{self.address}/v1", "api_key": key, "max_retries": 0, "timeout": 60}
+        return OpenAI(**{**given, **options})
+
+    def _make_desk(self) -> Desk:
+        self._link.model = self._engine.loaded
+        self.desk = Desk(self._link, HeldModel(self._link), self._settings)
+        return self.desk
