@@ -181,6 +181,7 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
         "plans",
         "generate",
         "chat",
+        "serve",
         "bench",
         "tune",
         "perplexity",
