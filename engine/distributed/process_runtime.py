@@ -1,248 +1,169 @@
-"""Runtime of one rank of a model whose other ranks are in other processes."""
+"""Runtime of a model whose ranks are processes, in the one of rank 0, which orders the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
-
-# isort: split
 import numpy as np
-import torch
 
-from engine.distributed.process_comm import ProcessCommunicator
-from engine.errors import OutOfDeviceMemory
+from engine.distributed.process_rank import CLOSE
+from engine.errors import EngineError
 from engine.forward.batch import Batch, Piece
-from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.forward.state import RecurrentState, sights_of
-from engine.gguf.control_vectors import read_control_vectors
-from engine.hardware.backend_choice import kernels_for
-from engine.hardware.faults import call_all, explain_faults
-from engine.hardware.torch_devices import free_bytes, is_out_of_memory, torch_device
-from engine.models.declare import declare
-from engine.planning.plan import make_plan
-from engine.planning.threads import threads_per_rank
-from engine.progress import ignore, never
-from engine.runtime.builder import RankBuilder, RankSetup
-from engine.runtime.interface import page_groups
-from engine.runtime.kernel_proof import prove_kernels
-from engine.runtime.loader import ByteProgress, check_types
 from engine.sampling.slices import (
     SliceCandidates,
+    SliceQuery,
     n_candidates,
     sample_gathered,
-    slice_candidates,
+    slice_query,
 )
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.distributed.wire import Wire
-    from engine.gguf.reader import GGUFFile
+    from torch import Tensor
+
+    from engine.distributed.orders import Orders
+    from engine.distributed.process_rank import ProcessRank
+    from engine.runtime.interface import SlotState
     from engine.runtime.rank import Rank
     from engine.sampling.sampler import Sampler
     from engine.sampling.token_source import Logits
 
-ELSEWHERE = 1 << 60
-"""Bytes assumed to be free on devices of other hosts, which check them themselves."""
 
-STEP_BY_STEP = "ranks that are processes do not capture tokens"
-"""Reason why a GPU of such a rank is slower."""
-
-ONE_PROCESS = "Where all GPUs are in one machine, `tandem generate` is faster."
-"""Sentence on what helps against that."""
-
-DOING = "to compute the next tokens"
-"""Purpose of a forward pass's memory, for errors."""
+INTERRUPTED = EngineError(
+    "A rank was interrupted in the middle of a step.", "Start all ranks again."
+)
+"""Error of whatever is asked for once an order has ended without saying why."""
 
 
 class ProcessRuntime:
-    """A `Runtime` whose ranks are processes; this process computes one of them.
+    """A `PagedRuntime` whose ranks are processes; this is the one of rank 0.
+
+    Whatever fails in the middle of an order leaves the ranks at different places, so nothing more
+    can be computed after that.
 
     Args:
-        file: file of the model.
-        params: parameters of the load, equal in all processes.
-        wire: connections to the other ranks.
-
-    Attributes:
-        number: number of this process's rank.
-        rank: rank of this process.
-        kinds: kind of each rank's device; ranks of one kind compute the same bits.
-        plan: placement and predicted memory of the model.
-        fallbacks: list of what makes the GPU of this process slower.
-        comm: communicator with the other ranks.
-        token_source: samples all tokens but the first.
-        sampling_rank: number of the rank that samples tokens.
+        own: rank of this process.
+        orders: orders to the other ranks.
     """
 
-    def __init__(self, file: GGUFFile, params: LoadParams, wire: Wire) -> None:
-        if params.n_batch is None:  # hosts may have more or less free memory, and must agree
-            params = replace(params, n_batch=PROMPT_BATCH)
-        declaration = declare(file, params)
-        check_types(str(file.path), declaration.slots)
-        self.number = number = wire.rank
-        self.hp, self._split = declaration.hp, declaration.split
-        self.n_vocab = self.hp.n_vocab
-        names = declaration.devices
-        self.devices = [torch.device(name) for name in names]
-        self.device = torch_device(names[number])
-        self.kinds = [peer.kind for peer in wire.peers]
-        self.fallbacks = prove_kernels([names[number]])
-        hosts = [peer.host for peer in wire.peers]
-        here = [rank for rank, host in enumerate(hosts) if host == hosts[number]]
-        free = dict.fromkeys(names, ELSEWHERE)
-        free.update(free_bytes({"cpu", names[number]}))
-        self.plan = make_plan(declaration, params, free)
-        local = replace(self.plan, devices=tuple(self.plan.devices[rank] for rank in here))
-        local.check_fits(free)
-        self.threads_per_rank = threads_per_rank(params.cpu_threads, local)
-        torch.set_num_threads(self.threads_per_rank)
-        self.n_ctx, self.n_batch = self.plan.n_ctx, self.plan.n_batch
-        self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
-        self.groups = page_groups(self.plan.cache_size, sights_of(declaration.states))
-        self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
-        self.sampling_rank = self._split.last_group[0]
-        self.token_source = ProcessTokenSource(self)
-        if kernels_for(names[number]) == "gpu":
-            self.fallbacks.report("graph", [names[number]], STEP_BY_STEP, ONE_PROCESS)
-        progress = ByteProgress(self.plan.file_bytes, ignore, never)
-        with torch.inference_mode():
-            setup = RankSetup(
-                self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
-                self._communicator, self.fallbacks,
-            )  # fmt: skip
-            self.rank = RankBuilder(setup, file, params, declaration).loaded(number, progress)
-            directions = read_control_vectors(
-                params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
-            )
-            self.rank.context.directions = {
-                layer: torch.from_numpy(direction).to(self.device)
-                for layer, direction in directions.items()
-            }
+    def __init__(self, own: ProcessRank, orders: Orders) -> None:
+        assert own.number == 0, "rank 0 orders"
+        self._own, self._orders = own, orders
+        self.n_vocab = own.hp.n_vocab
+        self.n_ctx, self.n_batch = own.plan.n_ctx, own.plan.n_batch
+        self.can_rewind, self.groups = own.can_rewind, own.groups
+        self.n_slots = own.plan.cache_size.n_slots
+        self.token_source: SliceSource | None = SliceSource(self)
+        self._ended: EngineError | None = None
+        self._n_saved = 0
+        self._dropped: list[int] = []
+
+    def _together(self, order: str, *values: Any) -> Any:
+        """Have all ranks do something; return what this one has found.
+
+        Raises:
+            EngineError: a rank cannot do it or is gone, now or before.
+        """
+        self.finish()
+        try:
+            self._orders.send(order, *values)
+            return self._own.do(order, *values)
+        except BaseException as error:
+            self._ended = INTERRUPTED
+            if isinstance(error, EngineError):
+                self._ended = EngineError(error.message, error.hint)
+            raise
 
     @property
     def ranks(self) -> Sequence[Rank]:
-        """Rank of this process, as a sequence of one."""
-        return (self.rank,)
-
-    def _communicator(self, rank: int, device: torch.device) -> ProcessCommunicator:
-        """Return the communicator of this process's rank."""
-        assert rank == self.number, "another process has that one"
-        return self.comm
-
-    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch; return this rank's slice of the logits.
-
-        Returns:
-            (len(ids) - batch.first_logit, n), with n the number of the rank's tokens; 0 without a
-            part of the output head.
-        """
-        context = self.rank.context
-        context.is_sliced, context.head_input = True, None
-        try:
-            found = self._computed(ids, batch)
-        finally:
-            context.is_sliced = False
-        if found is None:
-            self.finish()
-            return np.empty((len(ids) - batch.first_logit, 0), np.float32)
-        with explain_faults([self.rank.device]):
-            logits: Logits = found.float().cpu().numpy()
-        return logits
+        """Rank of this process, as a sequence of one; empty once nothing can be computed."""
+        return () if self._ended else (self._own.rank,)
 
     @property
     def n_running(self) -> int:
         """Number of tokens that are started but not computed yet: none."""
         return 0
 
+    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Run the rows of a batch; see `PagedRuntime.forward`."""
+        found: Logits | None = self._together("compute", list(ids), *batch)
+        return np.empty((0, self.n_vocab), np.float32) if found is None else found
+
+    def candidates(self, token: int, piece: Piece, query: SliceQuery) -> Sequence[SliceCandidates]:
+        """Run a token; return the top candidates of each slice of the vocabulary for the next."""
+        found = self._together("candidates", token, piece, query)
+        return [SliceCandidates.unpack(row) for row in found]
+
+    def logits_again(self) -> Logits:
+        """Return the logits (n_vocab,) of the token that `candidates` ran last."""
+        row: Logits = self._together("logits_again")[0]
+        return row
+
     def finish(self) -> None:
-        """Wait for the device, which other ranks' exchanges wait for anyway."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def forward_whole(self, ids: Sequence[int], batch: Batch) -> Logits | None:
-        """Run the rows of a batch; return the logits of the whole vocabulary.
-
-        Returns:
-            (len(ids) - batch.first_logit, n_vocab) on the rank that samples; None on the others.
-        """
-        found = self._computed(ids, batch)
-        with explain_faults([self.rank.device]):
-            return None if found is None else found.cpu().numpy()
-
-    def _computed(self, ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
-        """Run tokens on this rank; return its logits on its device.
+        """Do nothing, as each pass ends by waiting for the devices.
 
         Raises:
-            OutOfDeviceMemory: the rank's device is full.
-            DeviceStopped: it has stopped working.
+            EngineError: an earlier order has failed.
         """
-        try:
-            with explain_faults([self.rank.device]), torch.inference_mode():
-                return self.rank.compute(torch.tensor(ids), batch)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            name = self.plan.devices[self.number].device
-            free = free_bytes([name])[name]
-            needed = max(self.plan.devices[self.number].memory.total, free + 1)
-            raise OutOfDeviceMemory(name, needed, free, DOING) from None
+        if self._ended is not None:
+            raise EngineError(self._ended.message, self._ended.hint)
 
-    def gather_rows(self, mine: np.ndarray) -> Sequence[np.ndarray] | None:
-        """Gather rows of equal length from all ranks of the output head.
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page of a group on all ranks."""
+        self._together("copy_page", group, source, target)
 
-        The hidden states that these ranks computed logits from are compared as well.
-
-        Returns:
-            The rows in rank order on the rank that samples; None on the others.
-        """
-        group = self._split.last_group
-        if self.number not in group:
-            return None
-        row = torch.from_numpy(np.ascontiguousarray(mine)[None])
-        alike = self.rank.context.head_input
-        found = self.comm.gather(row, group, alike)
-        return None if found is None else np.split(found[0].numpy(), len(group))
-
-    def gather_logits(self, mine: np.ndarray) -> Logits | None:
-        """Gather the slices of the logits from all ranks of the output head.
-
-        Returns:
-            All logits, (n_vocab,), on the rank that samples; None on the others.
-        """
-        group = self._split.last_group
-        if self.number not in group:
-            return None
-        found = self.comm.gather(torch.from_numpy(mine[None]), group)
-        return None if found is None else found[0].numpy()
-
-    @property
-    def first_id(self) -> int:
-        """First token id of this rank's slice of the vocabulary."""
-        return self._split.output.spans[self.number][0]
-
-    def broadcast_token(self, token: int) -> int:
-        """Return the token of the rank that samples, on all ranks."""
-        others = [rank for rank in range(len(self.devices)) if rank != self.sampling_rank]
-        word = torch.tensor([token])
-        if self.number == self.sampling_rank:
-            self.wire.swap([(rank, word) for rank in others], [])
-        else:
-            self.wire.swap([], [(self.sampling_rank, word)])
-        return int(word.item())
+    def clear_slot(self, slot: int) -> None:
+        """Make the recurrent states of a place those of an empty sequence."""
+        self._together("clear_slot", slot)
 
     def move_slot(self, source: int, target: int) -> None:
         """Copy the recurrent states of a place to another one."""
-        self.rank.context.cache.copy_slot(source, target)
+        self._together("move_slot", source, target)
+
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        """Keep a copy of the recurrent states of a place, each rank of its own part.
+
+        Returns:
+            What stands for the copy, and the bytes of all parts.
+        """
+        key, self._n_saved = self._n_saved, self._n_saved + 1
+        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
+        self._together("save_slot", slot, key, dropped)
+        saved = PartsElsewhere(key)
+        weakref.finalize(saved, self._dropped.append, key)
+        return saved, self._own.slot_bytes
+
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        """Make the recurrent states of a place those of a copy that `save_slot` kept."""
+        assert isinstance(state, PartsElsewhere), "no other copies are known to the ranks"
+        self._together("load_slot", slot, state.key)
 
     def close(self) -> None:
-        """Free everything, and raise nothing; safe to call twice."""
-        call_all(self.rank.close)
+        """Have the other ranks stop following, unless they are lost; safe to call twice."""
+        if self._ended is None:
+            self._ended = EngineError("The model has been unloaded.", "Load it again.")
+            with suppress(EngineError):
+                self._orders.send(CLOSE)
 
 
-class ProcessTokenSource:
-    """A `TokenSource` that samples from slices of logits and computes nothing ahead.
+class PartsElsewhere(list["Mapping[str, Tensor]"]):
+    """Stand-in for copies of recurrent states that the ranks keep, each of its own part.
+
+    Attributes:
+        key: number of the copies.
+    """
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self.key = key
+
+
+class SliceSource:
+    """A `TokenSource` that samples from the top candidates of each rank's slice of the logits.
+
+    It computes nothing ahead.
 
     Attributes:
         waited_s: seconds in which the host waited for a device; always 0.
@@ -251,47 +172,26 @@ class ProcessTokenSource:
     waited_s = 0.0
 
     def __init__(self, runtime: ProcessRuntime) -> None:
-        self._runtime = runtime
+        self._runtime = weakref.ref(runtime)
         self._sampler: Sampler | None = None
         self._never: Sequence[int] = ()
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Set the sampler and the tokens that must not come; return True, as any sampler works."""
+        """Sample as `sampler` would; return False where that takes all logits."""
+        runtime = self._runtime()
         self._sampler, self._never = sampler, never
-        return True
+        return runtime is not None and n_candidates(sampler, runtime.n_vocab) is not None
 
-    def next(self, token: int, piece: Piece, n_left: int) -> int:
-        """Compute a token; sample and return the one after it."""
-        assert self._sampler is not None, "serve is called first"
-        mine = self._runtime.forward([token], Batch((piece,), 0))[0]
-        return self.sample(mine, self._sampler, self._never)
+    def next(self, token: int, piece: Piece, n_left: int) -> int | Logits:
+        """Run a token; return the next one, or logits where the candidates do not suffice."""
+        runtime, sampler = self._runtime(), self._sampler
+        assert runtime is not None, "it is asked through its runtime"
+        assert sampler is not None, "serve is called first"
+        query = slice_query(sampler, runtime.n_vocab, self._never)
+        assert query is not None, "serve has said so"
+        found = sample_gathered(sampler, runtime.candidates(token, piece, query))
+        return runtime.logits_again() if found is None else found
 
     def stop(self) -> Sequence[int]:
         """Return the tokens computed ahead: none."""
         return ()
-
-    def sample(self, mine: Logits, sampler: Sampler, never: Sequence[int]) -> int:
-        """Sample a token together with the other ranks; return the same one on all of them.
-
-        Args:
-            mine: this rank's slice of the logits, (n,).
-            sampler: sampler of this rank; those of all ranks have the same history, and the one of
-                `sampling_rank` decides.
-            never: ids of tokens that must not come.
-        """
-        runtime, n = self._runtime, n_candidates(sampler, self._runtime.hp.n_vocab)
-        token = -1
-        if n is not None:
-            own = slice_candidates(mine, runtime.first_id, sampler, n, never)
-            rows = runtime.gather_rows(own.pack(n))
-            if rows is not None:
-                found = sample_gathered(sampler, [SliceCandidates.unpack(row) for row in rows])
-                token = -1 if found is None else found
-            token = runtime.broadcast_token(token)
-        if token >= 0:
-            return token
-        logits = runtime.gather_logits(mine)
-        if logits is not None:
-            logits[list(never)] = -np.inf
-            token = sampler.sample(logits)
-        return runtime.broadcast_token(token)

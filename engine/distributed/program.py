@@ -1,10 +1,8 @@
-"""Program that answers one prompt with the ranks of a model in processes, started by a launcher.
+"""Program that answers prompts with the ranks of a model in processes, started by a launcher.
 
     torchrun --nproc-per-node 2 -m engine.distributed MODEL.gguf -p "Once upon a time" -n 64
 
-The model code is the same as on ranks that are threads, and gives the same logits to the bit. All
-processes follow the same steps; the first rank of the output head samples the tokens from the top-k
-candidates of each rank, and sends them to the others. Rank 0 writes the text.
+Rank 0 decides what is computed, samples the tokens and writes the text; the others follow it.
 """
 
 from __future__ import annotations
@@ -14,128 +12,21 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
-import numpy as np
-
 from engine.config.load import LoadParams
 from engine.config.sampling import SamplingParams
-from engine.cpu.kernels.isa import chosen
 from engine.devices.selection import parse_devices
-from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
+from engine.distributed.rank_model import RankModel
 from engine.distributed.wire import GlooWire
-from engine.errors import EngineError, NoDevice
-from engine.forward.batch import Batch
-from engine.generation.alone import run_alone
-from engine.generation.generate import Generation
-from engine.generation.prompts import Prompts
+from engine.errors import EngineError
 from engine.generation.results import Finished, GenerationEvent, TokenText
-from engine.generation.session import Session
-from engine.gguf.identity import model_hash
-from engine.gguf.reader import GGUFFile
-from engine.hardware.torch_devices import kind_of, torch_device
 from engine.harmless import error_line, json_escaped, one_line, printable
-from engine.models.info import describe
-
-if TYPE_CHECKING:
-    from engine.sampling.token_source import Logits
-    from engine.text.tokenizer import Tokenizer
 
 LIMIT_S = 300.0
 """Default number of seconds without data after which a rank that is waited for counts as lost."""
-
-
-class RankGeneration(Generation):
-    """A `Generation` whose tokens are sampled together with the other ranks.
-
-    Args:
-        source: token source of this rank; the other parameters are those of `Generation`.
-    """
-
-    def __init__(
-        self, source: ProcessTokenSource, n_ctx: int, tokenizer: Tokenizer | None,
-        params: SamplingParams, n_keep: int,
-    ) -> None:  # fmt: skip
-        super().__init__(n_ctx, tokenizer, params, n_keep)
-        self._source = source
-
-    def _sample(self, logits: Logits) -> int:
-        return self._source.sample(logits, self._sampler, self._forbidden)
-
-
-class RankModel:
-    """A loaded model, of which this process is one rank; all processes make the same calls.
-
-    Args:
-        params: parameters of the load, equal in all processes.
-        wire: connections to the other ranks.
-
-    Attributes:
-        runtime: runtime of this process's rank.
-
-    Raises:
-        EngineError: the file or the split cannot be used, or another rank is gone.
-    """
-
-    def __init__(self, params: LoadParams, wire: GlooWire) -> None:
-        with GGUFFile.open(params.path) as file:
-            name = params.devices[wire.rank]
-            wire.introduce(name, _kind(name), model_hash(file))
-            self._prompts = Prompts(file, describe(file).name, params.chat_template)
-            self.runtime = ProcessRuntime(file, params, wire)
-        wire.wait_for_all()
-        self._session = Session(self.runtime)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Sentences on this rank's split, file and GPU that a person should see."""
-        slower = tuple(fallback.sentence for fallback in self.runtime.fallbacks.current)
-        return self.runtime.plan.warnings + self._prompts.warnings + slower
-
-    def logits(self, ids: Sequence[int]) -> Logits | None:
-        """Return the logits after each of `ids`, as a fresh sequence.
-
-        Returns:
-            F32 (len(ids), n_vocab) on the rank that samples; None on the others.
-        """
-        session, step = self._session, self.runtime.n_batch
-        session.check(ids)
-        session.begin()
-        session.ids.clear()
-        found = []
-        for start in range(0, len(ids), step):
-            some = ids[start : start + step]
-            batch = Batch((session.place(start, len(some)),), 0)
-            found.append(self.runtime.forward_whole(some, batch))
-        rows = [x for x in found if x is not None]
-        return np.concatenate(rows) if rows else None
-
-    def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams
-    ) -> Iterator[GenerationEvent]:
-        """Generate as `engine.api.Model.generate` does; every rank yields all events."""
-        wanted = self._prompts.plain(prompt)
-        generation = RankGeneration(
-            self.runtime.token_source, self.runtime.n_ctx, self._prompts.found, params,
-            wanted.n_keep,
-        )  # fmt: skip
-        return run_alone(self._session, generation, wanted.ids)
-
-    def close(self) -> None:
-        """Free all memory; safe to call twice."""
-        self.runtime.close()
-
-
-def _kind(name: str) -> str:
-    """Return the kind of a device of this host; ranks of one kind compute the same bits."""
-    try:
-        device = torch_device(name)
-    except NoDevice:  # reported later, once the other processes know of this one
-        return name
-    return kind_of(device) if device.type == "cuda" else f"{name} {chosen()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,12 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings = model.warnings
         for warning in warnings:
             print(f"rank {wire.rank}: {one_line(warning)}", file=sys.stderr, flush=True)  # noqa: T201
-        sampling = SamplingParams(
-            temperature=options.temperature, max_tokens=options.n, seed=options.seed,
-            ignore_eos=options.ignore_eos,
-        )  # fmt: skip
-        events = model.generate(options.prompt, sampling)
-        _write(events, wire.rank, warnings, as_json=options.json)
+        if model.leader is None:
+            model.follow()
+        else:
+            sampling = SamplingParams(
+                temperature=options.temperature, max_tokens=options.n, seed=options.seed,
+                ignore_eos=options.ignore_eos,
+            )  # fmt: skip
+            answers = [model.leader.generate(prompt, sampling) for prompt in options.prompt]
+            _write(answers, warnings, as_json=options.json)
         model.close()
         wire.close()
     except EngineError as error:
@@ -171,25 +65,80 @@ def _leave(error: EngineError, wire: GlooWire | None) -> None:
     os._exit(1)
 
 
-def _write(
-    events: Iterator[GenerationEvent], rank: int, warnings: Sequence[str], *, as_json: bool
-) -> None:
-    """Consume the events of an answer; rank 0 writes the text, or one JSON object at the end."""
-    ids: list[int] = []
-    text = ""
-    for event in events:
+class Answer:
+    """What an answer has said, and how much of it is written.
+
+    Attributes:
+        is_over: whether its last event has come.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._text, self._n_written = "", 0
+        self._end: Finished | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._end is not None
+
+    def take(self, event: GenerationEvent) -> None:
+        """Note an event."""
         if isinstance(event, TokenText):
-            ids += event.ids
-            text += event.text
-            if rank == 0 and not as_json:
-                sys.stdout.write(printable(event.text) if sys.stdout.isatty() else event.text)
-                sys.stdout.flush()
-        elif isinstance(event, Finished) and rank == 0:
-            speed = round(event.timings.decode_per_s, 2)
-            found = {"ids": ids, "text": text, "reason": event.reason, "tokens_per_s": speed}
-            found["warnings"] = warnings
-            sys.stdout.write(f"{json_escaped(json.dumps(found))}\n" if as_json else "\n")
-            sys.stdout.flush()
+            self._ids += event.ids
+            self._text += event.text
+        elif isinstance(event, Finished):
+            self._end = event
+
+    def rest(self) -> str:
+        """Return the text that this was not called for yet."""
+        found = self._text[self._n_written :]
+        self._n_written = len(self._text)
+        return found
+
+    def as_json(self, warnings: Sequence[str]) -> str:
+        """Return the whole answer as a JSON object."""
+        assert self._end is not None, "it has ended"
+        speed = round(self._end.timings.decode_per_s, 2)
+        found = {"ids": self._ids, "text": self._text, "reason": self._end.reason}
+        return json_escaped(json.dumps({**found, "tokens_per_s": speed, "warnings": warnings}))
+
+
+def _write(
+    events: Sequence[Iterator[GenerationEvent]], warnings: Sequence[str], *, as_json: bool
+) -> None:
+    """Write answers, which are computed side by side, one after the other.
+
+    Args:
+        events: events of each answer.
+        warnings: sentences that JSON objects have beside the answer.
+        as_json: whether each is an object in a line of its own, or else text as it comes.
+    """
+    waiting = [Answer() for _ in events]
+    for answer, event in _in_turn(events, waiting):
+        answer.take(event)
+        while waiting and (waiting[0].is_over or not as_json):
+            text = waiting[0].as_json(warnings) if as_json else waiting[0].rest()
+            is_screen = sys.stdout.isatty() and not as_json
+            sys.stdout.write(printable(text) if is_screen else text)
+            if not waiting[0].is_over:
+                break
+            sys.stdout.write("\n")
+            waiting.pop(0)
+        sys.stdout.flush()
+
+
+def _in_turn(
+    events: Sequence[Iterator[GenerationEvent]], answers: Sequence[Answer]
+) -> Iterator[tuple[Answer, GenerationEvent]]:
+    """Yield the events of answers in turn, each with its answer, until all have ended."""
+    running = list(zip(events, answers, strict=True))
+    while running:
+        for one in list(running):
+            event = next(one[0], None)
+            if event is None:
+                running.remove(one)
+            else:
+                yield one[1], event
 
 
 def _params(options: argparse.Namespace, n_ranks: int) -> LoadParams:
@@ -213,6 +162,7 @@ def _params(options: argparse.Namespace, n_ranks: int) -> LoadParams:
     return LoadParams(
         path=options.model, devices=devices, split=None if split is None else tuple(split),
         split_mode=options.split_mode, n_ctx=options.ctx, cpu_threads=options.threads,
+        parallel=options.parallel,
     )  # fmt: skip
 
 
@@ -220,20 +170,27 @@ def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="torchrun ... -m engine.distributed",
-        description="Answer one prompt, with one rank of the model in each process.",
+        description="Answer prompts, with one rank of the model in each process.",
     )
     parser.add_argument("model", metavar="MODEL.gguf")
-    parser.add_argument("-p", "--prompt", required=True, help="text to continue")
+    parser.add_argument(
+        "-p", "--prompt", required=True, action="append",
+        help="text to continue; several are answered at once, and written one after the other",
+    )  # fmt: skip
     parser.add_argument("-n", type=int, default=128, help="tokens at most (default: %(default)s)")
     parser.add_argument("--devices", default="", help="device of each process (default: cpu)")
     parser.add_argument("--split", default="", help="share of each process, as 3,1")
     parser.add_argument("--split-mode", default="tensor", choices=("tensor", "layer"))
     parser.add_argument("--ctx", type=int, help="context in tokens")
+    parser.add_argument(
+        "--parallel", type=int, default=1, metavar="N",
+        help="room for N prompts and answers of the whole context length (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, help="CPU threads of all processes on one host")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, help="seed of the sampling")
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-text")
-    parser.add_argument("--json", action="store_true", help="write one JSON object")
+    parser.add_argument("--json", action="store_true", help="write one JSON object for each answer")
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S,
         help="seconds to wait for a process that sends nothing (default: %(default)s)",

@@ -151,15 +151,18 @@ class GlooWire:
         except RuntimeError as error:
             raise self._fault(peer, str(error)) from None
 
-    def wait_for_all(self) -> None:
-        """Wait until all have loaded the model, at most the longer of `JOIN_S` and the limit."""
+    def least_of_all(self, n: int) -> int:
+        """Return the smallest number that any process calls this with.
+
+        They may still load the model, so it waits for the longer of `JOIN_S` and the limit.
+        """
         others = [rank for rank in range(len(self.peers)) if rank != self.rank]
-        word = torch.zeros(1)
+        word = torch.tensor([n])
+        found = {rank: torch.empty_like(word) for rank in others}
         self.swap(
-            [(rank, word) for rank in others],
-            [(rank, torch.empty(1)) for rank in others],
-            max(JOIN_S, self._limit_s),
+            [(rank, word) for rank in others], list(found.items()), max(JOIN_S, self._limit_s)
         )
+        return min(n, *(int(x) for x in found.values())) if found else n
 
     def tell(self, error: EngineError) -> None:
         """Tell the others why this process ends, unless another fault came first."""

@@ -1,9 +1,10 @@
 """Sampling from logits that are split over processes: each sends the top candidates of its slice.
 
-Every rank has the logits of one slice of the vocabulary, and a `Sampler` that accepts every token,
-for its history. `slice_candidates` applies the penalties to a slice and returns its most likely
-tokens. On one rank, `sample_gathered` samples from the gathered candidates of all slices, with that
-rank's random numbers. It returns the token that the sampler would choose from all logits:
+Every rank has the logits of one slice of the vocabulary, and one of them a `Sampler`, of which
+`slice_query` tells the others what they need. `slice_candidates` applies the penalties to a slice
+and returns its most likely tokens. On the rank with the sampler, `sample_gathered` samples from the
+gathered candidates of all slices. It returns the token that the sampler would choose from all
+logits:
 
 - greedy, and with top-k: always;
 - with min-p and neither top-k nor top-p: always;
@@ -11,7 +12,7 @@ rank's random numbers. It returns the token that the sampler would choose from a
   sums, so its last bits may differ; the token may then differ where the probabilities add up to
   top-p within these bits.
 
-All logits must be gathered instead where `n_candidates` or `sample_gathered` returns None.
+All logits must be gathered instead where `slice_query` or `sample_gathered` returns None.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.sampling import SAMPLERS, SamplingParams
+from engine.config.sampling import SAMPLERS
 from engine.sampling.sampler import Sampler
 from engine.sampling.steps import (
     Candidates,
@@ -33,6 +35,7 @@ from engine.sampling.steps import (
     Penalties,
     SamplingTemperature,
     Step,
+    TokenHistory,
     TopK,
     TopP,
     TypicalP,
@@ -50,6 +53,24 @@ N_LIMIT = 4096
 
 N_HEAD = 5
 """Words of a message before the candidates: count, `has_more`, `max_logit`, `weight_sum` (2)."""
+
+
+class SliceQuery(NamedTuple):
+    """Question for the top candidates of a slice, in plain values that can be sent.
+
+    Attributes:
+        n: number of candidates, see `n_candidates`.
+        never: token ids, of any slice, that must not come.
+        is_weighed: whether the sum of the weights of all tokens is wanted.
+        penalties: those of repetition, frequency and presence; none if they change nothing.
+        counted: tokens that the penalties look at, each with its count.
+    """
+
+    n: int
+    never: Sequence[int] = ()
+    is_weighed: bool = False
+    penalties: Sequence[float] = ()
+    counted: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,10 +118,7 @@ class SliceCandidates:
 
 
 def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
-    """Return how many candidates of each slice the sampler needs; None where it needs all logits.
-
-    All ranks get the same answer from samplers of the same settings.
-    """
+    """Return how many candidates of each slice a sampler needs; None where it needs all logits."""
     p = sampler.params
     if p.samplers != SAMPLERS or not all_known(sampler.steps, KNOWN_STEPS):
         return None
@@ -112,35 +130,60 @@ def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
     return None if is_unlimited else min(N_WITHOUT_TOP_K, n_vocab)
 
 
-def slice_candidates(
-    logits: FloatArray, first: int, sampler: Sampler, n: int, never: Sequence[int] = ()
-) -> SliceCandidates:
+def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> SliceQuery | None:
+    """Return what to ask of each slice for the next token; None where all logits are needed.
+
+    Args:
+        sampler: settings and history.
+        n_vocab: number of tokens of the vocabulary.
+        never: token ids that must not come.
+    """
+    n = n_candidates(sampler, n_vocab)
+    if n is None:
+        return None
+    p = sampler.params
+    is_weighed = p.temperature > 0 and p.top_k == 0 and p.top_p < 1
+    query = SliceQuery(n, never, is_weighed)
+    if not any(isinstance(step, Penalties) for step in sampler.steps):
+        return query
+    counted = np.stack(sampler.history.counts(), axis=1).tolist()
+    penalties = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+    return query._replace(penalties=penalties, counted=counted)
+
+
+def slice_candidates(logits: FloatArray, first: int, query: SliceQuery) -> SliceCandidates:
     """Return the most likely tokens of a slice of the vocabulary, after penalties.
 
     Args:
         logits: logits of the slice, (size,); may be empty. Not modified.
         first: first token id of the slice.
-        sampler: source of the settings and the history; it samples nothing.
-        n: number of candidates, see `n_candidates`.
-        never: token ids, of any slice, that must not come.
+        query: what is asked for.
     """
     ids = np.arange(first, first + logits.size)
     logits = np.array(logits, np.float32)
-    logits[[token - first for token in never if 0 <= token - first < logits.size]] = -np.inf
+    logits[[token - first for token in query.never if 0 <= token - first < logits.size]] = -np.inf
     best = float(logits.max(initial=-np.inf))
     if not math.isfinite(best):
         return SliceCandidates(ids[:0], logits[:0], has_more=False, max_logit=best, weight_sum=0.0)
     all_ = Candidates(ids, logits)
-    for step in sampler.steps:
-        if isinstance(step, Penalties):
-            all_ = step(all_)
-    top = all_.top(n)
+    if query.penalties:
+        all_ = Penalties(_history(query.counted), *query.penalties)(all_)
+    top = all_.top(query.n)
     can_come = top.logits > -np.inf
     has_more = bool(len(top) < len(all_) and can_come.all())
-    weight_sum = float(all_.weights().sum()) if _needs_weight_sum(sampler.params) else 0.0
+    weight_sum = float(all_.weights().sum()) if query.is_weighed else 0.0
     top = top.take(can_come, is_sorted=True)
     max_logit = float(top.logits.max(initial=-np.inf))
     return SliceCandidates(top.ids, top.logits, has_more, max_logit, weight_sum)
+
+
+def _history(counted: Sequence[Sequence[int]]) -> TokenHistory:
+    """Return a history in which tokens have some counts."""
+    history = TokenHistory(-1)
+    for token, count in counted:
+        for _ in range(count):
+            history.append(token)
+    return history
 
 
 def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int | None:
@@ -193,7 +236,3 @@ def _merge(slices: Sequence[SliceCandidates]) -> tuple[Candidates, bool]:
     ids, logits = top.ids[:n], top.logits[:n]
     order = np.argsort(ids)
     return Candidates(ids[order], logits[order]), bool(ends)
-
-
-def _needs_weight_sum(params: SamplingParams) -> bool:
-    return params.temperature > 0 and params.top_k == 0 and params.top_p < 1

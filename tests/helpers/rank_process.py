@@ -3,6 +3,7 @@
 The test starts it with a folder, in which `job.json` says what to do.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -17,13 +18,19 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 
 from engine import EngineError, LoadParams, SamplingParams
-from engine.distributed.program import RankModel
+from engine.distributed.process_rank import ProcessRank
+from engine.distributed.rank_model import Leader, RankModel
 from engine.distributed.wire import GlooWire
 
 
-def generated(model: RankModel, prompt: list[int], sampling: dict[str, Any]) -> list[int]:
-    events = model.generate(prompt, SamplingParams(**sampling))
-    return [i for event in events for i in getattr(event, "ids", ())]
+def generated(leader: Leader, asked: list[tuple[list[int], dict[str, Any]]]) -> list[list[int]]:
+    """Return the tokens of answers that are computed at once."""
+    answers = [leader.generate(prompt, SamplingParams(**sampling)) for prompt, sampling in asked]
+    found: list[list[int]] = [[] for _ in answers]
+    while not all(answer.is_over for answer in answers):
+        for answer, ids in zip(answers, found, strict=True):
+            ids += getattr(next(answer, None), "ids", ())
+    return found
 
 
 def params(task: dict[str, Any]) -> LoadParams:
@@ -33,13 +40,16 @@ def params(task: dict[str, Any]) -> LoadParams:
 
 
 def work(task: dict[str, Any], wire: GlooWire, folder: Path) -> None:
-    """Load a model, and write its logits and the tokens that it samples."""
+    """Load a model; on rank 0 write its logits and the tokens that it samples."""
     model = RankModel(params(task), wire)
-    logits = model.logits(task["ids"])
-    if logits is not None:
-        np.save(folder / f"{task['name']}.npy", logits)
-    answers = [generated(model, task["prompt"], sampling) for sampling in task["sampling"]]
-    (folder / f"{task['name']}.{wire.rank}.json").write_text(json.dumps(answers))
+    if model.leader is None:
+        model.follow()
+    else:
+        np.save(folder / f"{task['name']}.npy", model.leader.logits(task["ids"]))
+        asked = list(zip(task["prompts"], task["sampling"], strict=True))
+        found = [*generated(model.leader, asked)]
+        found += [generated(model.leader, [one])[0] for one in asked]
+        (folder / f"{task['name']}.json").write_text(json.dumps(found))
     model.close()
 
 
@@ -47,11 +57,27 @@ def end(how: str, task: dict[str, Any], wire: GlooWire) -> None:
     """Make one rank go away in the middle of an answer."""
     model = RankModel(params(task), wire)
     wire._limit_s = 1.5
-    for n, _ in enumerate(model.generate(task["prompt"], SamplingParams(max_tokens=50))):
-        if n == 5 and wire.rank == 1:
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
+    if wire.rank == 1:
+        leave_in_the_middle(model.rank, how)
+    if model.leader is None:
+        model.follow()
+    else:
+        list(model.leader.generate(task["prompts"][0], SamplingParams(max_tokens=50)))
+
+
+def leave_in_the_middle(rank: ProcessRank, how: str) -> None:
+    """Have a rank do something else than its fifth order."""
+    n_orders, do = itertools.count(), rank.do
+
+    def leave(order: str, *values: Any) -> Any:
+        if next(n_orders) < 5:
+            return do(order, *values)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+        return None
+
+    rank.do = leave  # type: ignore[method-assign]
 
 
 def main(folder: Path) -> None:

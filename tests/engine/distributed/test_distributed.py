@@ -6,20 +6,31 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine import EngineError, LoadParams, Model, SamplingParams, TokenText, printable
+from engine import (
+    EngineError,
+    Finished,
+    LoadParams,
+    Model,
+    SamplingParams,
+    Timings,
+    TokenText,
+    Usage,
+    printable,
+)
 from engine.distributed.program import _params, _parser, _write
 from engine.distributed.wire import GlooWire
+from engine.generation.results import GenerationEvent
 from tests.helpers.acting_texts import ESCAPES, acting
-from tests.helpers.golden import golden_logits, golden_models, golden_path
 from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
-PROMPT = [5, 6, 7, 9]
+PROMPTS = [[5, 6, 7, 9], [5, 6, 7, 9, 4], [8, 3] * 9, [7]]
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 6, "ignore_eos": True},
     {"seed": 7, "temperature": 1.5, "top_k": 20, "max_tokens": 6, "ignore_eos": True},
@@ -51,7 +62,7 @@ class Processes:
     def ends(self) -> list[tuple[int, str, str]]:
         """Return the exit status, the output and the error output of each process."""
         try:
-            found = [process.communicate(timeout=90) for process in self._all]
+            found = [process.communicate(timeout=180) for process in self._all]
         finally:
             for process in self._all:
                 process.kill()
@@ -59,34 +70,25 @@ class Processes:
 
 
 def tasks(folder: Path, splits: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases: a small model in several splits, and a golden one if it is there."""
+    """Return the cases: a small model in several splits."""
     path = str(tiny_gguf(folder / "m.gguf", quant="Q8_0", n_embd=128, n_head_kv=4, n_ff=128))
-    found = [
-        {"name": f"tiny-{n}", "ids": [*range(3, 20)], "params": {"path": path, **split}}
+    common = {"ids": [*range(3, 20)], "prompts": PROMPTS, "sampling": SAMPLING}
+    return [
+        {"name": f"tiny-{n}", "params": {"path": path, **split}, **common}
         for n, split in enumerate(splits)
     ]
-    for name in list(golden_models())[:1]:
-        path = str(golden_path(f"{name}.gguf"))
-        ids = [int(i) for i in golden_logits(name)[0][:12]]
-        found.append({"name": name, "ids": ids, "params": {"path": path, **splits[0]}})
-    if "gemma3-q4_0" in golden_models():  # its windows hold six pages of the eight that it has
-        path, ids = str(golden_path("gemma3-q4_0.gguf")), [n * n % 200 + 3 for n in range(1900)]
-        params = {"path": path, **splits[0], "n_ctx": 2560, "n_batch": 64}
-        found.append({"name": "windows", "ids": ids, "params": params})
-    return [{**task, "prompt": PROMPT, "sampling": SAMPLING} for task in found]
 
 
 def check(task: dict[str, Any], folder: Path) -> None:
-    """Check that processes give the logits and tokens that threads give."""
+    """Check that processes give the logits and tokens that threads give, also several at once."""
     model = Model(LoadParams(**task["params"]))
     assert np.array_equal(np.load(folder / f"{task['name']}.npy"), model.logits(task["ids"]))
     expected = []
-    for sampling in SAMPLING:
-        events = model.generate(PROMPT, SamplingParams(**sampling))
+    for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True):
+        events = model.generate(prompt, SamplingParams(**sampling))
         expected.append([i for event in events for i in getattr(event, "ids", ())])
-    for rank in range(len(task["params"]["devices"])):
-        sampled = json.loads((folder / f"{task['name']}.{rank}.json").read_text())
-        assert sampled == expected, task["name"]
+    sampled = json.loads((folder / f"{task['name']}.json").read_text())
+    assert sampled == expected * 2, task["name"]
     model.close()
 
 
@@ -133,21 +135,24 @@ def test_processes_give_what_threads_give_and_end_together(
 
 
 def test_the_command_answers_on_rank_0(tmp_path: Path) -> None:
+    """Several prompts at once as each alone."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
-    rest = ["-p", "hello world", "-n", "5", "--ignore-eos", "--json", "--split", "3,1"]
+    prompts = ["hello world", "other"]
+    rest = [x for prompt in prompts for x in ("-p", prompt)]
+    rest += ["-n", "5", "--ignore-eos", "--json", "--split", "3,1", "--parallel", "2"]
     ends = Processes(2, ["engine.distributed", str(path), *rest]).ends()
     assert [status for status, _, _ in ends] == [0, 0], ends
     assert ends[1][1] == ""
-    found = json.loads(ends[0][1])
-    with Model(LoadParams(str(path), ("cpu", "cpu"), (3, 1))) as model:
+    found = [json.loads(line) for line in ends[0][1].splitlines()]
+    with Model(LoadParams(str(path), ("cpu", "cpu"), (3, 1), parallel=2)) as model:
         greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-        events = list(model.generate("hello world", greedy))
-    assert found["ids"] == [i for event in events for i in getattr(event, "ids", ())]
-    assert found["text"] == "".join(getattr(event, "text", "") for event in events)
-    with Model(LoadParams(str(path), ("cpu", "cpu"), (3, 1))) as model:
-        assert found["warnings"] == list(model.warnings) != []
+        for answer, prompt in zip(found, prompts, strict=True):
+            events = list(model.generate(prompt, greedy))
+            assert answer["ids"] == [i for event in events for i in getattr(event, "ids", ())]
+            assert answer["text"] == "".join(getattr(event, "text", "") for event in events)
+            assert answer["warnings"] == list(model.warnings) != []
     for rank, (_, _, said) in enumerate(ends):
-        assert said.splitlines() == [f"rank {rank}: {warning}" for warning in found["warnings"]]
+        assert said.splitlines() == [f"rank {rank}: {text}" for text in found[0]["warnings"]]
 
 
 class Screen(io.StringIO):
@@ -165,11 +170,37 @@ def test_what_a_model_says_is_not_obeyed_by_the_terminal(
     stdout = output()
     monkeypatch.setattr("sys.stdout", stdout)
     events = [TokenText(text, (3,)) for text in ESCAPES]
-    _write(iter(events), 0, (), as_json=False)
+    _write([iter(events)], (), as_json=False)
     said = "".join(ESCAPES)
     assert stdout.getvalue() == (printable(said) if output is Screen else said)
     assert acting(said)
     assert not acting(stdout.getvalue()) or output is not Screen
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_answers_are_written_one_after_the_other(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    """The first as it comes, others once those before them have ended."""
+    seen: list[str] = []
+
+    def said(*texts: str) -> Iterator[GenerationEvent]:
+        for n, text in enumerate(texts):
+            yield TokenText(text, (n,))
+            seen.append(capsys.readouterr().out)
+        yield Finished("stop", Usage(), Timings())
+
+    _write([said("a", "b", "c"), said("A"), said("1", "2")], (), as_json=as_json)
+    seen.append(capsys.readouterr().out)
+    if as_json:
+        assert [json.loads(line)["text"] for line in "".join(seen).splitlines()] == [
+            "abc",
+            "A",
+            "12",
+        ]
+    else:
+        assert "".join(seen) == "abc\nA\n12\n"
+        assert seen[0] == "a", "the first is not kept back"
 
 
 def test_an_error_is_one_line_that_does_not_act() -> None:

@@ -3,8 +3,6 @@
 Here the processes are threads as well, with queues in place of connections.
 """
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,51 +10,14 @@ import torch
 from torch import Tensor
 
 from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
-from engine.distributed.wire import Parcel, Peer
 from engine.errors import CommError
 from engine.forward.communicator import Communicator
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
+from tests.helpers.queue_wires import Queues, QueueWire
 
 CPU = torch.device("cpu")
 Step = Callable[[Communicator], Tensor | None]
-
-
-class Queues:
-    """Connections between ranks: tensors that were sent and not yet received."""
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        n = range(len(kinds))
-        self.ways = {(a, b): queue.SimpleQueue[Tensor]() for a in n for b in n}
-        self.peers = [Peer(f"host{rank}", "cpu", kind, "") for rank, kind in enumerate(kinds)]
-        self.is_broken = threading.Event()
-
-
-class QueueWire:
-    """A `Wire` of one rank over queues."""
-
-    def __init__(self, queues: Queues, rank: int) -> None:
-        self.rank, self.peers, self._queues = rank, queues.peers, queues
-        self.n_sent = 0
-
-    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel]) -> None:
-        for peer, tensor in out:
-            assert tensor.is_contiguous()
-            assert peer != self.rank
-            self._queues.ways[self.rank, peer].put(tensor.clone())
-            self.n_sent += tensor.nbytes
-        for peer, tensor in into:
-            found = self._received(peer)
-            assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype), "read as it was sent"
-            tensor.copy_(found)
-
-    def _received(self, peer: int) -> Tensor:
-        while not self._queues.is_broken.is_set():
-            try:
-                return self._queues.ways[peer, self.rank].get(timeout=0.05)
-            except queue.Empty:
-                pass
-        raise CommError(peer, "has ended in the middle of a step")
 
 
 class Ranks:

@@ -1,11 +1,10 @@
 """Tokens sampled from the top candidates of each slice, against the sampler with all logits."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.sampling import SamplingParams
-from engine.distributed.process_runtime import ProcessRuntime, ProcessTokenSource
 from engine.errors import EngineError
 from engine.sampling.sampler import Sampler
 from engine.sampling.slices import (
@@ -21,11 +19,13 @@ from engine.sampling.slices import (
     N_LIMIT,
     N_WITHOUT_TOP_K,
     SliceCandidates,
+    SliceQuery,
     n_candidates,
     sample_gathered,
     slice_candidates,
+    slice_query,
 )
-from engine.sampling.steps import Candidates, MinP, TopK
+from engine.sampling.steps import MinP, TopK
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
 GREEDY = SamplingParams(temperature=0)
@@ -49,28 +49,27 @@ PARAMS = st.builds(
 
 
 class Ranks:
-    """Ranks with a slice and a sampler each, of which the first one samples."""
+    """Ranks with a slice each, which know nothing of the sampler but what is asked of them."""
 
     def __init__(self, params: SamplingParams, cuts: Sequence[int], never: Sequence[int] = ()):
         self.slices = [slice(*ends) for ends in pairwise(cuts)]
-        self.samplers = [Sampler(params) for _ in self.slices]
-        self.never = never
-        n = n_candidates(self.samplers[0], cuts[-1])
-        assert n is not None
-        self.n = n
+        self.sampler = Sampler(params)
+        self.never, self.n_vocab = never, cuts[-1]
 
     def sample(self, logits: np.ndarray) -> int | None:
+        query = slice_query(self.sampler, self.n_vocab, self.never)
+        assert query is not None
+        sent = json.dumps(query)
         told = []
-        for own, sampler in zip(self.slices, self.samplers, strict=True):
-            found = slice_candidates(logits[own], own.start, sampler, self.n, self.never)
-            words = found.pack(self.n)
-            assert words.shape == (N_HEAD + 2 * self.n,), "the same on all ranks"
+        for own in self.slices:
+            found = slice_candidates(logits[own], own.start, SliceQuery(*json.loads(sent)))
+            words = found.pack(query.n)
+            assert words.shape == (N_HEAD + 2 * query.n,), "the same on all ranks"
             told.append(SliceCandidates.unpack(words))
-        return sample_gathered(self.samplers[0], told)
+        return sample_gathered(self.sampler, told)
 
     def accept(self, token: int) -> None:
-        for sampler in self.samplers:
-            sampler.accept(token)
+        self.sampler.accept(token)
 
 
 @given(PARAMS, st.lists(NUMBERS, min_size=1, max_size=60), st.data())
@@ -130,7 +129,7 @@ def test_where_lists_do_not_suffice_nothing_has_changed(changes: dict[str, float
     host, ranks = Sampler(params), Ranks(params, [0, 3000, 6000])
     flat = np.zeros(6000, np.float32)
     assert ranks.sample(flat) is None
-    assert ranks.samplers[0].sample(flat) == host.sample(flat), "with the same random number"
+    assert ranks.sampler.sample(flat) == host.sample(flat), "with the same random number"
 
 
 def test_a_longer_list_of_one_rank_does_not_hide_what_another_did_not_tell() -> None:
@@ -173,7 +172,7 @@ def test_how_long_lists_are(changes: dict[str, float], n: int | None) -> None:
 def test_what_is_left_is_as_it_was() -> None:
     logits = np.arange(10, dtype=np.float32)
     before = logits.copy()
-    found = slice_candidates(logits, 20, Sampler(SamplingParams()), 4, never=[3, 29])
+    found = slice_candidates(logits, 20, SliceQuery(4, never=[3, 29]))
     assert np.array_equal(logits, before)
     assert found.ids.tolist() == [28, 27, 26, 25]
     assert found.has_more
@@ -188,31 +187,6 @@ def test_a_step_that_is_not_known_needs_all_logits(params: SamplingParams) -> No
 
     for steps in ([Reversed(3)], [lambda candidates: candidates], [MinP(0.1), TopK(2)]):
         sampler = Sampler(params)
-        assert n_candidates(sampler, 100) is not None
+        assert slice_query(sampler, 100) is not None
         sampler.steps += steps
-        assert n_candidates(sampler, 100) is None
-
-
-def test_a_rank_with_a_new_step_samples_from_all_logits() -> None:
-    """The tokens are those of the sampler with all logits, which applies the step."""
-
-    class Alone:
-        """A process that is the only one."""
-
-        hp = SimpleNamespace(n_vocab=10)
-
-        def gather_logits(self, own: np.ndarray) -> np.ndarray:
-            return own.copy()
-
-        def broadcast_token(self, token: int) -> int:
-            return token
-
-    def without_the_best(candidates: Candidates) -> Candidates:
-        return candidates.sort().take(slice(1, None), is_sorted=True)
-
-    sampler = Sampler(GREEDY)
-    sampler.steps.append(without_the_best)
-    found = ProcessTokenSource(cast(ProcessRuntime, Alone())).sample(
-        np.arange(10, dtype=np.float32), sampler, [9]
-    )
-    assert found == 7, "the largest but for the token that must not come and for the best"
+        assert slice_query(sampler, 100) is None
