@@ -57,8 +57,9 @@ SAMPLING_OPTIONS = {
 }
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo'")
+def add_model(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    n = "?" if is_optional else None
+    parser.add_argument("model", nargs=n, metavar="MODEL", help="a GGUF file, or 'demo'")
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

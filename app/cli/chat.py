@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 from app import paths
 from app.chat.message import split_thought
-from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
-from app.cli.loading import load
+from app.cli.arguments import add_json, add_load, add_sampling, sampling_params
 from app.cli.output import note, note_error, write, write_json
-from app.cli.talk import answer, reading_input
+from app.cli.talk import add_talk_model, answer, open_talk_model, reading_input
 from app.cli.typed import MessageEditor
 from engine import ChatMessage, EngineError, Generate
 
@@ -27,7 +26,7 @@ KEYS = "Alt+Enter starts a new line, Ctrl+C stops an answer or clears what is ty
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add_talk_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "-n", "--n-predict", type=int, default=1024, metavar="N",
@@ -42,7 +41,7 @@ def run_chat(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     messages = [ChatMessage("system", args.system)] if args.system else []
     turns: list[dict[str, object]] = []
-    with load(args) as model:
+    with open_talk_model(args) as model:
         if not args.json:
             note("Ctrl+D quits, Ctrl+C stops an answer, /help shows more.")
         for text in _messages(is_silent=args.json):

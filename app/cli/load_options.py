@@ -102,3 +102,22 @@ def add_fast_prompts(group: argparse._ArgumentGroup) -> None:
         help="faster prompts on processors with BF16 units; answers may then differ in their last "
         "digits depending on what else runs",
     )  # fmt: skip
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a model that another machine computes."""
+    group = parser.add_argument_group("remote model")
+    group.add_argument(
+        "--url", metavar="URL",
+        help="use a model of this server in place of a file: another machine's `tandem serve`, "
+        "such as http://nas:11435, or any other with OpenAI's interface",
+    )  # fmt: skip
+    group.add_argument(
+        "--model", dest="remote_model", default="", metavar="NAME",
+        help="the server's model (default: the only one)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-key-file", metavar="FILE",
+        help="file whose first line is the server's API key (default: the key that was entered in "
+        "the window)",
+    )  # fmt: skip

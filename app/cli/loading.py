@@ -8,13 +8,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
-from app.cli.arguments import load_params
+from app.cli.arguments import add_load, load_params
 from app.cli.output import note, note_progress
 from app.cli.split.default_split import with_default_split
 from app.process.interruption import ending_at_once
 from engine import LoadParams, LoadProgress
 
 if TYPE_CHECKING:
+    from app.remote_models.model import RemoteModel
     from engine import Model
 
 
@@ -29,7 +30,18 @@ def load(args: argparse.Namespace) -> Model:
     return model
 
 
-def note_warnings(model: Model, known: Collection[str] = ()) -> tuple[str, ...]:
+def given_options(args: argparse.Namespace) -> list[str]:
+    """Return the options of `add_load` that were given."""
+    known = argparse.ArgumentParser()
+    add_load(known)
+    return [
+        action.option_strings[0]
+        for action in known._actions
+        if action.default is None and getattr(args, action.dest, None) is not None
+    ]
+
+
+def note_warnings(model: Model | RemoteModel, known: Collection[str] = ()) -> tuple[str, ...]:
     """Write a model's warnings that are not `known` yet to stderr; return all of them."""
     found = model.warnings
     for warning in found:

@@ -11,8 +11,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
-from app.cli.loading import load, note_warnings
+from app.cli.arguments import (
+    add_json,
+    add_load,
+    add_model,
+    add_sampling,
+    sampling_params,
+)
+from app.cli.load_options import add_server
+from app.cli.loading import given_options, load, note_warnings
 from app.cli.output import fallback_fields, note, write, write_json
 from engine import (
     ChatMessage,
@@ -25,6 +32,7 @@ from engine import (
 )
 
 if TYPE_CHECKING:
+    from app.remote_models.model import RemoteModel
     from engine import Model
 
 
@@ -80,7 +88,7 @@ class Answer:
         }
 
 
-def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
+def answer(model: Model | RemoteModel, request: Generate, *, is_silent: bool) -> Answer:
     """Run a request, streaming its text to stdout unless silent.
 
     Raises:
@@ -103,8 +111,38 @@ def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
     return result
 
 
+def add_talk_model(parser: argparse.ArgumentParser) -> None:
+    """Add what names the model: a file, or a server."""
+    add_model(parser, is_optional=True)
+    add_server(parser)
+
+
+def open_talk_model(args: argparse.Namespace) -> Model | RemoteModel:
+    """Return the model to talk to, loaded or of a server.
+
+    Raises:
+        EngineError: there is none, or the options contradict each other.
+    """
+    if args.url is None:
+        for name, flag in (("remote_model", "--model"), ("api_key_file", "--api-key-file")):
+            if getattr(args, name):
+                raise EngineError(f"{flag} needs a server.", "Name it with --url.")
+        if args.model is None:
+            raise EngineError("No model is named.", "Name a GGUF file, or a server with --url.")
+        return load(args)
+    if args.model is not None:
+        raise EngineError(
+            "Both a file and a server are named.", "Name the server's model with --model."
+        )
+    for flag in given_options(args):
+        raise EngineError(f"{flag} has no effect on a remote model.", "Leave it out.")
+    from app.remote_models.model import server_model  # late: it imports what the network needs
+
+    return server_model(args.url, args.remote_model, args.api_key_file)
+
+
 def add_generate(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add_talk_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; '-' reads stdin")
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
@@ -124,7 +162,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 def run_generate(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     text = _prompt(args)
-    with load(args) as model:
+    with open_talk_model(args) as model:
         if args.raw or not model.info.has_chat_template:
             request = Generate(prompt=text, sampling=sampling)
         else:

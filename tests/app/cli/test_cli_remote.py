@@ -1,0 +1,102 @@
+"""`generate` and `chat` with a model of a server, over real sockets."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app import paths
+from app.remote_models.address import parse_url
+from app.remote_models.keys import KeyStore
+from tests.helpers.command_line import Run, assert_refused
+from tests.helpers.fake_openai import DONE, Asked, FakeOpenAI, Reply, ended, fake_openai, said
+
+
+@pytest.fixture
+def server() -> Iterator[FakeOpenAI]:
+    with fake_openai() as made:
+        yield made
+
+
+def test_generate_prints_the_answer_of_a_server(run: Run, server: FakeOpenAI) -> None:
+    outcome = run("generate", "--url", server.url, "-p", "Hi", "--temp", "0.5", "-n", "9")
+    assert (outcome.status, outcome.out) == (0, "Hello from afar.\n")
+    assert "[3 tokens" in outcome.err
+    assert (server.answered[0]["temperature"], server.answered[0]["max_tokens"]) == (0.5, 9)
+
+
+def test_the_figures_are_those_of_the_server(run: Run, server: FakeOpenAI) -> None:
+    document = run("generate", "--url", server.url, "-p", "Hi", "--json").document
+    assert (document["text"], document["ids"]) == ("Hello from afar.", [])
+    assert document["usage"]["total_tokens"] == 10
+
+
+def test_a_chat_goes_on_without_the_thoughts(run: Run, server: FakeOpenAI) -> None:
+    def plan(asked: Asked) -> Reply | None:
+        return (
+            Reply([said("Hm.", "reasoning"), said("Yes."), ended(), DONE]) if asked.body else None
+        )
+
+    server.plan = plan
+    outcome = run("chat", "--url", server.url, "--model", "small", stdin="One?\nTwo?\n")
+    assert outcome.status == 0
+    assert outcome.out == "<think>\nHm.\n</think>\n\nYes.\n\n" * 2
+    assert [turn["content"] for turn in server.answered[1]["messages"]] == ["One?", "Yes.", "Two?"]
+
+
+def test_an_error_ends_a_turn_and_not_the_chat(run: Run, server: FakeOpenAI) -> None:
+    replies = [Reply(status=429), None]
+    server.plan = lambda asked: replies.pop(0) if asked.body else None
+    outcome = run("chat", "--url", server.url, stdin="One?\nTwo?\n")
+    assert outcome.out == "Hello from afar.\n\n"
+    assert "asks to wait" in outcome.err
+
+
+def test_a_key_comes_from_a_file_or_from_the_window(
+    run: Run, server: FakeOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.remote_models.keys.keep_secret", lambda *_: False)
+    KeyStore(paths.api_keys_file()).put(parse_url(server.url), "sk-window")
+    run("generate", "--url", server.url, "-p", "Hi")
+    assert server.asked[-1].headers["authorization"] == "Bearer sk-window"
+    (tmp_path / "key").write_text("sk-file\n")
+    outcome = run("generate", "--url", server.url, "-p", "Hi", "--api-key-file", tmp_path / "key")
+    assert server.asked[-1].headers["authorization"] == "Bearer sk-file"
+    assert "sk-" not in outcome.out + outcome.err
+
+
+REFUSED = [
+    ((), "No model is named"),
+    (("x.gguf", "--url", "nas"), "Both a file and a server"),
+    (("x.gguf", "--model", "small"), "--model needs a server"),
+    (("--url", "nas", "--devices", "cpu"), "--devices has no effect"),
+    (("--url", "nas", "--kv-on-host"), "--kv-on-host has no effect"),
+    (("--url", "ftp://nas"), "no address of a server"),
+    (("--url", "http://127.0.0.1:9"), "cannot be reached"),
+    (("--url", "nas", "--api-key-file", "/no/such"), "/no/such cannot be read"),
+    (("--url", "nas", "--api-key-file", "/dev/null"), "has no key"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED)
+def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], sentence: str) -> None:
+    assert_refused(run("generate", *arguments, "-p", "Hi"), sentence)
+
+
+def test_ctrl_c_ends_an_answer(run: Run, server: FakeOpenAI) -> None:
+    def plan(asked: Asked) -> Reply | None:
+        if asked.body is None:
+            return None
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        timer.join(0)
+        return Reply([said("Once")], is_open=True)
+
+    server.plan = plan
+    outcome = run("generate", "--url", server.url, "-p", "Hi")
+    assert (outcome.status, outcome.out) == (0, "Once\n")
+    assert "cancelled" in outcome.err
+    server.ended.set()
