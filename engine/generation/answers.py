@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import EngineError, PromptError
 from engine.generation.generate import Generation, fitting_tokens
+from engine.generation.parts.answer_reading import AnswerReading
+from engine.generation.parts.part_events import in_parts
 from engine.generation.results import ContextShifted
 
 if TYPE_CHECKING:
     from engine.config.sampling import SamplingParams
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
-    from engine.text.messages import ChatMessage
+    from engine.text.messages import ChatMessage, Tool
 
 MOST_LOGPROBS = 20
 """Largest `Generate.n_logprobs`, as OpenAI's API has it."""
@@ -53,6 +55,18 @@ class Asked(Protocol):
     @property
     def suffix(self) -> str: ...
 
+    @property
+    def variables(self) -> str: ...
+
+    @property
+    def tools(self) -> tuple[Tool, ...]: ...
+
+    @property
+    def tool_choice(self) -> str: ...
+
+    @property
+    def in_parts(self) -> bool: ...
+
 
 class Answers:
     """Maker of the answers of one model; they hold nothing of the model but its prompts.
@@ -82,13 +96,15 @@ class Answers:
             return
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
-        template = self._prompts.template
-        stops = template.stop_strings  # a plain template has no end token of its own
+        yield from self._chat(request)
+
+    def _chat(self, request: Asked) -> Steps:
+        """Answer a conversation."""
+        tools = _callable_tools(request)
+        reading = AnswerReading(self._prompts, tools) if request.in_parts else None
+        stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        begun, text = tuple[int, ...](), ""
-        if request.continue_last and request.messages:
-            text = request.messages[-1].content
-            begun = fitting_tokens(request.begun, text, self._prompts.tokenizer, sampling.stop)
+        begun, said = self._begun(request, sampling.stop, tools, reading)
         prompt = self._prompts.chat(
             request.messages,
             self._n_ctx,
@@ -97,15 +113,46 @@ class Answers:
             begun=begun,
             thinks=request.thinks,
             effort=request.effort,
+            variables=request.variables,
+            tools=tools,
             is_marked=self._is_marked,
         )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
-        yield from self._run(prompt, sampling, request.timed_every, begun, text, request.n_logprobs)
+        shown = reading.shown if reading else ()
+        steps = self._run(
+            prompt, sampling, request.timed_every, begun, said, request.n_logprobs, shown
+        )
+        if reading is None:
+            yield from steps
+            return
+        if not request.continue_last:
+            reading.begin(prompt.ids)
+        yield from in_parts(steps, reading.parser, reading.told)
+
+    def _begun(
+        self, request: Asked, stops: Sequence[str], tools: Sequence[Tool],
+        reading: AnswerReading | None,
+    ) -> tuple[tuple[int, ...], str]:  # fmt: skip
+        """Return the tokens and the text that an answer which is continued has had so far."""
+        if not request.continue_last or not request.messages:
+            return (), ""
+        *before, last = request.messages
+        if reading is None:
+            tokenizer = self._prompts.tokenizer
+            return fitting_tokens(request.begun, last.content, tokenizer, stops), last.content
+        question = ""
+        if before:
+            question = self._prompts.written(
+                before, thinks=request.thinks, effort=request.effort, variables=request.variables,
+                tools=tools,
+            )  # fmt: skip
+        text = self._prompts.template_use.continuation(last, question)
+        return reading.go_on(last, question, request.begun, text)
 
     def _run(
         self, prompt: Prompt, params: SamplingParams, timed_every: int, begun: Sequence[int] = (),
-        said: str = "", n_logprobs: int | None = None,
+        said: str = "", n_logprobs: int | None = None, shown: Collection[int] = (),
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
@@ -116,6 +163,22 @@ class Answers:
             )
         generation = Generation(
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
-            n_logprobs,
+            n_logprobs, shown,
         )  # fmt: skip
         yield from generation.run(prompt.ids, prompt.marks)
+
+
+def _callable_tools(request: Asked) -> tuple[Tool, ...]:
+    """Return the functions that an answer may call.
+
+    Raises:
+        PromptError: it must call one that there is not.
+    """
+    choice = request.tool_choice
+    if choice == "none":
+        return ()
+    if choice.startswith("=") and choice[1:] not in {tool.name for tool in request.tools}:
+        raise PromptError(f"There is no function {choice[1:]} to call.", "Name one of the tools.")
+    if choice == "required" and not request.tools:
+        raise PromptError("There is no function to call.", "Give the request tools.")
+    return request.tools

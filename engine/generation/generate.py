@@ -6,7 +6,7 @@ Knows token ids and text, not what is cached or computed where: it says what it 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,6 +108,7 @@ class Generation:
         said: text of that part.
         n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
             own; None to tell none at all. No device may sample then, see `Follow`.
+        shown: control tokens whose text is part of the answer.
 
     Attributes:
         ids: tokens that the answer has had computed, from the first of the prompt on.
@@ -124,6 +125,7 @@ class Generation:
         begun: Sequence[int] = (),
         said: str = "",
         n_logprobs: int | None = None,
+        shown: Collection[int] = frozenset(),
     ) -> None:
         self.ids: list[int] = []
         self.is_useless = False
@@ -133,7 +135,7 @@ class Generation:
         self._timed_every = timed_every
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
         self._stop = StopMatcher(params.stop)
-        self._decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
+        self._decoder: StreamDecoder | None = tokenizer.stream(shown=shown) if tokenizer else None
         self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()
         self._never = list(tokenizer.never_ids) if tokenizer else []
         self._n_logprobs = n_logprobs

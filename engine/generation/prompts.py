@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Protocol
 
+from engine.answer_forms.detection import detect
+from engine.answer_forms.turns import TemplateUse, as_functions, has_more_than_text
 from engine.errors import PromptError, TemplateError
+from engine.generation.dropping import droppable, with_text, without
+from engine.generation.wishes import PromptWishes
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
+from engine.text.messages import ChatMessage
 from engine.text.support import NO_VOCABULARY, has_vocabulary
-from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.gguf.reader import GGUFFile
-    from engine.text.messages import ChatMessage
+    from engine.text.messages import Tool
+
+PLAIN_USE = TemplateUse()
+"""Use of a template by conversations of nothing but text."""
+
+NO_WISHES = PromptWishes()
 
 
 class EncodeChat(Protocol):
@@ -86,6 +95,27 @@ class Prompts:
             raise AssertionError("a tokenizer always comes with a template")
         return self._template
 
+    @cached_property
+    def template_use(self) -> TemplateUse:
+        """What the chat template makes of functions and calls; it is tried once.
+
+        Raises:
+            PromptError: the file has no vocabulary.
+        """
+        return detect(self.template)
+
+    @cached_property
+    def control_marks(self) -> dict[int, str]:
+        """Texts of the control tokens that are marks in the form of the model's answers, by id.
+
+        Raises:
+            PromptError: the file has no vocabulary.
+        """
+        tokenizer, marks = self.tokenizer, self.template_use.form.marks
+        controls = filter(tokenizer.is_control, range(tokenizer.n_vocab))
+        spelled = {token: tokenizer.token_text(token) for token in controls}
+        return {token: text for token, text in spelled.items() if text in marks}
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about the vocabulary and the chat template that a person should see."""
@@ -124,7 +154,7 @@ class Prompts:
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
         begun: Sequence[int] = (), thinks: bool | None = None, effort: str = "",
-        is_marked: bool = False,
+        variables: str = "", tools: Sequence[Tool] = (), is_marked: bool = False,
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -136,29 +166,33 @@ class Prompts:
             begun: tokens of the answer that is continued, which replace its text.
             thinks: whether the model shall think first, for templates that ask for it.
             effort: how much it shall think, for templates that ask for it; "" says nothing.
+            variables: text of a JSON object with more variables for the template.
+            tools: functions that the model may call.
             is_marked: whether to find `Prompt.marks`, which takes as long as the prompt itself.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
         """
         _check_some(turns)
-        droppable = _droppable(turns, 1 + continue_last)
-        encode_chat = partial(self._encode_chat, wishes=_wishes(thinks, effort))
+        groups = droppable(turns, 1 + continue_last)
+        encode_chat = partial(
+            self._encode_chat, wishes=PromptWishes.of(thinks, effort, variables, tools)
+        )
 
         @cache
         def encode(n_dropped: int) -> list[int]:
-            messages = _without(turns, droppable[:n_dropped])
+            messages = without(turns, groups[:n_dropped])
             if not begun:
                 return encode_chat(messages, continue_last=continue_last)
-            question = [*messages[:-1], _with_text(messages[-1], "")]
+            question = [*messages[:-1], with_text(messages[-1], "")]
             return [*encode_chat(question, continue_last=True), *begun]
 
         if not is_shortened:
             marks = self._marks(turns, encode(0), continue_last, encode_chat) if is_marked else ()
             return Prompt(encode(0), marks=marks)
         most = n_ctx - max(1, n_ctx // 8) - 1
-        n_dropped = _first(lambda n: len(encode(n)) <= most, len(droppable))
-        messages, ids = _without(turns, droppable[:n_dropped]), encode(n_dropped)
+        n_dropped = _first(lambda n: len(encode(n)) <= most, len(groups))
+        messages, ids = without(turns, groups[:n_dropped]), encode(n_dropped)
         if continue_last and len(ids) > most:
             ids = self._without_beginning(messages, ids, most, encode_chat)
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
@@ -167,20 +201,26 @@ class Prompts:
 
     def written(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
-        thinks: bool | None = None, effort: str = "", add_generation_prompt: bool = True,
+        thinks: bool | None = None, effort: str = "", variables: str = "",
+        tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         """Return the text of a conversation's prompt, of which `chat` returns the tokens.
 
         Args:
             add_generation_prompt: whether to end where the assistant begins to speak.
-            continue_last, thinks, effort: see `chat`.
+            continue_last, thinks, effort, variables, tools: see `chat`.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
         """
         _check_some(messages)
-        wishes = _wishes(thinks, effort) | {"add_generation_prompt": add_generation_prompt}
-        return self._rendered(messages, continue_last=continue_last, wishes=wishes)
+        wishes = PromptWishes.of(thinks, effort, variables, tools)
+        return self._rendered(
+            messages,
+            wishes,
+            continue_last=continue_last,
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> tuple[int | None, int]:
         """Return the number of tokens of a prompt without its last message, and of that message.
@@ -197,13 +237,11 @@ class Prompts:
         n_draft = len(tokenizer.encode(draft, add_special=False))
         if messages is None:
             return None, n_draft
-        asked = [{"role": m.role, "content": m.content} for m in messages]
+        asked = list(messages)
         text = draft.strip() or "?"  # many templates refuse to answer nothing
-        before = ""
-        if asked and asked[-1]["role"] == "user":
-            before = asked.pop()["content"] + "\n\n"
-        asked.append({"role": "user", "content": before + text})
-        n_all = len(self._encode(self.template.render(asked, add_generation_prompt=True)))
+        before = asked.pop().content + "\n\n" if asked and asked[-1].role == "user" else ""
+        asked.append(ChatMessage("user", before + text))
+        n_all = len(self._encode_chat(asked, continue_last=False))
         return max(0, n_all - len(tokenizer.encode(text, add_special=False))), n_draft
 
     def _without_beginning(
@@ -218,22 +256,33 @@ class Prompts:
             ids: whole prompt.
             most: largest number of tokens that a prompt may have.
         """
-        question = encode_chat([*messages[:-1], _with_text(messages[-1], "")], continue_last=True)
+        question = encode_chat([*messages[:-1], with_text(messages[-1], "")], continue_last=True)
         n_question = _n_common(question, ids)
         n_kept = (most - n_question) // 2
         return ids[:n_question] + ids[-n_kept:] if n_kept > 0 else ids
 
     def _encode_chat(
-        self, messages: Sequence[ChatMessage], *, continue_last: bool, wishes: Mapping[str, Any]
-    ) -> list[int]:
-        return self._encode(self._rendered(messages, continue_last=continue_last, wishes=wishes))
+        self, messages: Sequence[ChatMessage], *, continue_last: bool,
+        wishes: PromptWishes = NO_WISHES,
+    ) -> list[int]:  # fmt: skip
+        return self._encode(self._rendered(messages, wishes, continue_last=continue_last))
 
     def _rendered(
-        self, messages: Sequence[ChatMessage], *, continue_last: bool, wishes: Mapping[str, Any]
-    ) -> str:
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        last = turns.pop()["content"] if continue_last else ""
-        return self.template.render(turns, **wishes) + last
+        self, messages: Sequence[ChatMessage], wishes: PromptWishes, *, continue_last: bool,
+        add_generation_prompt: bool = True,
+    ) -> str:  # fmt: skip
+        asked = messages[:-1] if continue_last else messages
+        use, tools = PLAIN_USE, wishes.tools
+        if tools or any(map(has_more_than_text, messages)):
+            use = self.template_use
+        turns = use.turns(asked, tools)
+        text = self.template.render(
+            turns,
+            as_functions(tools) if tools and use.shows_tools else None,
+            add_generation_prompt,
+            **wishes.variables,
+        )
+        return text + use.continuation(messages[-1], text) if continue_last else text
 
     def _encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt: with one BOS token at most and no added EOS token."""
@@ -250,7 +299,7 @@ class Prompts:
         encode_chat: EncodeChat,
     ) -> int:  # fmt: skip
         """Return the number of tokens of the system prompt at the start of a chat prompt."""
-        others = [_with_text(m, "?") if m.role != "system" else m for m in messages]
+        others = [with_text(m, "?") if m.role != "system" else m for m in messages]
         return _n_shared(others, ids, continue_last, encode_chat)
 
     def _marks(
@@ -261,7 +310,7 @@ class Prompts:
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
         asked = [n for n, message in enumerate(messages) if message.role == "user"]
         last = asked[-1] if asked else len(messages)
-        others = [_with_text(m, "?") if n >= last else m for n, m in enumerate(messages)]
+        others = [with_text(m, "?") if n >= last else m for n, m in enumerate(messages)]
         n_before = _n_shared(others, ids, continue_last, encode_chat)
         return tuple(sorted({n for n in (n_system, n_before) if 0 < n < len(ids)}))
 
@@ -286,11 +335,6 @@ def _n_shared(
         return 0
 
 
-def _with_text(message: ChatMessage, text: str) -> ChatMessage:
-    """Return a message of the same role with another text."""
-    return type(message)(message.role, text)
-
-
 def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the number of tokens with which both begin."""
     pairs = zip(first, second, strict=False)
@@ -305,32 +349,3 @@ def _first(holds: Callable[[int], bool], last: int) -> int:
     if holds(0):
         return 0
     return min(last, bisect_left(range(last), True, lo=1, key=holds)) if last else 0
-
-
-def _wishes(thinks: bool | None, effort: str) -> dict[str, Any]:
-    """Return the variables by which a template is told whether and how much to think."""
-    wishes: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
-    return wishes | ({EFFORT_VARIABLE: effort} if effort else {})
-
-
-def _droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
-    """Return the indices of each question with its answer, oldest first.
-
-    System prompts and the last `n_last` messages are none of them.
-    """
-    found, index, end = list[range](), 0, len(messages) - n_last
-    while index < end:
-        n = 1
-        if messages[index].role != "system":
-            n += index + 1 < end and messages[index + 1].role == "assistant"
-            found.append(range(index, index + n))
-        index += n
-    return found
-
-
-def _without(
-    messages: Sequence[ChatMessage], dropped: Sequence[Collection[int]]
-) -> list[ChatMessage]:
-    """Return the messages that are at none of some indices."""
-    indices = {index for group in dropped for index in group}
-    return [message for index, message in enumerate(messages) if index not in indices]

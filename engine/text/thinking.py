@@ -13,6 +13,15 @@ EFFORT_VARIABLE = "reasoning_effort"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 """Marks around a thought in the text of an answer, as most models write them."""
 
+THINKING_MARKS = (
+    (THINK_OPEN, THINK_CLOSE),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought", "<channel|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Marks around a thought in the chat templates of various models."""
+
 _ASKS = re.compile(
     r"\b(?:enable_thinking\b|thinking is defined\b|(?:if|not|and|or) thinking\b(?!\s*[=(.\[]))"
 )

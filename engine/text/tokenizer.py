@@ -6,7 +6,7 @@ The ids are those of llama.cpp's `llama_tokenize`, the text that of its `llama_d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import InvalidGGUF
@@ -169,10 +169,21 @@ class Tokenizer:
                 text = re.sub(pattern, replacement, text)
         return text.decode("utf-8", "replace")
 
-    def stream(self, skip_special: bool = True) -> StreamDecoder:
-        """Return a decoder for tokens as they are generated, which keeps all spaces."""
+    def stream(
+        self, skip_special: bool = True, shown: Collection[int] = frozenset()
+    ) -> StreamDecoder:
+        """Return a decoder for tokens as they are generated, which keeps all spaces.
+
+        Args:
+            skip_special: whether to leave out control tokens, such as BOS, but for `shown`.
+        """
         hidden = CONTROL | UNKNOWN if skip_special else 0
-        return StreamDecoder(lambda i: b"" if self._vocab.kind(i) & hidden else self.token_bytes(i))
+
+        def spelled(token: int) -> bytes:
+            is_hidden = self._vocab.kind(token) & hidden and token not in shown
+            return b"" if is_hidden else self.token_bytes(token)
+
+        return StreamDecoder(spelled)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text; none for an id beyond the vocabulary."""

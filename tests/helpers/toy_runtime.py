@@ -102,7 +102,7 @@ class Letters:
     def __init__(self, eog: Sequence[int] = ()) -> None:
         self.eog_ids = frozenset(eog)
 
-    def stream(self) -> Letters:
+    def stream(self, shown: Sequence[int] = ()) -> Letters:
         return self
 
     def feed(self, token: int) -> str:

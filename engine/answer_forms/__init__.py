@@ -1,0 +1,4 @@
+"""Forms of answers: where models write what they think, say and call, and how that is told apart.
+
+Imports neither torch nor what generates: text in, parts out.
+"""

@@ -1,0 +1,179 @@
+"""Reads calls of functions in the text of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from engine.answer_forms.json_text import JsonReader, escaped
+from engine.answer_forms.layout import CallForm
+from engine.answer_forms.marks import Mark
+from engine.answer_forms.schemas import as_json, json_or_text
+from engine.answer_forms.source import BrokenForm, Reading, Source
+
+Types = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""Types of the arguments of each function, by their names."""
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class CallTeller(Protocol):
+    """Receiver of one call."""
+
+    def begin(self, name: str) -> None:
+        """Hear the name of the function; from now on, what is read is a call."""
+        ...
+
+    def add(self, text: str) -> None:
+        """Hear more of the arguments."""
+        ...
+
+
+class CallReader:
+    """Reader of the calls of one form.
+
+    Args:
+        types: types of the arguments of the functions that may be called.
+    """
+
+    def __init__(self, source: Source, form: CallForm, types: Types) -> None:
+        self._source, self._form, self._types = source, form, types
+        self._json = JsonReader(source, form.dialect)
+
+    def read(self, teller: CallTeller, name: str) -> Reading[None]:
+        """Read one call behind its mark, or an item of a list.
+
+        Args:
+            name: name in the mark; "" for a form whose calls name their function inside.
+
+        Raises:
+            BrokenForm: the call breaks off or is none; what was told of its arguments is closed.
+        """
+        if self._form.kind == "tags":
+            teller.begin(name)
+            yield from self._tags(teller.add, self._types.get(name, {}))
+        elif self._form.kind == "arguments":
+            if (yield from self._source.skip_space()) != "{":
+                raise BrokenForm
+            teller.begin(name)
+            yield from self._json.object(teller.add)
+        else:
+            yield from self._named_object(teller)
+
+    def _named_object(self, teller: CallTeller) -> Reading[None]:
+        """Read an object with a name and arguments, in any order."""
+        source = self._source
+        name, arguments = "", ""
+        yield from source.skip_space()
+        yield from source.expect("{")
+        is_begun = False
+        while (yield from source.skip_space()) != "}":
+            key = yield from self._json.key()
+            yield from self._json.colon()
+            if key == "name" and not name:
+                name = yield from self._json.string()
+            elif key in _ARGUMENTS and name and not is_begun:
+                is_begun = yield from self._told(teller, name)
+            elif key in _ARGUMENTS and not is_begun:
+                arguments = yield from self._collected()
+            else:
+                yield from self._json.value(_ignored)
+            yield from source.skip_space()
+            if not (yield from source.starts(",")):
+                break
+        yield from source.skip_space()
+        yield from source.expect("}")
+        if not name:
+            raise BrokenForm
+        if not is_begun:
+            teller.begin(name)
+            teller.add(arguments or "{}")
+
+    def _told(self, teller: CallTeller, name: str) -> Reading[bool]:
+        """Tell arguments as they come, if they are an object; return whether they were told."""
+        if (yield from self._source.skip_space()) == "{":
+            teller.begin(name)
+            yield from self._json.object(teller.add)
+            return True
+        arguments = yield from self._collected()
+        teller.begin(name)
+        teller.add(arguments)
+        return True
+
+    def _collected(self) -> Reading[str]:
+        """Read arguments whole; they may be the text of an object in quotes, or null."""
+        char = yield from self._source.skip_space()
+        pieces: list[str] = []
+        if char != '"':
+            yield from self._json.value(pieces.append)
+            text = "".join(pieces)
+        else:
+            text = (yield from self._json.string()).strip()
+        if text in ("", "null"):
+            return "{}"
+        if not as_json(text, ("object",)).startswith("{"):
+            raise BrokenForm
+        return text
+
+    def _tags(
+        self, tell: Callable[[str], None], types: Mapping[str, tuple[str, ...]]
+    ) -> Reading[None]:
+        """Read arguments in tags, up to something else."""
+        opening, comma = self._form.value_opening, ""
+        assert opening is not None, "a form with tags names them"
+        tell("{")
+        try:
+            while (key := (yield from self._key(opening))) is not None:
+                tell(f'{comma}"{escaped(key)}": ')
+                comma = ", "
+                yield from self._tag_value(tell, types.get(key, ()))
+        finally:
+            tell("}")
+
+    def _key(self, opening: Mark) -> Reading[str | None]:
+        """Go behind the mark before a value; return the argument's name, None for no mark."""
+        source = self._source
+        yield from source.skip_space()
+        while True:
+            found, held = opening.find(source.text, source.at, is_ended=source.is_ended)
+            if found and found.start() == source.at:
+                source.at = found.end()
+                return found["key"]
+            if held > source.at or source.is_ended or source.at == len(source.text):
+                return None
+            yield
+
+    def _tag_value(self, tell: Callable[[str], None], types: tuple[str, ...]) -> Reading[None]:
+        """Read a value up to its closing mark; a string is told as it comes."""
+        has_json = self._form.has_json_values and not types
+        if has_json or set(types) - {"string"}:
+            pieces: list[str] = []
+            yield from self._raw_value(pieces.append)
+            text = "".join(pieces)
+            tell(json_or_text(text) if has_json else as_json(text, types))
+            return
+        tell('"')
+        try:
+            yield from self._raw_value(lambda text: tell(escaped(text)))
+        finally:
+            tell('"')
+
+    def _raw_value(self, tell: Callable[[str], None]) -> Reading[None]:
+        source, closing = self._source, self._form.value_closing
+        assert closing is not None, "a form with tags names them"
+        while True:
+            found, held = closing.find(source.text, source.at, is_ended=source.is_ended)
+            end = found.start() if found else held
+            if end > source.at:
+                tell(source.text[source.at : end])
+                source.at = end
+            if found:
+                source.at = found.end()
+                return
+            if source.is_ended:
+                return
+            yield
+
+
+def _ignored(text: str) -> None:
+    """Hear what nobody wants to know."""

@@ -1,0 +1,126 @@
+"""Finds the form of a model's answers by what its chat template makes of a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, Protocol
+
+from engine.answer_forms.known import HERMES, KNOWN_FORMS, AnswerForm
+from engine.answer_forms.parser import AnswerParser
+from engine.answer_forms.parts import CallBegun, CallText
+from engine.answer_forms.turns import TemplateUse, as_functions
+from engine.errors import TemplateError
+from engine.text.messages import ChatMessage, Tool, ToolCall
+from engine.text.thinking import THINKING_MARKS
+
+QUESTION = "What is the weather like?"
+RESULT = "It rains in the probe."
+PROBE = Tool(
+    "look_at_weather", "Look at the weather.",
+    '{"type": "object", "properties": {"city": {"type": "string", "description": "City"}, '
+    '"days": {"type": "integer", "description": "Days"}}, "required": ["city"]}',
+)  # fmt: skip
+ARGUMENTS = {"city": "Paris 7", "days": 3}
+_TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
+
+
+class Renderable(Protocol):
+    """A chat template."""
+
+    @property
+    def source(self) -> str: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt of a conversation, or raise TemplateError."""
+        ...
+
+
+def detect(template: Renderable) -> TemplateUse:
+    """Return what a template makes of functions and calls, by rendering some."""
+    use = _use_of_calls(template)
+    own = use.form if use else HERMES
+    form = _with_thinking(own, template.source)
+    takes_system = _makes(
+        template, [ChatMessage("system", RESULT), ChatMessage("user", QUESTION)], RESULT
+    )
+    if use is None:
+        return TemplateUse(form=form, takes_system=takes_system)
+    return TemplateUse(
+        form=form, writes_calls=True, shows_tools=use.shows_tools, empty=use.empty,
+        has_text_arguments=use.has_text_arguments, takes_system=takes_system,
+        has_short_ids=use.has_short_ids, thought_key=use.thought_key,
+    )  # fmt: skip
+
+
+def _use_of_calls(template: Renderable) -> TemplateUse | None:
+    """Return how a template takes calls; None if it writes none in a known form, or no results."""
+    question = ChatMessage("user", QUESTION)
+    call = ToolCall(PROBE.name, json.dumps(ARGUMENTS), "probe0001")
+    called = [question, ChatMessage("assistant", "", tool_calls=(call,))]
+    result = ChatMessage("tool", RESULT, tool_call_id=call.id, name=call.name)
+    asked = _rendered(template, TemplateUse(writes_calls=True), [question], is_asked=True)
+    key = "thinking" if "message.thinking" in template.source else "reasoning_content"
+    for empty, is_text in product(("", None), (False, True)):
+        use = TemplateUse(
+            writes_calls=True, has_text_arguments=is_text, empty=empty, thought_key=key,
+            has_short_ids="length != 9" in template.source,
+        )  # fmt: skip
+        written = _rendered(template, use, called)
+        answer = written[_n_alike(asked, written) :]
+        form = next((form for form in KNOWN_FORMS if _has_the_call(form, answer)), None)
+        if form and RESULT in _rendered(template, use, [*called, result]):
+            return TemplateUse(
+                form=form, writes_calls=True, shows_tools=PROBE.name in asked, empty=empty,
+                has_text_arguments=is_text, has_short_ids=use.has_short_ids, thought_key=key,
+            )  # fmt: skip
+    return None
+
+
+def _n_alike(first: str, second: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _rendered(
+    template: Renderable,
+    use: TemplateUse,
+    messages: Sequence[ChatMessage],
+    *,
+    is_asked: bool = False,
+) -> str:
+    """Return what a template makes of messages, "" where it does not take them."""
+    try:
+        return template.render(use.turns(messages, ()), as_functions([PROBE]), is_asked)
+    except TemplateError:
+        return ""
+
+
+def _makes(template: Renderable, messages: Sequence[ChatMessage], text: str) -> bool:
+    """Return whether a template takes messages, and `text` is in what it makes of them."""
+    try:
+        return text in template.render([{"role": m.role, "content": m.content} for m in messages])
+    except TemplateError:
+        return False
+
+
+def _has_the_call(form: AnswerForm, answer: str) -> bool:
+    parser = AnswerParser(form, _TYPES)
+    parts = [*parser.feed(answer), *parser.end()]
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    arguments = "".join(part.text for part in parts if isinstance(part, CallText))
+    return names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
+
+
+def _with_thinking(form: AnswerForm, source: str) -> AnswerForm:
+    """Return a form with the marks of thoughts that a template writes."""
+    found = next((pair for pair in THINKING_MARKS if pair[0] in source), None)
+    is_own = found is None or found[0] in form.marks
+    return form if found is None or is_own else form.with_thinking(*found)

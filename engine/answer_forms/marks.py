@@ -1,0 +1,148 @@
+"""Marks around the parts of an answer, found in text that is still coming.
+
+A mark is a text, or a regular expression of a small kind: characters, classes, groups with "|", and
+the quantifiers ?, *, + and {m,n} behind characters and classes; groups take only "?".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A character or class, `least` to `most` times; `most` is "" without a limit."""
+
+    text: str
+    least: int = 1
+    most: str = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A group: one of several sequences."""
+
+    ways: tuple[tuple[_Node, ...], ...]
+
+
+_Node = _Repeated | _Choice
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\(\?P<\w+>|[()|]|[^\\]", re.DOTALL)
+_QUANTIFIER = re.compile(r"([?*+])|\{(\d+),(\d+)\}")
+_COUNTS = {"?": (0, "1"), "*": (0, ""), "+": (1, "")}
+
+
+class Mark:
+    """A mark of a form.
+
+    Args:
+        pattern: regular expression, or the text itself.
+
+    Attributes:
+        pattern: regular expression.
+    """
+
+    def __init__(self, pattern: str, *, is_text: bool = False) -> None:
+        self.pattern = re.escape(pattern) if is_text else pattern
+        self._whole = re.compile(self.pattern, re.DOTALL)
+        nodes = _Reader(self.pattern).read()
+        self._begun = re.compile(_begun(nodes), re.DOTALL)
+        self._is_fixed = _ends_fixed(nodes)
+
+    def find(
+        self, text: str, start: int, *, is_ended: bool = False
+    ) -> tuple[re.Match[str] | None, int]:
+        """Return the first whole mark from `start` on, and where one may have begun.
+
+        Args:
+            is_ended: whether no more text comes.
+
+        Returns:
+            A match that more text would not change, if there is one; and the place from which on
+            more text may make a mark, the end of the text if there is none.
+        """
+        whole = self._whole.search(text, start)
+        if is_ended:
+            return whole, len(text)
+        if whole and whole.end() == len(text) and not self._is_fixed:
+            return None, whole.start()
+        begun = self._begun.search(text, start)
+        held = len(text) if begun is None else begun.start()
+        if whole and (whole.start() < held or whole.end() == len(text)):
+            return whole, len(text)
+        return None, held
+
+
+class _Reader:
+    """Reader of a regular expression of the small kind."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern, self._at = pattern, 0
+
+    def read(self) -> tuple[_Node, ...]:
+        ways = tuple(self._ways())
+        if self._at < len(self._pattern):
+            raise ValueError(f"a bracket too many in {self._pattern!r}")
+        return ways[0] if len(ways) == 1 else (_Choice(ways),)
+
+    def _ways(self) -> Iterator[tuple[_Node, ...]]:
+        nodes: list[_Node] = []
+        while self._at < len(self._pattern) and self._pattern[self._at] != ")":
+            token = self._token()
+            if token == "|":
+                yield tuple(nodes)
+                nodes = []
+            elif token.startswith("("):
+                nodes.append(self._group())
+            elif token != r"\Z":
+                nodes.append(_Repeated(token, *self._counts()))
+        yield tuple(nodes)
+
+    def _token(self) -> str:
+        found = _TOKEN.match(self._pattern, self._at)
+        if found is None or found[0] in (".", "^", "$", "(?"):
+            raise ValueError(f"not a pattern of a mark: {self._pattern!r}")
+        self._at = found.end()
+        return found[0]
+
+    def _group(self) -> _Choice:
+        ways = tuple(self._ways())
+        self._at += 1  # the closing bracket
+        least, most = self._counts()
+        if most != "1":
+            raise ValueError(f"a repeated group in {self._pattern!r}")
+        return _Choice(ways) if least else _Choice((*ways, ()))
+
+    def _counts(self) -> tuple[int, str]:
+        found = _QUANTIFIER.match(self._pattern, self._at)
+        if found is None:
+            return 1, "1"
+        self._at = found.end()
+        if self._pattern.startswith("?", self._at):  # as few as will do
+            self._at += 1
+        return _COUNTS[found[1]] if found[1] else (int(found[2]), found[3])
+
+
+def _begun(nodes: Sequence[_Node]) -> str:
+    """Return a pattern for the beginnings of a sequence at the end of a text."""
+    if not nodes:
+        return "(?!)"
+    node, *rest = nodes
+    if isinstance(node, _Choice):
+        return f"(?:{'|'.join(_begun([*way, *rest]) for way in node.ways)})"
+    behind = rf"(?:\Z|{_begun(rest)})"
+    whole = f"{node.text}{{{max(1, node.least)},{node.most}}}{behind}"
+    if not node.least:
+        return f"(?:{whole}|{_begun(rest)})"
+    return f"(?:{whole}|{node.text}{{1,{node.least - 1}}}\\Z)" if node.least > 1 else whole
+
+
+def _ends_fixed(nodes: Sequence[_Node]) -> bool:
+    """Return whether more text never makes a whole mark longer."""
+    if not nodes:
+        return False
+    last = nodes[-1]
+    if isinstance(last, _Choice):
+        return all(_ends_fixed(way) for way in last.ways)
+    return last.most == str(last.least)

@@ -1,0 +1,312 @@
+"""Tells the parts of an answer apart while it comes: what is thought, said and called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+
+from engine.answer_forms.call_reader import CallReader, Types
+from engine.answer_forms.known import AnswerForm
+from engine.answer_forms.layout import Region
+from engine.answer_forms.marks import Mark
+from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText
+from engine.answer_forms.source import BrokenForm, Reading, Source
+
+
+class AnswerParser:
+    """Parser of one answer, fed with its text piece by piece.
+
+    White space beside a mark belongs to the mark. Text that looks like a call but is none is
+    content; a call that breaks off has its arguments closed.
+
+    Args:
+        types: types of the arguments of each function that may be called; None where none may be,
+            so that calls are content.
+        prompt: end of the prompt, which may have opened a thought.
+        hidden: spellings of control tokens, which are never content.
+    """
+
+    def __init__(
+        self,
+        form: AnswerForm,
+        types: Types | None = None,
+        prompt: str = "",
+        hidden: Sequence[str] = (),
+    ) -> None:
+        layout = form.layout
+        self._form = form
+        self._types: Types = types or {}
+        self._source = Source()
+        self._told: list[AnswerPartEvent] = []
+        self._n_calls = 0
+        self._content = _PartTeller(self._tell_content, layout.join)
+        regions = [r for r in layout.regions if r.part != "call" or types is not None]
+        self._openings = [(region.opening, region) for region in regions if region.opening]
+        self._thoughts = {
+            id(r): _PartTeller(self._tell_thought, r.join) for r in regions if r.part == "reasoning"
+        }
+        noise = dict.fromkeys((*form.noise, *hidden))
+        self._silent = set(hidden) - set(form.noise)
+        self._hidden = [Mark(text, is_text=True) for text in noise if text]
+        self._noise = list(self._hidden)
+        self._reader = CallReader(self._source, layout.calls, self._types) if layout.calls else None
+        self._reading = self._run(self._open_in(prompt, regions))
+
+    def feed(self, text: str) -> list[AnswerPartEvent]:
+        """Add text and return what is known of its parts now."""
+        if text:
+            self._source.add(text)
+            next(self._reading)
+        return self._drained()
+
+    def end(self) -> list[AnswerPartEvent]:
+        """Return what was held back, as no more text comes."""
+        self._source.is_ended = True
+        for _ in self._reading:
+            pass
+        return self._drained()
+
+    def _drained(self) -> list[AnswerPartEvent]:
+        """Return what was told, neighbours joined."""
+        told: list[AnswerPartEvent] = []
+        for part in self._told:
+            last = told[-1] if told else None
+            if isinstance(part, PartText) and isinstance(last, PartText) and last.part == part.part:
+                told[-1] = PartText(part.part, last.text + part.text)
+            elif (
+                isinstance(part, CallText)
+                and isinstance(last, CallText)
+                and last.index == part.index
+            ):
+                told[-1] = CallText(part.index, last.text + part.text)
+            else:
+                told.append(part)
+        self._told.clear()
+        return told
+
+    def _open_in(self, prompt: str, regions: Sequence[Region]) -> Region | None:
+        """Return the thought that a prompt has opened at its end."""
+        tail = prompt.rstrip()[-200:]
+        for region in regions:
+            if region.part == "reasoning" and region.opening:
+                found = [*re.finditer(region.opening.pattern, tail)]
+                if found and found[-1].end() == len(tail):
+                    return region
+        return None
+
+    def _run(self, opened: Region | None) -> Reading[None]:
+        if opened is not None:
+            yield from self._thought(opened)
+        while (found := (yield from self._next_mark(self._content, self._watched()))) is not None:
+            match, region = found
+            if region is None and match[0] not in self._silent:
+                self._content.mark()
+                self._noise = list(self._hidden)
+            elif region is None:
+                pass
+            elif region.part == "call":
+                yield from self._calls(region, match)
+            elif region.part == "reasoning":
+                self._content.mark()
+                yield from self._thought(region)
+            else:
+                self._content.mark()
+                yield from self._said(region)
+        self._content.end()
+
+    def _watched(self) -> list[tuple[Mark, Region | None]]:
+        """Return the marks that may come in the content."""
+        noise: list[tuple[Mark, Region | None]] = [(mark, None) for mark in self._noise]
+        return [*self._openings, *noise]
+
+    def _thought(self, region: Region) -> Reading[None]:
+        teller = self._thoughts[id(region)]
+        teller.mark()
+        yield from self._inside(teller, region)
+        self._content.mark()
+
+    def _said(self, region: Region) -> Reading[None]:
+        yield from self._inside(self._content, region)
+        self._content.mark()
+
+    def _inside(self, teller: _PartTeller, region: Region) -> Reading[None]:
+        """Tell the text of a region up to its closing mark."""
+        watched: list[tuple[Mark, Region | None]] = [(mark, None) for mark in self._hidden]
+        if region.closing:
+            watched.insert(0, (region.closing, region))
+        while (found := (yield from self._next_mark(teller, watched))) is not None:
+            if found[1] is not None:
+                teller.mark()
+                return
+        teller.end()
+
+    def _next_mark(
+        self, teller: _PartTeller, watched: Sequence[tuple[Mark, Region | None]]
+    ) -> Reading[tuple[re.Match[str], Region | None] | None]:
+        """Tell text up to the next mark, and go behind it; None at the end."""
+        source = self._source
+        while True:
+            best: tuple[re.Match[str], Region | None] | None = None
+            end = len(source.text)
+            for mark, region in watched:
+                match, held = mark.find(source.text, source.at, is_ended=source.is_ended)
+                if self._is_too_late(region, match.start() if match else held):
+                    continue
+                end = min(end, held)
+                if match and match[0] and (best is None or _is_before(match, best[0])):
+                    best = match, region
+            if best is not None and best[0].start() < end:
+                teller.add(source.text[source.at : best[0].start()])
+                source.at = best[0].end()
+                return best
+            teller.add(source.text[source.at : end])
+            source.at = max(source.at, end)
+            if source.is_ended:
+                return None
+            yield
+
+    def _is_too_late(self, region: Region | None, place: int) -> bool:
+        """Return whether a call without a mark of its own stands behind other text."""
+        if region is None or region.part != "call" or not self._form.is_bare:
+            return False
+        before = self._source.text[self._source.at : place]
+        return self._content.has_told or bool(before.strip())
+
+    def _calls(self, region: Region, match: re.Match[str]) -> Reading[None]:
+        """Read the calls behind an opening mark; where there is none, the mark is content."""
+        source, calls = self._source, self._form.layout.calls
+        name = match.groupdict().get("name", "")
+        if self._form.is_bare and name not in self._types:
+            self._content.add(self._visible(match[0]))
+            return
+        source.at = match.start()
+        with ExitStack() as keeping:
+            start = keeping.enter_context(source.kept())
+            source.at += len(match[0])
+            is_list = calls is not None and calls.kind == "list"
+            if is_list:
+                yield from source.skip_space()
+                is_list = yield from source.starts("[")
+            if not (yield from self._call(name, keeping)):
+                source.at = start + len(match[0])
+                self._content.add(self._visible(match[0]))
+                return
+        if is_list:
+            yield from self._more_calls()
+        closing = [region.closing] if region.closing else []
+        self._noise = [*self._hidden, *closing]
+
+    def _more_calls(self) -> Reading[None]:
+        """Read the rest of a list, up to what is no call."""
+        source = self._source
+        yield from source.skip_space()
+        while (yield from source.starts(",")):
+            with ExitStack() as keeping:
+                start = keeping.enter_context(source.kept())
+                if not (yield from self._call("", keeping)):
+                    source.at = start
+                    return
+            yield from source.skip_space()
+        yield from source.starts("]")
+
+    def _call(self, name: str, keeping: ExitStack) -> Reading[bool]:
+        """Read a call; return whether it was one, and else stand anywhere behind its beginning.
+
+        Args:
+            keeping: what keeps the text of the call until it is known to be one.
+        """
+        assert self._reader is not None, "a form with marks of calls says what is between them"
+        teller = _CallTeller(self._n_calls, self._told, keeping)
+        with suppress(BrokenForm):
+            yield from self._reader.read(teller, name)
+        if teller.has_begun:
+            self._content.mark()
+            self._n_calls += 1
+            teller.end()
+        return teller.has_begun
+
+    def _visible(self, text: str) -> str:
+        """Return text without what is never content."""
+        for mark in self._hidden:
+            text = re.sub(mark.pattern, "", text)
+        return text
+
+    def _tell_content(self, text: str) -> None:
+        self._told.append(PartText("content", text))
+
+    def _tell_thought(self, text: str) -> None:
+        self._told.append(PartText("reasoning", text))
+
+
+class _PartTeller:
+    """Teller of the texts of one part, without the white space beside marks.
+
+    Args:
+        join: what stands between two texts of the part.
+
+    Attributes:
+        has_told: whether it has told any text.
+    """
+
+    def __init__(self, tell: Callable[[str], None], join: str) -> None:
+        self._tell, self._join = tell, join
+        self._spaces, self._is_behind_mark = "", False
+        self.has_told = False
+
+    def add(self, text: str) -> None:
+        """Tell text, but hold back white space at its end."""
+        if self._is_behind_mark:
+            text = text.lstrip()
+            self._is_behind_mark = not text
+            if text and self.has_told:
+                text = self._join + text
+        text = self._spaces + text
+        said = text.rstrip()
+        self._spaces = text[len(said) :]
+        if said:
+            self._tell(said)
+            self.has_told = True
+
+    def mark(self) -> None:
+        """Hear of a mark: white space beside it is dropped."""
+        self._spaces, self._is_behind_mark = "", True
+
+    def end(self) -> None:
+        """Tell what is held back."""
+        if self._spaces:
+            self._tell(self._spaces)
+            self._spaces = ""
+
+
+class _CallTeller:
+    """Teller of one call.
+
+    Attributes:
+        has_begun: whether it is known to be a call.
+    """
+
+    def __init__(self, index: int, told: list[AnswerPartEvent], keeping: ExitStack) -> None:
+        self._index, self._told, self._keeping = index, told, keeping
+        self._has_arguments = self.has_begun = False
+
+    def begin(self, name: str) -> None:
+        """Tell the name; nobody goes back before the call any more."""
+        self._told.append(CallBegun(self._index, name))
+        self.has_begun = True
+        self._keeping.close()
+
+    def add(self, text: str) -> None:
+        """Tell more of the arguments."""
+        self._told.append(CallText(self._index, text))
+        self._has_arguments = True
+
+    def end(self) -> None:
+        """Tell an empty object where no arguments came."""
+        if not self._has_arguments:
+            self.add("{}")
+
+
+def _is_before(match: re.Match[str], other: re.Match[str]) -> bool:
+    """Return whether a match begins before another, or is longer at the same place."""
+    return (match.start(), -match.end()) < (other.start(), -other.end())

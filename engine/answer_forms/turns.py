@@ -1,0 +1,193 @@
+"""Turns of a conversation as chat templates take them, with calls, their results and thoughts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.answer_forms.known import HERMES, AnswerForm
+from engine.errors import PromptError
+from engine.text.messages import ChatMessage, Tool, ToolCall
+
+Turn = dict[str, Any]
+
+NO_PARAMETERS = '{"type": "object", "properties": {}}'
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True)
+class TemplateUse:
+    """What a chat template makes of functions and calls.
+
+    Attributes:
+        form: form in which the model answers.
+        writes_calls: whether the template itself writes calls and their results.
+        shows_tools: whether it itself tells the model about functions.
+        has_text_arguments: whether it takes arguments as text, and not as an object.
+        empty: content of a turn that only calls.
+        takes_system: whether it takes a system prompt.
+        has_short_ids: whether names of calls must have nine letters and digits.
+        thought_key: key of a turn under which it looks for a thought.
+    """
+
+    form: AnswerForm = HERMES
+    writes_calls: bool = False
+    shows_tools: bool = False
+    has_text_arguments: bool = False
+    empty: str | None = ""
+    takes_system: bool = True
+    has_short_ids: bool = False
+    thought_key: str = "reasoning_content"
+
+    def turns(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[Turn]:
+        """Return the turns of a conversation, with the functions where the template shows none.
+
+        Raises:
+            PromptError: the schema of a function or the arguments of a call are no JSON object.
+        """
+        if self.writes_calls:
+            names = {call.id: call.name for message in messages for call in message.tool_calls}
+            turns = [self._turn(message, names) for message in messages]
+        else:
+            turns = _as_text(messages)
+        if tools and not self.shows_tools:
+            self._describe(turns, tools)
+        return turns
+
+    def continuation(self, message: ChatMessage, prompt: str) -> str:
+        """Return the text of an answer that is continued, as it goes on behind its prompt."""
+        if not message.reasoning:
+            return message.content
+        opening, closing = self.form.thought
+        if prompt.rstrip().endswith(opening.strip()):
+            opening = ""
+        return opening + message.reasoning + (closing + message.content if message.content else "")
+
+    def _turn(self, message: ChatMessage, names: Mapping[str, str]) -> Turn:
+        turn: Turn = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            turn[self.thought_key] = message.reasoning
+        if message.tool_calls:
+            turn["tool_calls"] = [
+                self._call(call, number) for number, call in enumerate(message.tool_calls)
+            ]
+            if not message.content:
+                turn["content"] = self.empty
+            elif self.thought_key == "thinking":  # gpt-oss takes one text before a call
+                turn["thinking"] = "\n\n".join(filter(None, (message.reasoning, message.content)))
+                turn["content"] = ""
+        if message.role == "tool":
+            turn["tool_call_id"] = self._id(message.tool_call_id, 0)
+            turn["name"] = message.name or names.get(message.tool_call_id, "")
+        return turn
+
+    def _call(self, call: ToolCall, number: int) -> Turn:
+        read = read_object(call.arguments, f"The arguments of the call of {call.name}")
+        arguments = json.dumps(read, ensure_ascii=False) if self.has_text_arguments else read
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": self._id(call.id, number), "type": "function", "function": function}
+
+    def _id(self, given: str, number: int) -> str:
+        """Return the name of a call in a form that the template takes."""
+        if self.has_short_ids and not _SHORT_ID.fullmatch(given):
+            return hashlib.sha256((given or str(number)).encode()).hexdigest()[:9]
+        return given or f"call{number:05}"
+
+    def _describe(self, turns: list[Turn], tools: Sequence[Tool]) -> None:
+        """Tell the model about functions in the system prompt, or else in the first question."""
+        text = description(self.form, tools)
+        role = "system" if self.takes_system else "user"
+        for turn in turns:
+            if turn["role"] == role:
+                both = (turn["content"], text) if role == "system" else (text, turn["content"])
+                turn["content"] = "\n\n".join(filter(None, both))
+                return
+        turns.insert(0, {"role": role, "content": text})
+
+
+def has_more_than_text(message: ChatMessage) -> bool:
+    """Return whether a message has a thought or calls, or is the result of one."""
+    return bool(message.reasoning or message.tool_calls or message.role == "tool")
+
+
+def as_functions(tools: Sequence[Tool]) -> list[Turn]:
+    """Return functions as templates take them.
+
+    Raises:
+        PromptError: a schema is no JSON object.
+    """
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": read_object(
+                    tool.parameters or NO_PARAMETERS, f"The schema of the function {tool.name}"
+                ),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def description(form: AnswerForm, tools: Sequence[Tool]) -> str:
+    """Return a text that tells a model which functions there are, and how it calls one."""
+    example = written_call(form, "FUNCTION", '{"ARGUMENT": "VALUE"}')
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_functions(tools))
+    return (
+        "You may call functions. Each line describes one, with the JSON schema of its arguments:\n"
+        f"{listed}\n\nTo call a function, end your answer with its name and arguments like this:\n"
+        f"{example}\n"
+        "The result comes with the next message."
+    )
+
+
+def written_call(form: AnswerForm, name: str, arguments: str) -> str:
+    """Return a call as a model writes it, in a form whose arguments are JSON."""
+    before, behind = form.around
+    return before + form.before.replace("NAME", name) + arguments + form.behind + behind
+
+
+def read_object(text: str, what: str) -> Turn:
+    """Return a JSON object from its text.
+
+    Args:
+        what: what the text is, for the error message.
+
+    Raises:
+        PromptError: it is none.
+    """
+    try:
+        read = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{what} cannot be read as JSON: {error}.") from error
+    if not isinstance(read, dict):
+        raise PromptError(f"{what} must be a JSON object.")
+    return read
+
+
+def _as_text(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Return turns of nothing but text: calls as a model writes them, results as questions."""
+    turns: list[Turn] = []
+    for message in messages:
+        if message.role == "tool":
+            result = f"<tool_response>\n{message.content}\n</tool_response>"
+            if turns and turns[-1]["role"] == "user":
+                turns[-1]["content"] += "\n" + result
+            else:
+                turns.append({"role": "user", "content": result})
+            continue
+        calls = [written_call(HERMES, call.name, call.arguments) for call in message.tool_calls]
+        turn: Turn = {
+            "role": message.role,
+            "content": "\n".join(filter(None, (message.content, *calls))),
+        }
+        if message.reasoning:
+            turn["reasoning_content"] = message.reasoning
+        turns.append(turn)
+    return turns

@@ -1,0 +1,1 @@
+"""Answers in parts: how each is read, and the events of its thought, content and calls."""

@@ -1,0 +1,201 @@
+"""Answers fall into the same parts as transformers finds, however their text is cut."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_parsing import parse_response
+
+from engine.answer_forms.known import (
+    DEEPSEEK,
+    GEMMA,
+    GLM,
+    HARMONY,
+    HERMES,
+    KNOWN_FORMS,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN_CODER,
+    AnswerForm,
+)
+from engine.answer_forms.parser import AnswerParser
+from engine.answer_forms.parts import CallBegun, CallText, PartText
+from engine.answer_forms.turns import as_functions
+from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed
+
+FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]
+
+
+def oracle(form: AnswerForm, text: str) -> Read:
+    """Return the parts that transformers' parser finds by the same description."""
+    description = copy.deepcopy(dict(form.description))
+    found = parse_response(text, description, prefix="", tools=as_functions(TOOLS))
+    calls = found.get("tool_calls", [])
+    if form is MISTRAL and calls:
+        (calls,) = calls  # a list in each region
+    functions = [call["function"] for call in calls]
+    content = found.get("content", "")
+    for noise in form.noise:
+        content = content.replace(noise, "")
+    return Read(
+        found.get("reasoning_content", ""), content.strip(),
+        [(function["name"], function["arguments"]) for function in functions],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_parts_are_those_that_transformers_finds(form: AnswerForm) -> None:
+    text, read = ANSWERS[form]
+    if form in (HERMES, GLM):  # a mark inside a string ends a call for transformers
+        text, read = text.replace('</tool_call>"', '<end>"'), copy.deepcopy(read)
+        read.calls[0][1]["where"]["x"][-1] = "<end>"
+    assert parsed(form, [text]) == read == oracle(form, text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cut_anywhere_changes_nothing(form: AnswerForm) -> None:
+    text, read = ANSWERS[form]
+    assert parsed(form, list(text)) == read
+    for at in range(len(text)):
+        assert parsed(form, [text[:at], text[at:]]) == read, text[:at]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_that_breaks_off_anywhere_has_closed_calls(form: AnswerForm) -> None:
+    text, read = ANSWERS[form]
+    n_calls = 0
+    for end in range(len(text)):
+        calls = parsed(form, [text[:end]]).calls
+        assert calls[:-1] == read.calls[: max(0, len(calls) - 1)]
+        assert n_calls <= len(calls) <= n_calls + 1, "no call comes and goes"
+        n_calls = len(calls)
+    assert n_calls == len(read.calls)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arguments_come_as_they_are_written(form: AnswerForm) -> None:
+    text, _ = ANSWERS[form]
+    parser, place = AnswerParser(form, TYPES), text.index("Süd") + 1
+
+    def told(more: str) -> str:
+        return "".join(event.text for event in parser.feed(more) if isinstance(event, CallText))
+
+    assert told(text[:place]).endswith("S")
+    assert told("abc") == "abc"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_functions_a_call_is_content(form: AnswerForm) -> None:
+    read = parsed(form, list(ANSWERS[form][0]), types=None)
+    assert not read.calls
+    assert "get_weather" in read.content
+
+
+@pytest.mark.parametrize("form", [f for f in KNOWN_FORMS if not f.is_bare], ids=lambda f: f.name)
+def test_a_function_that_there_is_not_is_told_as_well(form: AnswerForm) -> None:
+    read = parsed(form, [ANSWERS[form][0].replace("get_weather", "guess_weather")])
+    assert read.calls[0][0] == "guess_weather"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, 'Write <tool_call> and "name".'),
+        (HERMES, '<tool_call>\n{"name": 5}\n</tool_call>'),
+        (HERMES, "a < b, <tool, </tool_call"),
+        (LLAMA, '{"name": "Anna", "parameters": {"age": 3}}'),
+        (LLAMA, 'See: {"name": "clock", "parameters": {}}'),
+        (MISTRAL, "[TOOL_CALLS] none"),
+        (GEMMA, "<|tool_call>call:me"),
+        (QWEN_CODER, "<tool_call> <function = x>"),
+        (GLM, "<tool_call> x"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>function"),
+    ],
+)
+def test_what_only_looks_like_a_call_is_content(form: AnswerForm, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parsed(form, pieces) == Read(content=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"arguments": {"a": 1}, "name": "f"}</tool_call>', {"a": 1}),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"a": 1}),
+        ('{"name": "f"}</tool_call>', {}),
+        ('{"name": "f", "arguments": null}</tool_call>', {}),
+        ('{"name": "f", "arguments": {"a": True, "b": None}}', {"a": True, "b": None}),
+        ('{"name": "f", "arguments": {"a": "x\ny\\q"}}', {"a": "x\ny\\q"}),
+        ('{"name": "f", "arguments": {"a": [1, {"b', {"a": [1, {}]}),
+        ('{"name": "f", "arguments": {"a": "x\\', {"a": "x"}),
+        ('{"name": "f", "arguments": {"a": -', {"a": None}),
+        ('{"name": "f", "arguments": ' + '{"a": ' * 500, ...),
+    ],
+)
+def test_what_models_write_in_place_of_json_becomes_json(text: str, arguments: Any) -> None:
+    ((name, read),) = parsed(HERMES, list("<tool_call>" + text)).calls
+    assert name == "f"
+    assert read == arguments or arguments is ...
+
+
+def test_text_behind_a_broken_call_is_content() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1 oops}}</tool_call> Sorry.'
+    assert parsed(HERMES, list(text)) == Read("", "oops}}\nSorry.", [("f", {"a": 1})])
+
+
+def test_a_prompt_may_have_opened_the_thought() -> None:
+    assert parsed(HERMES, ["Hm.\n</think>\n\nYes."], prompt="…<think>\n") == Read("Hm.", "Yes.")
+    assert parsed(HERMES, ["Yes."], prompt="<think>\n\n</think>\n\n") == Read("", "Yes.")
+    opened = "<|start|>assistant<|channel|>analysis<|message|>"
+    assert parsed(HARMONY, ["Hm.<|end|>"], prompt=opened) == Read("Hm.")
+
+
+def test_control_tokens_are_never_shown() -> None:
+    hidden = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+    text = "<|channel|>final<|message|>One<|end|><|start|>user<|channel|>odd<|message|>Two"
+    assert parsed(HARMONY, list(text), hidden=hidden) == Read("", "One\nuseroddTwo")
+    broken = "[TOOL_CALLS]oops"
+    assert parsed(MISTRAL, list(broken), hidden=["[TOOL_CALLS]"]) == Read("", "oops")
+
+
+def test_several_calls_of_the_newer_mistral() -> None:
+    text = "[TOOL_CALLS]clock[ARGS]{}[TOOL_CALLS]get_weather[ARGS]" + json.dumps({"city": "P"})
+    assert parsed(MISTRAL_ARGS, list(text)).calls == [("clock", {}), ("get_weather", {"city": "P"})]
+
+
+def test_plain_text_is_told_at_once() -> None:
+    """But for what may be a mark, and spaces that may stand before one."""
+    parser = AnswerParser(HERMES, TYPES)
+    assert parser.feed("One ") == [PartText("content", "One")]
+    assert parser.feed("two <to") == [PartText("content", " two")]
+    assert parser.feed("y>") == [PartText("content", " <toy>")]
+    assert parser.feed("<tool_call>") == []
+    assert parser.feed('{"name": "f", "arguments": {') == [CallBegun(0, "f"), CallText(0, "{")]
+    assert parser.end() == [CallText(0, "}")]
+
+
+WORDS = [
+    *{mark for form in KNOWN_FORMS for mark in (form.trigger, *form.noise, *form.around) if mark},
+    "<think>", "</think>", "</tool_call>", "<function=f>", "<parameter=p>", "</parameter>",
+    "</function>", "<arg_key>k</arg_key>", "<arg_value>", "</arg_value>", "<|message|>", "<|end|>",
+    '{"name": "f", "arguments": ', '"parameters": ', "{", "}", "[", "]", '"', ":", ",", "\\",
+    "\\u12", "<", "|", "\n", " ", "1", "true", "call:f{a:", '<|"|>', "```json", "｜",
+]  # fmt: skip
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_text_has_parts_and_loses_nothing(data: st.DataObject) -> None:
+    """Words between marks turn up in some part; calls are JSON; cuts change nothing."""
+    form = data.draw(st.sampled_from(KNOWN_FORMS))
+    drawn = data.draw(st.lists(st.sampled_from([*sorted(WORDS), *"WWWWWW"]), max_size=14))
+    words = [f"w{n}ö" if word == "W" else word for n, word in enumerate(drawn)]
+    read = parsed(form, ["".join(words)])
+    assert parsed(form, list("".join(words))) == read
+    if not read.calls:
+        told = read.reasoning + read.content
+        assert not [word for word in words if word.startswith("w") and word not in told]

@@ -1,0 +1,193 @@
+"""Answers come in parts from the tokens on: thoughts, content and calls."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine import (
+    ChatMessage,
+    Finished,
+    Generate,
+    PromptError,
+    SamplingParams,
+    TokenText,
+    Tool,
+    ToolCallBegun,
+    ToolCallText,
+)
+from engine.generation.answers import Answers
+from engine.generation.prompts import Prompts
+from engine.generation.results import GenerationEvent
+from engine.generation.work import Follow, Found, Prefill
+from engine.gguf.reader import GGUFFile
+from tests.helpers.answer_texts import WEATHER
+from tests.helpers.vocabularies import CONTROL, bpe, metadata
+
+HERMES_LIKE = """\
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking %}<think>
+{% endif %}{% endif %}"""
+MISTRAL_LIKE = """\
+{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for m in messages %}
+{%- if m.role == "user" %}[INST]{{ m.content }}[/INST]
+{%- elif m.role == "tool" %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]
+{%- else %}{{ m.content }}
+{%- if m.tool_calls %}[TOOL_CALLS][
+{%- for call in m.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception("nine letters") }}{% endif -%}
+{{ call.function | tojson }}{{ ", " if not loop.last }}{% endfor %}]{% endif %}<|im_end|>
+{%- endif %}{% endfor %}"""
+SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[INST]", "[/INST]")
+QUESTION = ChatMessage("user", "Rain?")
+GREEDY = SamplingParams(temperature=0, max_tokens=500)
+
+
+def prompts_of(template: str) -> Prompts:
+    values = bpe([], dict.fromkeys(SPECIAL, CONTROL))
+    end = values["tokens"].index("<|im_end|>")
+    meta = metadata({**values, "eos_token_id": end, "tokenizer.chat_template": template})
+    return Prompts(cast(GGUFFile, SimpleNamespace(meta=meta)), "model")
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Prompts:
+    return prompts_of(HERMES_LIKE)
+
+
+@pytest.fixture(scope="module")
+def mistral() -> Prompts:
+    return prompts_of(MISTRAL_LIKE)
+
+
+def answered(
+    prompts: Prompts, request: Generate, answer: str | Sequence[int]
+) -> tuple[str, list[GenerationEvent]]:
+    """Return the prompt of a request, and the events of an answer that a model would give."""
+    tokenizer = prompts.tokenizer
+    script = iter([*tokenizer.encode(answer, False, True), tokenizer.eos_id])
+    steps = Answers(prompts, 4000, is_marked=False).to(request)
+    events, prompt = list[GenerationEvent](), ""
+    found: Found | None = None
+    while True:
+        try:
+            step = steps.send(found)
+        except StopIteration:
+            return prompt, events
+        found = None
+        if isinstance(step, Prefill | Follow):
+            found = next(script)
+            prompt = tokenizer.decode(step.ids) if isinstance(step, Prefill) else prompt
+        else:
+            events.append(step)
+
+
+def summary(events: Sequence[GenerationEvent]) -> dict[str, Any]:
+    """Return the parts that events tell, put together."""
+    texts = [e for e in events if isinstance(e, TokenText)]
+    begun = [e for e in events if isinstance(e, ToolCallBegun)]
+    assert [e.index for e in begun] == list(range(len(begun)))
+    assert all(len(e.id) == 9 and e.id.isalnum() for e in begun)
+    assert len({e.id for e in begun}) == len(begun)
+    written = [
+        "".join(e.text for e in events if isinstance(e, ToolCallText) and e.index == n)
+        for n in range(len(begun))
+    ]
+    return {
+        "reasoning": "".join(e.text for e in texts if e.part == "reasoning"),
+        "content": "".join(e.text for e in texts if e.part == "content"),
+        "calls": [(e.name, json.loads(text)) for e, text in zip(begun, written, strict=True)],
+    }
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+ASKED = Generate((QUESTION,), sampling=GREEDY, tools=(WEATHER,), in_parts=True)
+
+
+def test_each_part_is_told_as_such_and_each_token_once(hermes: Prompts) -> None:
+    answer = f"<think>\nHm…\n</think>\n\nI look.\n{CALL}"
+    prompt, events = answered(hermes, ASKED, answer)
+    assert "get_weather" in prompt
+    calls = [("get_weather", {"city": "Ulm"})]
+    assert summary(events) == {"reasoning": "Hm…", "content": "I look.", "calls": calls}
+    ids = [i for e in events if isinstance(e, TokenText) for i in e.ids]
+    assert hermes.tokenizer.decode(ids) == answer
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.completion_tokens == len(ids)
+
+
+def test_without_parts_the_text_is_told_as_it_is(hermes: Prompts) -> None:
+    _, events = answered(hermes, replace(ASKED, in_parts=False), f"<think>Hm</think>{CALL}")
+    assert summary(events)["content"] == f"<think>Hm</think>{CALL}"
+
+
+def test_a_thought_that_the_prompt_opens_is_one(hermes: Prompts) -> None:
+    prompt, events = answered(hermes, replace(ASKED, thinks=True), "Hm\n</think>\n\nNo.")
+    assert prompt.endswith("<think>\n")
+    assert summary(events) == {"reasoning": "Hm", "content": "No.", "calls": []}
+
+
+def test_marks_that_are_control_tokens_are_read_and_never_shown(mistral: Prompts) -> None:
+    call = json.dumps({"name": "get_weather", "arguments": {"city": "Ulm"}})
+    _, events = answered(mistral, ASKED, f"Look: [TOOL_CALLS][{call}, {call}]")
+    found = summary(events)
+    assert found["content"] == "Look:"
+    assert found["calls"] == [("get_weather", {"city": "Ulm"})] * 2
+    for request in (ASKED, replace(ASKED, tools=()), replace(ASKED, in_parts=False)):
+        assert summary(answered(mistral, request, "a[TOOL_CALLS]b")[1])["content"] == "ab"
+
+
+def test_no_choice_means_no_functions(hermes: Prompts) -> None:
+    prompt, events = answered(hermes, replace(ASKED, tool_choice="none"), CALL)
+    assert "get_weather" not in prompt
+    assert summary(events)["content"] == CALL
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tool_choice": "=clock"}, {"tools": (), "tool_choice": "required"}, {"variables": "[1]"},
+     {"variables": '{"messages": []}'}, {"variables": "{"},
+     {"tools": (Tool("f", parameters="{"),)}, {"tools": (Tool("f", parameters="[]"),)}],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused(hermes: Prompts, wrong: dict[str, Any]) -> None:
+    with pytest.raises(PromptError):
+        answered(hermes, replace(ASKED, **wrong), "")
+
+
+def test_variables_win_over_other_wishes(hermes: Prompts) -> None:
+    request = replace(ASKED, thinks=True, variables='{"enable_thinking": false}')
+    assert answered(hermes, request, "")[0].endswith("assistant\n")
+
+
+@pytest.mark.parametrize(
+    "said", ["I look.\n<tool", "<think>\nHm", "<think>\nHm\n</think>\n\nI look"]
+)
+def test_an_answer_goes_on_from_its_tokens_and_in_its_part(hermes: Prompts, said: str) -> None:
+    """As if it had not been interrupted, with or without its tokens."""
+    end = "_call> it.\n</think> End"
+    whole = summary(answered(hermes, ASKED, said + end)[1])
+    first = answered(hermes, ASKED, said)[1]
+    parts = summary(first)
+    last = ChatMessage("assistant", parts["content"], parts["reasoning"])
+    ids = tuple(i for e in first if isinstance(e, TokenText) for i in e.ids)
+    request = replace(ASKED, messages=(QUESTION, last), continue_last=True, begun=ids)
+    prompt, events = answered(hermes, request, end)
+    assert prompt.endswith("assistant\n" + said)
+    rest = summary(events)
+    assert parts["content"] + rest["content"] == whole["content"]
+    assert parts["reasoning"] + rest["reasoning"] == whole["reasoning"]

@@ -1,0 +1,138 @@
+"""Answers in every known form, as models write them, and readers of their parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.answer_forms.known import (
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    GEMMA,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN_CODER,
+    AnswerForm,
+)
+from engine.answer_forms.parser import AnswerParser
+from engine.answer_forms.parts import AnswerPartEvent, CallBegun, PartText
+from engine.answer_forms.schemas import parameters_of
+from engine.text.messages import Tool
+
+WEATHER = Tool(
+    "get_weather", "Tell the weather.",
+    json.dumps({"type": "object", "required": ["city"], "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"},
+        "exact": {"type": ["boolean", "null"]}}}),
+)  # fmt: skip
+CLOCK = Tool("clock", "Tell the time.")
+TOOLS = (WEATHER, CLOCK)
+TYPES = {tool.name: parameters_of(tool.parameters) for tool in TOOLS}
+
+
+@dataclass
+class Read:
+    """Parts of an answer, put together."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+
+def put_together(events: Iterable[AnswerPartEvent]) -> Read:
+    """Return the parts that events tell; a call that is no JSON object fails."""
+    read, names, texts = Read(), list[str](), list[str]()
+    for event in events:
+        if isinstance(event, CallBegun):
+            assert event.index == len(names), "calls are numbered from 0"
+            names.append(event.name)
+            texts.append("")
+        elif isinstance(event, PartText):
+            setattr(read, event.part, getattr(read, event.part) + event.text)
+        else:
+            assert event.index == len(names) - 1, "one call comes after the other"
+            texts[-1] += event.text
+    read.calls = [(name, json.loads(text)) for name, text in zip(names, texts, strict=True)]
+    assert all(isinstance(arguments, dict) for _, arguments in read.calls)
+    return read
+
+
+def parsed(
+    form: AnswerForm, pieces: Sequence[str], *, prompt: str = "", hidden: Sequence[str] = (),
+    types: Any = TYPES,
+) -> Read:  # fmt: skip
+    """Return the parts of an answer that comes in pieces."""
+    parser = AnswerParser(form, types, prompt, hidden)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return put_together([*events, *parser.end()])
+
+
+RAIN = {"city": 'Köln\n"Süd"', "days": 3, "where": {"x": [1, 2.5, None, True, "</tool_call>"]}}
+_JSON = json.dumps(RAIN, ensure_ascii=False)
+_XML_WHERE = json.dumps(RAIN["where"])
+ANSWERS: dict[AnswerForm, tuple[str, Read]] = {
+    HERMES: (
+        "<think>\nWhich town?\n</think>\n\nI look.\n<tool_call>\n"
+        f'{{"name": "get_weather", "arguments": {_JSON}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    QWEN_CODER: (
+        "<think>\nWhich town?\n</think>\n\nI look.\n\n<tool_call>\n<function=get_weather>\n"
+        f'<parameter=city>\nKöln\n"Süd"\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
+        f"<parameter=where>\n{_XML_WHERE}\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    GLM: (
+        "<think>Which town?</think>\nI look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+        '<arg_value>Köln\n"Süd"</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n'
+        f"<arg_key>where</arg_key>\n<arg_value>{_XML_WHERE}</arg_value>\n</tool_call>\n"
+        "<tool_call>clock\n</tool_call>",
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    LLAMA: (
+        f'{{"name": "get_weather", "parameters": {_JSON}}}',
+        Read(calls=[("get_weather", RAIN)]),
+    ),
+    MISTRAL: (
+        '[THINK]Which town?[/THINK]I look.[TOOL_CALLS][{"name": "get_weather", "arguments": '
+        f'{_JSON}, "id": "call00001"}}, {{"name": "clock", "arguments": {{}}, "id": "call00002"}}]',
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    MISTRAL_ARGS: (
+        f"[THINK]Which town?[/THINK]I look.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{_JSON}",
+        Read("Which town?", "I look.", [("get_weather", RAIN)]),
+    ),
+    HARMONY: (
+        "<|channel|>analysis<|message|>Which town?<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        f"<|constrain|>json<|message|>{_JSON}<|call|>",
+        Read("Which town?", "I look.", [("get_weather", RAIN)]),
+    ),
+    DEEPSEEK: (
+        "<think>\nWhich town?\n</think>\n\nI look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+        f"function<｜tool▁sep｜>get_weather\n```json\n{_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>"
+        "function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    DEEPSEEK_V31: (
+        "<think>Which town?</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
+        f"<｜tool▁sep｜>{_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{{}}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    GEMMA: (
+        "<|channel>thought\nWhich town?\n<channel|>I look.<|tool_call>call:get_weather{city:"
+        '<|"|>Köln\n"Süd"<|"|>,days:3,where:{x:[1,2.5,null,true,<|"|></tool_call><|"|>]}}<tool_call|>'
+        "<|tool_call>call:clock{}<tool_call|>",
+        Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+}
+"""An answer in each form, and its parts."""
