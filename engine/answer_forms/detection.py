@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
 
-from engine.answer_forms.known import HERMES, KNOWN_FORMS, AnswerForm
+from engine.answer_forms.known import HERMES, KNOWN_FORMS, AnswerFormat
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import CallBegun, CallText
 from engine.answer_forms.turns import TemplateUse, as_functions
@@ -111,7 +111,7 @@ def _makes(template: Renderable, messages: Sequence[ChatMessage], text: str) -> 
         return False
 
 
-def _has_the_call(form: AnswerForm, answer: str) -> bool:
+def _has_the_call(form: AnswerFormat, answer: str) -> bool:
     parser = AnswerParser(form, _TYPES)
     parts = [*parser.feed(answer), *parser.end()]
     names = [part.name for part in parts if isinstance(part, CallBegun)]
@@ -119,7 +119,7 @@ def _has_the_call(form: AnswerForm, answer: str) -> bool:
     return names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
 
 
-def _with_thinking(form: AnswerForm, source: str) -> AnswerForm:
+def _with_thinking(form: AnswerFormat, source: str) -> AnswerFormat:
     """Return a form with the marks of thoughts that a template writes."""
     found = next((pair for pair in THINKING_MARKS if pair[0] in source), None)
     is_own = found is None or found[0] in form.marks

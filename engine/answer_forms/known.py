@@ -31,7 +31,7 @@ _MARK_KEYS = ("open", "close", "open_pattern", "close_pattern")
 
 
 @dataclass(frozen=True, eq=False)
-class AnswerForm:
+class AnswerFormat:
     """A form in which models write their answers.
 
     Attributes:
@@ -64,7 +64,7 @@ class AnswerForm:
         """The description, read."""
         return read_layout(self.description)
 
-    def with_thinking(self, opening: str, closing: str) -> AnswerForm:
+    def with_thinking(self, opening: str, closing: str) -> AnswerFormat:
         """Return the form with other marks around what is thought."""
         thinking = TEXT | {"open": opening, "close": closing}
         fields = self.description["fields"] | {"reasoning_content": thinking}
@@ -94,7 +94,7 @@ def _described(calls: Mapping[str, Any], **others: Mapping[str, Any]) -> dict[st
     return {"version": 1, "start_anchor": "<|assistant|>", "defaults": {}, "fields": fields}
 
 
-HERMES = AnswerForm(
+HERMES = AnswerFormat(
     "hermes",
     _described(
         {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": OBJECT}
@@ -104,7 +104,7 @@ HERMES = AnswerForm(
     between="\n",
     trigger="<tool_call>",
 )
-QWEN_CODER = AnswerForm(
+QWEN_CODER = AnswerFormat(
     "qwen_coder",
     _described(
         {
@@ -120,7 +120,7 @@ QWEN_CODER = AnswerForm(
     between="\n",
     trigger="<tool_call>",
 )
-GLM = AnswerForm(
+GLM = AnswerFormat(
     "glm",
     _described(
         {
@@ -139,7 +139,7 @@ GLM = AnswerForm(
     between="\n",
     trigger="<tool_call>",
 )
-LLAMA = AnswerForm(
+LLAMA = AnswerFormat(
     "llama",
     _described(
         {
@@ -156,7 +156,7 @@ LLAMA = AnswerForm(
     noise=("<|python_tag|>",),
     is_bare=True,
 )
-MISTRAL = AnswerForm(
+MISTRAL = AnswerFormat(
     "mistral",
     _described(
         {
@@ -174,7 +174,7 @@ MISTRAL = AnswerForm(
     trigger="[TOOL_CALLS]",
     thought=("[THINK]", "[/THINK]"),
 )
-MISTRAL_ARGS = AnswerForm(
+MISTRAL_ARGS = AnswerFormat(
     "mistral_args",
     _described(
         {
@@ -188,7 +188,7 @@ MISTRAL_ARGS = AnswerForm(
     trigger="[TOOL_CALLS]",
     thought=("[THINK]", "[/THINK]"),
 )
-HARMONY = AnswerForm(
+HARMONY = AnswerFormat(
     "harmony",
     _described(
         {
@@ -224,7 +224,7 @@ HARMONY = AnswerForm(
     ),
     noise=("<|start|>assistant",),
 )
-DEEPSEEK = AnswerForm(
+DEEPSEEK = AnswerFormat(
     "deepseek",
     _described(
         {
@@ -241,7 +241,7 @@ DEEPSEEK = AnswerForm(
     trigger="<｜tool▁calls▁begin｜>",
     noise=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
 )
-DEEPSEEK_V31 = AnswerForm(
+DEEPSEEK_V31 = AnswerFormat(
     "deepseek_v31",
     _described(
         {
@@ -257,7 +257,7 @@ DEEPSEEK_V31 = AnswerForm(
     trigger="<｜tool▁calls▁begin｜>",
     noise=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
 )
-GEMMA = AnswerForm(
+GEMMA = AnswerFormat(
     "gemma4",
     _described(
         {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
 from engine.answer_forms.call_reader import CallReader, Types
-from engine.answer_forms.known import AnswerForm
+from engine.answer_forms.known import AnswerFormat
 from engine.answer_forms.layout import Region
 from engine.answer_forms.marks import Mark
 from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText
@@ -29,7 +29,7 @@ class AnswerParser:
 
     def __init__(
         self,
-        form: AnswerForm,
+        form: AnswerFormat,
         types: Types | None = None,
         prompt: str = "",
         hidden: Sequence[str] = (),

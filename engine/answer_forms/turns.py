@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.answer_forms.known import HERMES, AnswerForm
+from engine.answer_forms.known import HERMES, AnswerFormat
 from engine.errors import PromptError
 from engine.text.messages import ChatMessage, Tool, ToolCall
 
@@ -34,7 +34,7 @@ class TemplateUse:
         thought_key: key of a turn under which it looks for a thought.
     """
 
-    form: AnswerForm = HERMES
+    form: AnswerFormat = HERMES
     writes_calls: bool = False
     shows_tools: bool = False
     has_text_arguments: bool = False
@@ -135,7 +135,7 @@ def as_functions(tools: Sequence[Tool]) -> list[Turn]:
     ]
 
 
-def description(form: AnswerForm, tools: Sequence[Tool]) -> str:
+def description(form: AnswerFormat, tools: Sequence[Tool]) -> str:
     """Return a text that tells a model which functions there are, and how it calls one."""
     example = written_call(form, "FUNCTION", '{"ARGUMENT": "VALUE"}')
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_functions(tools))
@@ -147,7 +147,7 @@ def description(form: AnswerForm, tools: Sequence[Tool]) -> str:
     )
 
 
-def written_call(form: AnswerForm, name: str, arguments: str) -> str:
+def written_call(form: AnswerFormat, name: str, arguments: str) -> str:
     """Return a call as a model writes it, in a form whose arguments are JSON."""
     before, behind = form.around
     return before + form.before.replace("NAME", name) + arguments + form.behind + behind

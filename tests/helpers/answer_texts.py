@@ -18,7 +18,7 @@ from engine.answer_forms.known import (
     MISTRAL,
     MISTRAL_ARGS,
     QWEN_CODER,
-    AnswerForm,
+    AnswerFormat,
 )
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import AnswerPartEvent, CallBegun, PartText
@@ -64,7 +64,7 @@ def put_together(events: Iterable[AnswerPartEvent]) -> Read:
 
 
 def parsed(
-    form: AnswerForm, pieces: Sequence[str], *, prompt: str = "", hidden: Sequence[str] = (),
+    form: AnswerFormat, pieces: Sequence[str], *, prompt: str = "", hidden: Sequence[str] = (),
     types: Any = TYPES,
 ) -> Read:  # fmt: skip
     """Return the parts of an answer that comes in pieces."""
@@ -76,7 +76,7 @@ def parsed(
 RAIN = {"city": 'Köln\n"Süd"', "days": 3, "where": {"x": [1, 2.5, None, True, "</tool_call>"]}}
 _JSON = json.dumps(RAIN, ensure_ascii=False)
 _XML_WHERE = json.dumps(RAIN["where"])
-ANSWERS: dict[AnswerForm, tuple[str, Read]] = {
+ANSWERS: dict[AnswerFormat, tuple[str, Read]] = {
     HERMES: (
         "<think>\nWhich town?\n</think>\n\nI look.\n<tool_call>\n"
         f'{{"name": "get_weather", "arguments": {_JSON}}}\n</tool_call>\n'

@@ -20,7 +20,7 @@ from engine.answer_forms.known import (
     MISTRAL,
     MISTRAL_ARGS,
     QWEN_CODER,
-    AnswerForm,
+    AnswerFormat,
 )
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import CallBegun, CallText, PartText
@@ -30,7 +30,7 @@ from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed
 FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]
 
 
-def oracle(form: AnswerForm, text: str) -> Read:
+def oracle(form: AnswerFormat, text: str) -> Read:
     """Return the parts that transformers' parser finds by the same description."""
     description = copy.deepcopy(dict(form.description))
     found = parse_response(text, description, prefix="", tools=as_functions(TOOLS))
@@ -48,7 +48,7 @@ def oracle(form: AnswerForm, text: str) -> Read:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_parts_are_those_that_transformers_finds(form: AnswerForm) -> None:
+def test_the_parts_are_those_that_transformers_finds(form: AnswerFormat) -> None:
     text, read = ANSWERS[form]
     if form in (HERMES, GLM):  # a mark inside a string ends a call for transformers
         text, read = text.replace('</tool_call>"', '<end>"'), copy.deepcopy(read)
@@ -57,7 +57,7 @@ def test_the_parts_are_those_that_transformers_finds(form: AnswerForm) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_cut_anywhere_changes_nothing(form: AnswerForm) -> None:
+def test_a_cut_anywhere_changes_nothing(form: AnswerFormat) -> None:
     text, read = ANSWERS[form]
     assert parsed(form, list(text)) == read
     for at in range(len(text)):
@@ -65,7 +65,7 @@ def test_a_cut_anywhere_changes_nothing(form: AnswerForm) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_answer_that_breaks_off_anywhere_has_closed_calls(form: AnswerForm) -> None:
+def test_an_answer_that_breaks_off_anywhere_has_closed_calls(form: AnswerFormat) -> None:
     text, read = ANSWERS[form]
     n_calls = 0
     for end in range(len(text)):
@@ -77,7 +77,7 @@ def test_an_answer_that_breaks_off_anywhere_has_closed_calls(form: AnswerForm) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_arguments_come_as_they_are_written(form: AnswerForm) -> None:
+def test_arguments_come_as_they_are_written(form: AnswerFormat) -> None:
     text, _ = ANSWERS[form]
     parser, place = AnswerParser(form, TYPES), text.index("Süd") + 1
 
@@ -89,14 +89,14 @@ def test_arguments_come_as_they_are_written(form: AnswerForm) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_without_functions_a_call_is_content(form: AnswerForm) -> None:
+def test_without_functions_a_call_is_content(form: AnswerFormat) -> None:
     read = parsed(form, list(ANSWERS[form][0]), types=None)
     assert not read.calls
     assert "get_weather" in read.content
 
 
 @pytest.mark.parametrize("form", [f for f in KNOWN_FORMS if not f.is_bare], ids=lambda f: f.name)
-def test_a_function_that_there_is_not_is_told_as_well(form: AnswerForm) -> None:
+def test_a_function_that_there_is_not_is_told_as_well(form: AnswerFormat) -> None:
     read = parsed(form, [ANSWERS[form][0].replace("get_weather", "guess_weather")])
     assert read.calls[0][0] == "guess_weather"
 
@@ -116,7 +116,7 @@ def test_a_function_that_there_is_not_is_told_as_well(form: AnswerForm) -> None:
         (DEEPSEEK, "<｜tool▁call▁begin｜>function"),
     ],
 )
-def test_what_only_looks_like_a_call_is_content(form: AnswerForm, text: str) -> None:
+def test_what_only_looks_like_a_call_is_content(form: AnswerFormat, text: str) -> None:
     for pieces in ([text], list(text)):
         assert parsed(form, pieces) == Read(content=text)
 
