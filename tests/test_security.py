@@ -25,6 +25,12 @@ NETWORK = {
 }  # fmt: skip
 """Modules that can speak to other machines."""
 
+SERVES = ("app.server", "app.cli.server")
+"""Packages that answer those who connect to this machine, where `tandem serve` was asked for."""
+
+SERVERS_OWN = {"app.server.web.running": {"asyncio", "socket"}, "app.server.web.gate": {"socket"}}
+"""What modules of these import beside asyncio, which only waits."""
+
 SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"}}
 """What the modules that import `socket` take from it: none of it reaches another machine."""
 
@@ -106,5 +112,7 @@ def test_nothing_opens_a_connection() -> None:
             assert calls == SOCKETS[module]
         elif module in LOCAL:
             assert found == {f"PySide6.QtNetwork{name}" for name in LOCAL[module]}
+        elif any(starts(module, package) for package in SERVES):
+            assert found <= SERVERS_OWN.get(module, {"asyncio"}), module
         elif module not in REACHES_OUT:
             assert not found, module

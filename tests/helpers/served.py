@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,22 +20,28 @@ from engine.host import ThreadHost
 
 WAIT_S = 60.0
 
+MakeHost = Callable[[Callable[[HostEvent], None]], EngineHost]
+
 
 class EngineOnThread:
-    """The demo model behind a host on a thread, whose events go to the servers that are there.
+    """A model behind a host of this process, whose events go to the servers that are there.
+
+    Args:
+        make_host: starts the host, a real one with the demo model unless it is another.
+        params: settings of the load.
 
     Attributes:
         cancelled: numbers of the commands that were cancelled.
         submitted: commands by number.
     """
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, make_host: MakeHost = ThreadHost, **params: Any) -> None:
         self.cancelled: list[int] = []
         self.submitted: dict[int, Command] = {}
         self.links: list[EngineLink] = []
         self._loaded: ModelLoaded | None = None
         self._is_loaded = threading.Event()
-        self.host: EngineHost = ThreadHost(self._on_event)
+        self.host: EngineHost = make_host(self._on_event)
         self.host.submit(Load(LoadParams(str(demo_model()), **params)))
         assert self._is_loaded.wait(WAIT_S)
         assert self._loaded is not None

@@ -19,12 +19,10 @@ from app.server.ledger import RequestRecord
 from app.server.link import EngineLink
 from app.server.models import SingleModel
 from app.server.settings import ServerSettings
-from app.server.web.running import QuietServer, address_of, serve
+from app.server.web.running import Listener, QuietServer, address_of, serve
 from engine import Command, LoadParams, LoadProgress, ModelInfo, SamplingParams, read_model_info
 
 if TYPE_CHECKING:
-    import socket
-
     from engine import EngineHost
 
 KEY_VARIABLE = "TANDEM_API_KEY"
@@ -45,7 +43,7 @@ class ServerRun:
 
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
-        sock: socket.socket,
+        sock: Listener,
     ) -> None:  # fmt: skip
         self._settings, self._params, self._sock = settings, params, sock
         self._keep_s = keep_s

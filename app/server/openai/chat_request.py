@@ -160,6 +160,7 @@ class ChatRequest(AnyCompletion):
     continue_final_message: bool = asked(
         "Go on with the last message, which is the assistant's.", default=False
     )
+    add_generation_prompt: bool | None = asked("Without effect: see the field above.", None)
     modalities: tuple[str, ...] = asked("Only text can be written.", ())
     audio: JsonObject | None = asked("Refused.", None)
     functions: tuple[JsonObject, ...] = asked("Refused; tools have taken its place.", ())

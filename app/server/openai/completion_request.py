@@ -19,6 +19,7 @@ class CompletionRequest(AnyCompletion):
     prompt: str | tuple[str, ...] = asked(
         "The text to go on with, or several.", least=1, most=MOST_CHOICES
     )
+    suffix: str = asked("The text behind the gap that the answer fills in.", "")
     echo: bool = asked("Repeat the prompt before the answer.", default=False)
     logprobs: int | None = asked(
         "Number of likeliest tokens to tell at each place.", None, least=0, most=20

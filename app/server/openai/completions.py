@@ -45,8 +45,8 @@ async def completions(desk: Desk, record: RequestRecord, request: CompletionRequ
         params = sampling_of(request, desk.settings.sampling, loaded.info.n_vocab, most)
         return [
             Generate(
-                prompt=prompt, sampling=one, timed_every=0, grammar=grammar,
-                n_logprobs=request.logprobs,
+                prompt=prompt, suffix=request.suffix, sampling=one, timed_every=0,
+                grammar=grammar, n_logprobs=request.logprobs,
             )
             for prompt in prompts
             for one in params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from app.server.refusal import Refusal, bad_value
 from app.server.requests.reading import asked, asked_like
@@ -71,6 +71,7 @@ class SamplingFields:
         "Texts that no answer contains.", None, most=MOST_STOPS
     )
     ignore_eos: bool | None = asked_like("ignore_eos")
+    on_overflow: Literal["stop", "shift"] | None = asked_like("on_overflow")
     cache_prompt: bool | None = asked("Without effect: prompts are always cached.", None)
 
 

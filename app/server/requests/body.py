@@ -23,7 +23,7 @@ def read_json(body: bytes) -> Any:
         Refusal: it is no JSON, a number is not finite, or it is nested too deeply.
     """
     try:
-        document = json.loads(body, parse_constant=_refuse_constant)
+        document = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError:

@@ -40,7 +40,11 @@ STOP_S = 2.0
 BACKLOG = 128
 
 
-def listen(settings: ServerSettings) -> socket.socket:
+Listener = socket.socket
+"""A socket that listens."""
+
+
+def listen(settings: ServerSettings) -> Listener:
     """Return a socket that listens as the settings say.
 
     Raises:
@@ -84,7 +88,7 @@ def _not_listening(host: str, port: int, error: Exception) -> EngineError:
     return EngineError(f"The server cannot listen on {host}:{port}: {reason}.")
 
 
-def address_of(sock: socket.socket) -> str:
+def address_of(sock: Listener) -> str:
     """Return the address of a listening socket, such as "http://127.0.0.1:11435"."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -108,7 +112,7 @@ def make_server(app: ASGIApp) -> QuietServer:
     return QuietServer(config)
 
 
-async def serve(desk: Desk, sock: socket.socket, on_ready: Callable[[QuietServer], None]) -> None:
+async def serve(desk: Desk, sock: Listener, on_ready: Callable[[QuietServer], None]) -> None:
     """Serve a desk until its server is told to end.
 
     Args:
@@ -192,7 +196,7 @@ class ServerThread:
         if self._server is not None:
             self._server.should_exit = self._server.force_exit = True
 
-    def _run(self, sock: socket.socket) -> None:
+    def _run(self, sock: Listener) -> None:
         try:
             asyncio.run(self._serve(sock))
         except Exception as error:
@@ -202,7 +206,7 @@ class ServerThread:
             sock.close()
             self._is_ready.set()
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: Listener) -> None:
         self._loop = asyncio.get_running_loop()
         desk = self._make_desk()
         desk.link.open()
