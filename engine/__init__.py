@@ -112,10 +112,14 @@ if TYPE_CHECKING:
         CountTokens,
         Detokenize,
         Detokenized,
+        Embed,
+        Embedded,
+        ScoreTokens,
         TemplateApplied,
         Tokenize,
         Tokenized,
         TokensCounted,
+        TokensScored,
     )
     from engine.json_file import replace_json
     from engine.limited.answering import answer_lines, ending_after
@@ -243,6 +247,8 @@ __all__ = [
     "DeviceRef",
     "DeviceSnapshot",
     "DeviceSpeed",
+    "Embed",
+    "Embedded",
     "EngineCrashed",
     "EngineError",
     "EngineHost",
@@ -317,6 +323,7 @@ __all__ = [
     "SamplingParams",
     "SaveState",
     "SavedPlan",
+    "ScoreTokens",
     "SpeedModel",
     "Speeds",
     "SplitError",
@@ -337,6 +344,7 @@ __all__ = [
     "Tokenize",
     "Tokenized",
     "TokensCounted",
+    "TokensScored",
     "Tool",
     "ToolCall",
     "ToolCallBegun",
@@ -457,8 +465,8 @@ _HOME = {
         "Unload",
     ),
     "inquiries.questions": (
-        "ApplyTemplate", "CountTokens", "Detokenize", "Detokenized", "TemplateApplied", "Tokenize",
-        "Tokenized", "TokensCounted",
+        "ApplyTemplate", "CountTokens", "Detokenize", "Detokenized", "Embed", "Embedded",
+        "ScoreTokens", "TemplateApplied", "Tokenize", "Tokenized", "TokensCounted", "TokensScored",
     ),
     "generation.results": (
         "AnswerPart", "ContextShifted", "FinishReason", "Finished", "PrefillProgress", "Timings",

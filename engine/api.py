@@ -15,15 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.config.load import LoadParams, PeerMode
 from engine.config.sampling import SamplingParams
-from engine.errors import Cancelled, EngineError, ModelFileError, SplitError
+from engine.errors import EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
-from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.generation.answers import Answers
 from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
@@ -35,7 +32,7 @@ from engine.gguf.identity import model_hash
 from engine.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import explain_faults, has_stopped
-from engine.inquiries.about_text import TextInquiries
+from engine.inquiries.in_passes import Inquiries
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.description import ModelInfo
 from engine.models.info import describe
@@ -43,7 +40,6 @@ from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
-from engine.sampling.token_source import Logits
 
 KEPT_BY_A_SPLIT = (
     "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
@@ -117,7 +113,7 @@ def load_model(
     return Model(params, on_progress, is_cancelled)
 
 
-class Model(TextInquiries):
+class Model(Inquiries):
     """A loaded model.
 
     Any thread may call it. Answers are computed side by side: whoever reads an event of one that is
@@ -190,26 +186,6 @@ class Model(TextInquiries):
     def fallbacks(self) -> tuple[Fallback, ...]:
         """What makes the GPUs slower than they could be, as of now; it may change at any token."""
         return self.runtime.fallbacks.current
-
-    def logits(self, ids: Sequence[int]) -> Logits:
-        """Compute the logits after each of `ids`, a fresh sequence, whatever is cached.
-
-        Returns:
-            Logits in F32, (len(ids), n_vocab).
-
-        Raises:
-            PromptError: no tokens, unknown tokens, or more than the context holds.
-        """
-        ids = [int(i) for i in ids]
-        with self._occupancy.use("it computes logits") as is_closing:
-
-            def check() -> None:
-                if is_closing():
-                    raise Cancelled("Computing logits")
-
-            self.scheduler.check(ids)
-            with own_sequence(self.scheduler, self.runtime.runner) as sequence:
-                return np.concatenate(list(sequence.compute(ids, 0, check, PROMPT_BATCH)))
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,

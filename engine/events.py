@@ -13,6 +13,8 @@ A host answers every command with any number of progress events and exactly one 
     Tokenize                                      Tokenized | Failed
     Detokenize                                    Detokenized | Failed
     ApplyTemplate                                 TemplateApplied | Failed
+    Embed                                         Embedded | Failed
+    ScoreTokens                                   TokensScored | Failed
 
 At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
 have a `FallbacksChanged` before its closing event, or right behind it.
@@ -26,7 +28,7 @@ has no room for all answers, those that came last are silent until there is.
 `HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
 a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping,
-and a cancelled search in `Tuned` with what it found.
+and a cancelled search in `Tuned` with what it found. A cancelled question fails like a load.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ from engine.events import (
     Tuned,
     Unload,
 )
-from engine.inquiries.questions import Question
-from engine.inquiries.table import ANSWERING
+from engine.inquiries.table import ANSWERING, reply_to
 
 if TYPE_CHECKING:
     from engine.api import Model
@@ -230,7 +229,8 @@ class ThreadHost:
             self._free()
             self._send(generation, ModelUnloaded())
         else:
-            self._reply(generation, command)
+            is_cancelled = partial(self._is_cancelled, generation)
+            self._send(generation, reply_to(self._loaded(), command, is_cancelled))
 
     def _load(self, generation: int, command: Load) -> None:
         if self._import_error is not None:
@@ -328,11 +328,6 @@ class ThreadHost:
         )
         model = None if self._model is None else self._described(start)
         self._send(generation, Tuned(result, model))
-
-    def _reply(self, generation: int, question: Question) -> None:
-        answering = ANSWERING[type(question)]
-        is_cancelled = partial(self._is_cancelled, generation)
-        self._send(generation, answering(self._loaded(), question, is_cancelled))
 
     def _hold(self, model: Model | None) -> None:
         """Note which model is loaded now, at every moment of a replacement."""

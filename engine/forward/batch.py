@@ -66,10 +66,12 @@ class Batch(NamedTuple):
 
     Attributes:
         first_logit: first row whose logits are wanted; those of all rows behind it are.
+        wants_hidden: whether the hidden states behind the final norm are wanted in their place.
     """
 
     pieces: tuple[Piece, ...]
     first_logit: int
+    wants_hidden: bool = False
 
     @classmethod
     def of_one(cls, n_past: int, n: int, first_logit: int) -> Batch:

@@ -11,15 +11,13 @@ from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
 from engine.generation.parts.part_events import in_parts
 from engine.generation.results import ContextShifted
+from engine.generation.scoring import check_n_logprobs
 
 if TYPE_CHECKING:
     from engine.config.sampling import SamplingParams
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
     from engine.text.messages import ChatMessage, Tool
-
-MOST_LOGPROBS = 20
-"""Largest `Generate.n_logprobs`, as OpenAI's API has it."""
 
 
 class Asked(Protocol):
@@ -156,11 +154,8 @@ class Answers:
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
-        if n_logprobs is not None and not 0 <= n_logprobs <= MOST_LOGPROBS:
-            raise EngineError(
-                f"Probabilities of {n_logprobs} tokens cannot be told at each place.",
-                f"Ask for 0 to {MOST_LOGPROBS}.",
-            )
+        if n_logprobs is not None:
+            check_n_logprobs(n_logprobs)
         generation = Generation(
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
             n_logprobs, shown,

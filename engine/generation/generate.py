@@ -24,8 +24,8 @@ from engine.generation.results import (
     TokenText,
     Usage,
 )
+from engine.generation.scoring import token_logprob
 from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
-from engine.sampling.logprobs import likeliest, logprobs_of
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -84,16 +84,6 @@ def fitting_tokens(
     decoder, stop = tokenizer.stream(), StopMatcher(stops)
     shown = "".join(stop.feed(decoder.feed(token))[0] for token in ids)
     return tuple(ids) if shown == text else ()
-
-
-def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
-    """Return how likely a token was, and the n likeliest ones.
-
-    Args:
-        logits: logits of the vocabulary as the model computed them, (n_vocab,).
-    """
-    found = logprobs_of(logits)
-    return TokenLogprob(token, float(found[token]), tuple(likeliest(found, n)))
 
 
 class Generation:

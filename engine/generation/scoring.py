@@ -1,4 +1,4 @@
-"""Perplexity: how well a model predicts a text, the usual measure of a quantisation's loss."""
+"""How likely a model finds tokens, one by one and as the perplexity of a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineError, PromptError
-from engine.sampling.logprobs import log_sums
+from engine.generation.results import TokenLogprob
+from engine.sampling.logprobs import likeliest, log_sums, logprobs_of
 
 if TYPE_CHECKING:
     from engine.models.description import ModelInfo
@@ -22,9 +23,13 @@ MAX_NLL = 700.0
 """Upper bound of a mean loss in nats, as the exponential of more is no F64 number."""
 
 
+MOST_LOGPROBS = 20
+"""Largest number of likeliest tokens to name at each place, as OpenAI's API has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Perplexity of a text.
+    """Perplexity of a text: the usual measure of a quantisation's loss.
 
     Attributes:
         nll: mean negative log-likelihood of a scored token, in nats.
@@ -100,6 +105,29 @@ def perplexity(
         )
     spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
     return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)
+
+
+def check_n_logprobs(n: int) -> None:
+    """Check a number of likeliest tokens to name at each place.
+
+    Raises:
+        EngineError: it is none of 0 to `MOST_LOGPROBS`.
+    """
+    if not 0 <= n <= MOST_LOGPROBS:
+        raise EngineError(
+            f"Probabilities of {n} tokens cannot be told at each place.",
+            f"Ask for 0 to {MOST_LOGPROBS}.",
+        )
+
+
+def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
+    """Return how likely a token was, and the n likeliest ones.
+
+    Args:
+        logits: logits of the vocabulary as the model computed them, (n_vocab,).
+    """
+    found = logprobs_of(logits)
+    return TokenLogprob(token, float(found[token]), tuple(likeliest(found, n)))
 
 
 def _losses(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TextInquiries:
-    """The part of `engine.api.Model` that reads and writes text, without computing anything."""
+    """The part of `engine.api.Model` that answers questions without computing tokens."""
 
     info: ModelInfo
     _prompts: Prompts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.generation.results import TokenLogprob
 from engine.text.messages import ChatMessage, Tool
 
 
@@ -121,5 +122,56 @@ class TemplateApplied:
     prompt: str
 
 
-Question = CountTokens | Tokenize | Detokenize | ApplyTemplate
-Reply = TokensCounted | Tokenized | Detokenized | TemplateApplied
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Command to compute the embeddings of texts: a vector of length 1 for each.
+
+    Attributes:
+        inputs: texts, which get the BOS and EOS that the model wants, or token ids, which are taken
+            as they are.
+    """
+
+    inputs: tuple[tuple[int, ...] | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Closing event of an `Embed`.
+
+    Attributes:
+        vectors: embedding of each text: `n_embd` numbers in F32.
+        n_tokens: number of tokens of all texts.
+    """
+
+    vectors: tuple[tuple[float, ...], ...]
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTokens:
+    """Command to tell how likely each token of a text is behind those before it.
+
+    Attributes:
+        n_logprobs: number of likeliest tokens to name at each place, 20 at most.
+    """
+
+    ids: tuple[int, ...]
+    n_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensScored:
+    """Closing event of a `ScoreTokens`.
+
+    Attributes:
+        logprobs: how likely each token but the first was, which has nothing before it.
+    """
+
+    logprobs: tuple[TokenLogprob, ...]
+
+
+Question = CountTokens | Tokenize | Detokenize | ApplyTemplate | Embed | ScoreTokens
+"""Commands that a loaded model answers between two passes."""
+
+Reply = TokensCounted | Tokenized | Detokenized | TemplateApplied | Embedded | TokensScored
+"""Closing events of questions."""

@@ -11,47 +11,60 @@ from engine.inquiries.questions import (
     CountTokens,
     Detokenize,
     Detokenized,
+    Embed,
+    Embedded,
+    Question,
     Reply,
+    ScoreTokens,
     TemplateApplied,
     Tokenize,
     Tokenized,
     TokensCounted,
+    TokensScored,
 )
 
 if TYPE_CHECKING:
-    from engine.inquiries.about_text import TextInquiries
+    from engine.inquiries.in_passes import Inquiries
     from engine.progress import IsCancelled
 
-Answering = Callable[["TextInquiries", Any, "IsCancelled"], Reply]
+Answering = Callable[["Inquiries", Any, "IsCancelled"], Reply]
 """Function that returns a model's reply to a question; it may end as cancelled."""
 
 
-def _counted(model: TextInquiries, question: CountTokens, _: IsCancelled) -> TokensCounted:
+def _counted(model: Inquiries, question: CountTokens, _: IsCancelled) -> TokensCounted:
     return TokensCounted(*model.count_tokens(question.messages, question.draft))
 
 
-def _tokenized(model: TextInquiries, question: Tokenize, _: IsCancelled) -> Tokenized:
+def _tokenized(model: Inquiries, question: Tokenize, _: IsCancelled) -> Tokenized:
     ids = model.tokenize(
         question.text, add_special=question.add_special, parse_special=question.parse_special
     )
     return Tokenized(tuple(ids), _pieces(model, ids) if question.has_pieces else ())
 
 
-def _detokenized(model: TextInquiries, question: Detokenize, _: IsCancelled) -> Detokenized:
+def _detokenized(model: Inquiries, question: Detokenize, _: IsCancelled) -> Detokenized:
     text = model.detokenize(question.ids, skip_special=question.skip_special)
     return Detokenized(text, _pieces(model, question.ids) if question.has_pieces else ())
 
 
-def _pieces(model: TextInquiries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _pieces(model: Inquiries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(piece) for piece in model.pieces(ids))
 
 
-def _applied(model: TextInquiries, question: ApplyTemplate, _: IsCancelled) -> TemplateApplied:
+def _applied(model: Inquiries, question: ApplyTemplate, _: IsCancelled) -> TemplateApplied:
     prompt = model.apply_template(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
         effort=question.effort, add_generation_prompt=question.add_generation_prompt,
     )  # fmt: skip
     return TemplateApplied(prompt)
+
+
+def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> Embedded:
+    return model.embed(question.inputs, is_cancelled)
+
+
+def _scored(model: Inquiries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
+    return TokensScored(tuple(model.score(question.ids, question.n_logprobs, is_cancelled)))
 
 
 ANSWERING: Mapping[type, Answering] = MappingProxyType(
@@ -60,6 +73,20 @@ ANSWERING: Mapping[type, Answering] = MappingProxyType(
         Tokenize: _tokenized,
         Detokenize: _detokenized,
         ApplyTemplate: _applied,
+        Embed: _embedded,
+        ScoreTokens: _scored,
     }
 )
 """Functions that answer, by the class of the question."""
+
+
+def reply_to(model: Inquiries, question: Question, is_cancelled: IsCancelled) -> Reply:
+    """Return a model's reply to a question.
+
+    Args:
+        is_cancelled: asked again and again; returning True ends what is computed for it.
+
+    Raises:
+        EngineError: the question cannot be answered, or it was cancelled.
+    """
+    return ANSWERING[type(question)](model, question, is_cancelled)

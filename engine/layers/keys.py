@@ -68,6 +68,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "logit_scale": FACTOR,
     "swiglu_clamp_exp": FACTOR,
     "swiglu_clamp_shexp": FACTOR,
+    "pooling_type": (-1, 16),
     "rope.dimension_count": (2, MAX_SIZE),
     "rope.dimension_count_swa": (2, MAX_SIZE),
     "rope.dimension_sections": COUNT,

@@ -80,8 +80,9 @@ class CausalLM(Module):
         """Run ids (T,) after the tokens that are already in the caches.
 
         Returns:
-            Logits (rows, n_vocab) of the rows from the first wanted one on, on the first rank of
-            the output head; None on the others, and on all if there are no such rows.
+            Logits (rows, n_vocab) of the rows from the first wanted one on, or their hidden states
+            (rows, n_embd) if the batch wants these, on the first rank of the output head; None on
+            the others, and on all if there are no such rows.
         """
         x = self.embed(ids, ctx)
         for block in self.blk:
@@ -96,7 +97,10 @@ class CausalLM(Module):
         x = ctx.enter(x, self.split.last_group, self.hp.n_embd)
         if x is None:
             return None
-        return ctx.gather(self.head(self.output_norm(x[first:], ctx), ctx), x)
+        hidden = self.output_norm(x[first:], ctx)
+        if ctx.batch.wants_hidden:
+            return hidden.float() if ctx.rank == self.split.last_group[0] else None
+        return ctx.gather(self.head(hidden, ctx), x)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""

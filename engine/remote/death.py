@@ -22,6 +22,7 @@ from engine.events import (
     SaveState,
     Tune,
 )
+from engine.inquiries.questions import Embed, ScoreTokens
 
 LOG_LINES = 3
 """Number of lines from the end of the process's log that are shown to a person."""
@@ -164,6 +165,8 @@ def _activity(command: Command | None) -> str:
         Tune: "searching for the best split",
         SaveState: "saving the chat's cache",
         LoadState: "loading the chat's cache",
+        Embed: "computing embeddings",
+        ScoreTokens: "scoring a text",
     }
     return names.get(type(command), "it was idle")
 

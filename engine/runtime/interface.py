@@ -157,7 +157,8 @@ class Runtime(Protocol):
                 fails there is raised by a later call, by `finish` at the latest.
 
         Returns:
-            (len(ids) - batch.first_logit, n_vocab), or this process's slice of the vocabulary.
+            (len(ids) - batch.first_logit, n_vocab), or this process's slice of the vocabulary; if
+            the batch wants hidden states, (len(ids) - batch.first_logit, n_embd).
 
         Raises:
             EngineError: the model was closed, a device ran out of memory or a rank was lost; what

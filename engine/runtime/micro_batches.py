@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engine.forward.batch import Batch
 from engine.parallel.turns import Turns
 
 if TYPE_CHECKING:
+    from engine.forward.batch import Batch
     from engine.forward.context import Context
     from engine.models.base import CausalLM
 
@@ -82,7 +82,7 @@ class MicroBatches:
 
         def half(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
             part = piece._replace(n_past=n_past + start, n=stop - start)
-            context.begin(Batch((part,), first_row))
+            context.begin(batch._replace(pieces=(part,), first_logit=first_row))
             return model.forward(ids[start:stop].to(context.device, non_blocking=True), context)
 
         self._comm.turns = turns

@@ -242,7 +242,9 @@ class ModelRunner:
     def _may_repeat(self, batch: Batch) -> bool:
         """Return whether a pass computes single tokens as a recording of so many would."""
         pieces = batch.pieces
-        if batch.first_logit or not batch.is_of_singles or len(pieces) > MOST_AT_ONCE:
+        if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
+            return False
+        if len(pieces) > MOST_AT_ONCE:
             return False
         if self.can_rewind:
             return True

@@ -19,6 +19,7 @@ from engine import (
     CountTokens,
     Detokenize,
     Detokenized,
+    Embed,
     EngineCrashed,
     EngineError,
     EngineHost,
@@ -41,6 +42,7 @@ from engine import (
     Resplit,
     SamplingParams,
     SaveState,
+    ScoreTokens,
     StateFileError,
     StateLoaded,
     StateProgress,
@@ -325,7 +327,14 @@ def test_tokens_are_counted(desk: Desk, path: str) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    [CountTokens((), "world"), Tokenize("hello"), Detokenize((5, 6)), ApplyTemplate(ASK)],
+    [
+        CountTokens((), "world"),
+        Tokenize("hello"),
+        Detokenize((5, 6)),
+        ApplyTemplate(ASK),
+        Embed(("hello", (5, 6))),
+        ScoreTokens((5, 6, 7), 2),
+    ],
     ids=lambda question: type(question).__name__,
 )
 def test_questions_are_answered_in_the_middle_of_an_answer(

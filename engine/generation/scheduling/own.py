@@ -62,13 +62,18 @@ class OwnSequence:
             self.close()
             self._place = self._places.open(ids)
 
+    def restart(self) -> None:
+        """Forget all of its tokens."""
+        self.close(is_kept=False)
+        self._place = self._places.open(())
+
     def keep(self) -> None:
         """Make sure that `hold` can go back to the tokens of now."""
         self._places.keep(self._place)
 
     def compute(
         self, ids: Sequence[int], first_logit: int, check: Callable[[], object] = lambda: None,
-        most: int | None = None,
+        most: int | None = None, *, wants_hidden: bool = False,
     ) -> Iterator[Logits]:  # fmt: skip
         """Compute tokens behind those that it has; yield logits, batch by batch.
 
@@ -76,6 +81,7 @@ class OwnSequence:
             first_logit: index of the first token whose logits are wanted.
             check: called before each batch.
             most: largest number of tokens of a batch; None for the runtime's.
+            wants_hidden: whether to yield the hidden states behind the final norm, (rows, n_embd).
         """
         self._stop()
         step = min(self._runtime.n_batch, most or self._runtime.n_batch)
@@ -83,7 +89,8 @@ class OwnSequence:
             check()
             part = ids[start : start + step]
             piece = self._reserved(len(part))
-            batch = Batch((piece,), min(len(part), max(0, first_logit - start)))
+            first = min(len(part), max(0, first_logit - start))
+            batch = Batch((piece,), first, wants_hidden)
             logits = self._runtime.forward(part, batch)
             self._place.sequence.append(part)
             if len(logits):

@@ -96,6 +96,21 @@ def test_more_than_twenty_or_fewer_than_none_are_refused(model: Model, n: int) -
         answer(model, n)
 
 
+def test_tokens_of_a_text_are_scored_from_the_second_on(model: Model) -> None:
+    ids = model.tokenize("hello world, the split model hello world", add_special=True)
+    assert len(ids) > 8, "more than a batch"
+    found = model.score(ids, 3)
+    assert [one.id for one in found] == ids[1:]
+    expected = torch.from_numpy(model.logits(ids)[:-1]).double().log_softmax(-1)
+    told = [row[token].item() for row, token in zip(expected, ids[1:], strict=True)]
+    assert [one.logprob for one in found] == pytest.approx(told, abs=1e-12)
+    assert [one.top[0][0] for one in found] == expected.argmax(-1).tolist()
+    assert {len(one.top) for one in found} == {3}
+    assert model.score(ids[:1]) == []
+    with pytest.raises(EngineError, match="Probabilities of 21 tokens"):
+        model.score(ids, 21)
+
+
 LEVELS = st.sampled_from([-np.inf, -2.0, 0.0, 1.0, 5000.0])
 
 

@@ -86,10 +86,16 @@ def test_tokens_are_captured_once_and_sampled_on_the_device(path: Path) -> None:
      pytest.param([1, 1, 1], marks=pytest.mark.slow)],
     ids=str,
 )  # fmt: skip
-def test_ranks_capture_and_sample_together(split: list[int], path: Path) -> None:
-    """They sample what the host samples from all ranks' logits."""
+def test_ranks_capture_and_sample_together(
+    split: list[int], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They sample what the host samples from all ranks' logits, also behind embeddings."""
     with load_model(path, ["cpu"] * len(split), split, n_ctx=32) as model:
+        vectors = model.embed([IDS[:2]]).vectors
         check_drawing(model)
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, n_ctx=32) as model:
+        assert nmse(vectors, model.embed([IDS[:2]]).vectors) < BAR
 
 
 @pytest.mark.slow

@@ -50,6 +50,13 @@ class Family:
         Returns:
             Token ids and the logits (ids, n_vocab) that `transformers` computes after each.
         """
+        model, ids = self.made(path)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+        return ids, logits.numpy()
+
+    def made(self, path: Path) -> tuple[Any, list[int]]:
+        """Write a random model to `path`; return that of `transformers`, and token ids."""
         config = self.config()
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -59,10 +66,7 @@ class Family:
         rng = np.random.default_rng(0)
         randomise(model, rng)
         self.write(path, config, {k: v.numpy() for k, v in model.state_dict().items()})
-        ids = rng.integers(3, config.vocab_size, N_TOKENS).tolist()
-        with torch.no_grad():
-            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
-        return ids, logits.numpy()
+        return model, rng.integers(3, config.vocab_size, N_TOKENS).tolist()
 
     def write(self, path: Path, config: Config, state: Mapping[str, Array]) -> None:
         writer = GGUFWriter(path, self.arch)
