@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.generation.prompts import Prompts
     from engine.models.description import ModelInfo
     from engine.text.chat_template import ChatTemplate
-    from engine.text.messages import ChatMessage
+    from engine.text.messages import ChatMessage, Tool
     from engine.text.tokenizer import Tokenizer
 
 
@@ -80,7 +80,8 @@ class TextInquiries:
 
     def apply_template(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
-        thinks: bool | None = None, effort: str = "", add_generation_prompt: bool = True,
+        thinks: bool | None = None, effort: str = "", variables: str = "",
+        tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         """Return the text of a conversation's prompt; see `engine.events.Generate`.
 
@@ -94,7 +95,7 @@ class TextInquiries:
         with self._occupancy.use("it writes a prompt"):
             return self._prompts.written(
                 messages, continue_last=continue_last, thinks=thinks, effort=effort,
-                add_generation_prompt=add_generation_prompt,
+                variables=variables, tools=tools, add_generation_prompt=add_generation_prompt,
             )  # fmt: skip
 
     def count_tokens(

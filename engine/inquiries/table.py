@@ -54,7 +54,8 @@ def _pieces(model: Inquiries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]
 def _applied(model: Inquiries, question: ApplyTemplate, _: IsCancelled) -> TemplateApplied:
     prompt = model.apply_template(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
-        effort=question.effort, add_generation_prompt=question.add_generation_prompt,
+        effort=question.effort, variables=question.variables, tools=question.tools,
+        add_generation_prompt=question.add_generation_prompt,
     )  # fmt: skip
     return TemplateApplied(prompt)
 

@@ -54,6 +54,7 @@ from engine import (
     TokensCounted,
     TokenText,
     TokenTimes,
+    Tool,
     Tune,
     Tuned,
     TuneProgress,
@@ -381,13 +382,19 @@ def test_a_written_prompt_is_that_of_an_answer(desk: Desk, path: str) -> None:
         assert isinstance(ended, Finished)
         assert len(tokens.ids) == ended.usage.prompt_tokens
     bare = desk.run(ApplyTemplate(ASK, add_generation_prompt=False))
-    asked = desk.run(ApplyTemplate(ASK))
+    full = desk.run(ApplyTemplate(ASK))
     assert isinstance(bare, TemplateApplied)
-    assert isinstance(asked, TemplateApplied)
-    assert asked.prompt == bare.prompt + "Assistant:"
-    failed = desk.run(ApplyTemplate(()))
-    assert isinstance(failed, Failed)
-    assert "no message" in str(failed.error)
+    assert isinstance(full, TemplateApplied)
+    assert full.prompt == bare.prompt + "Assistant:"
+    told = desk.run(ApplyTemplate(ASK, tools=(Tool("look_up"),)))
+    assert isinstance(told, TemplateApplied)
+    assert "look_up" in told.prompt
+    for asked, sentence in (
+        (ApplyTemplate(()), "no message"), (ApplyTemplate(ASK, variables="[]"), "variables"),
+    ):  # fmt: skip
+        failed = desk.run(asked)
+        assert isinstance(failed, Failed)
+        assert sentence in str(failed.error)
 
 
 def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(
