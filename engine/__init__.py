@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
-    from engine.config.grammar import Grammar, GrammarKind
+    from engine.config.grammar import Grammar, GrammarKind, language_of
     from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
     from engine.config.load import (
         PEER_MODES,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         PeerMode,
     )
     from engine.config.sampling import SAMPLERS, SamplingParams
+    from engine.constraints.checker import check_grammar
     from engine.devices.builds import TorchKind, suitable_torch
     from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
     from engine.devices.links import Link, Pcie, Topology, read_topology
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         EngineCrashed,
         EngineError,
         EngineMissing,
+        GrammarError,
         InvalidGGUF,
         MissingShard,
         ModelBusy,
@@ -269,6 +271,7 @@ __all__ = [
     "Goal",
     "GpuPath",
     "Grammar",
+    "GrammarError",
     "GrammarKind",
     "HostEvent",
     "Inspection",
@@ -369,6 +372,7 @@ __all__ = [
     "answer_lines",
     "atomic_write",
     "card_problems",
+    "check_grammar",
     "child_environment",
     "choose",
     "chosen_way",
@@ -390,6 +394,7 @@ __all__ = [
     "known_facts",
     "known_links",
     "kv_types",
+    "language_of",
     "last_result",
     "leave_pack",
     "link_problems",
@@ -439,7 +444,8 @@ __all__ = [
 _HOME = {
     "api": ("Model", "load_model"),
     "measuring.benchmark": ("BenchResult", "BenchTest"),
-    "config.grammar": ("Grammar", "GrammarKind"),
+    "config.grammar": ("Grammar", "GrammarKind", "language_of"),
+    "constraints.checker": ("check_grammar",),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (
         "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
@@ -453,7 +459,7 @@ _HOME = {
     "devices.types": ("ClockLimit", "DeviceInfo", "DeviceSnapshot"),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
-        "EngineMissing",
+        "EngineMissing", "GrammarError",
         "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
         "OutOfDeviceMemory", "PromptError", "SplitError", "StateFileError", "TemplateError",
         "UnsupportedArchitecture", "UnsupportedQuant",

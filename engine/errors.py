@@ -21,6 +21,7 @@ there; `error.hint` says what to do. Any other exception is a bug.
     ├─ PromptError
     │  ├─ ContextOverflow(n_tokens, n_ctx)
     │  └─ TemplateError
+    ├─ GrammarError(place)
     ├─ StateFileError(path)
     ├─ Cancelled
     ├─ EngineMissing(module)
@@ -287,6 +288,18 @@ class ContextOverflow(PromptError):
 
 class TemplateError(PromptError):
     """Error of a chat template that is broken or rejects the conversation."""
+
+
+class GrammarError(EngineError):
+    """Error of a form for answers, such as a JSON schema, that cannot be used.
+
+    Args:
+        place: part of it that is wrong: a JSON pointer, or a line and a column; "" if unknown.
+    """
+
+    def __init__(self, message: str, place: str = "", hint: str = "") -> None:
+        super().__init__(message, hint or "Correct it, or leave the form of the answer open.")
+        self.place = place
 
 
 class StateFileError(EngineError):

@@ -121,6 +121,8 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
 
 def _with_thinking(form: AnswerFormat, source: str) -> AnswerFormat:
     """Return a form with the marks of thoughts that a template writes."""
-    found = next((pair for pair in THINKING_MARKS if pair[0] in source), None)
-    is_own = found is None or found[0] in form.marks
-    return form if found is None or is_own else form.with_thinking(*found)
+    found = next((marks for marks in THINKING_MARKS if marks.opening in source), None)
+    is_own = found is None or found.opening in form.marks
+    if found is None or is_own:
+        return form
+    return form.with_thinking(found.opening, found.closing[0])

@@ -4,7 +4,7 @@ Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple 
 or dict for numbers by token id), `min` and `max`
 (accepted range, both ends included), `soft_max` (end of a slider, if smaller), `step`, `lowest`
 (meaning of the smallest value, where it is no amount), `has_lines` (whether texts are written one
-per line), and `choices` for a field with a few named
+per line), `is_long` (whether a text has several lines), and `choices` for a field with a few named
 values.
 """
 
@@ -60,6 +60,17 @@ def texts(
     """
     metadata = {"title": title, "help": help, "kind": tuple, "has_lines": has_lines}
     result: tuple[str, ...] = field(default=default, metadata=metadata)
+    return result
+
+
+def text(title: str, help: str, *, is_long: bool = False) -> str:  # noqa: A002
+    """Return the field of a text, which is empty unless somebody writes one.
+
+    Args:
+        is_long: whether people write it over several lines.
+    """
+    metadata = {"title": title, "help": help, "kind": str, "is_long": is_long}
+    result: str = field(default="", metadata=metadata)
     return result
 
 

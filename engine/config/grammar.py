@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 GrammarKind = Literal["json_schema", "regex", "gbnf", "lark"]
 """Language of a grammar: JSON schema, regular expression, llama.cpp's GBNF, or Lark."""
+
+
+LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
+"""The line by which a grammar in Lark is known: its first rule is called "start"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +21,14 @@ class Grammar:
     Attributes:
         text: the grammar itself, such as the text of a JSON schema.
         trigger: text of the answer behind which it begins, and before which anything may stand;
-            "" to begin at once.
+            "" to begin at once. It begins again wherever the trigger comes again.
     """
 
     kind: GrammarKind
     text: str
     trigger: str = ""
+
+
+def language_of(grammar: str) -> GrammarKind:
+    """Return whether a grammar is written in GBNF, whose first rule is "root", or in Lark."""
+    return "lark" if LARK.search(grammar) else "gbnf"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from engine.config.fields import number, rejected, texts, validate_fields
+from engine.config.fields import number, rejected, text, texts, validate_fields
+from engine.config.grammar import Grammar, GrammarKind, language_of
+from engine.errors import GrammarError
 
 Overflow = Literal["stop", "shift"]
 """Action when the context is full: end the answer, or drop the oldest messages."""
@@ -254,6 +257,18 @@ class SamplingParams:
             "kind": bool,
         },
     )
+    json_schema: str = text(
+        "JSON schema",
+        "The answer is JSON that this schema describes. A model that thinks does so before. "
+        "Empty for any answer.",
+        is_long=True,
+    )
+    grammar: str = text(
+        "Grammar",
+        "The answer has the form that this grammar describes, in GBNF or Lark.",
+        is_long=True,
+    )
+    regex: str = text("Regular expression", "The whole answer matches this regular expression.")
     on_overflow: Overflow = field(
         default="stop",
         metadata={
@@ -265,12 +280,36 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
+        schema: Any = self.json_schema
+        if isinstance(schema, dict | bool):  # as libraries write them
+            object.__setattr__(self, "json_schema", json.dumps(schema))
         validate_fields(self)
         for name in self.samplers:
             if name not in SAMPLERS:
                 raise rejected("samplers", f"names among {', '.join(SAMPLERS)}", name)
         if len(set(self.samplers)) < len(self.samplers):
             raise rejected("samplers", "a list without repetitions", self.samplers)
+
+    @property
+    def form(self) -> Grammar | None:
+        """Form that answers must have; None for any.
+
+        Raises:
+            GrammarError: several are asked for.
+        """
+        written: dict[GrammarKind, str] = {
+            "json_schema": self.json_schema,
+            language_of(self.grammar): self.grammar,
+            "regex": self.regex,
+        }
+        wanted = [Grammar(kind, form) for kind, form in written.items() if form.strip()]
+        if len(wanted) > 1:
+            raise GrammarError(
+                "An answer can have one form: a JSON schema, a grammar or a regular expression.",
+                "",
+                "Leave the others empty.",
+            )
+        return wanted[0] if wanted else None
 
     @property
     def most_tokens(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import EngineError, PromptError
+from engine.generation.constrained.maker import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
 from engine.generation.parts.part_events import in_parts
@@ -14,7 +15,10 @@ from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 
 if TYPE_CHECKING:
+    from engine.config.grammar import Grammar
     from engine.config.sampling import SamplingParams
+    from engine.constraints.matcher import Matcher
+    from engine.generation.constrained.constraint import AnswerConstraint
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
     from engine.text.messages import ChatMessage, Tool
@@ -65,6 +69,9 @@ class Asked(Protocol):
     @property
     def in_parts(self) -> bool: ...
 
+    @property
+    def grammar(self) -> Grammar | None: ...
+
 
 class Answers:
     """Maker of the answers of one model; they hold nothing of the model but its prompts.
@@ -76,28 +83,51 @@ class Answers:
 
     def __init__(self, prompts: Prompts, n_ctx: int, *, is_marked: bool) -> None:
         self._prompts, self._n_ctx, self._is_marked = prompts, n_ctx, is_marked
+        self._constraints = Constraints(prompts)
 
     def plain(self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int) -> Steps:
-        """Continue a text or token ids; see `Model.generate`."""
-        yield from self._run(self._prompts.plain(prompt), params, timed_every)
+        """Continue a text or token ids; see `Model.generate`.
+
+        Raises:
+            GrammarError: the form that is asked for cannot be used; at once, as from `to`.
+        """
+        matcher = self._constraints.matcher(None, params)
+        return self._continued(prompt, params, timed_every, matcher)
+
+    def _continued(
+        self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int,
+        matcher: Matcher | None,
+    ) -> Steps:  # fmt: skip
+        plain = self._prompts.plain(prompt)
+        constraint = self._constraints.of(matcher, plain.ids, thinks=False)
+        yield from self._run(plain, params, timed_every, constraint=constraint)
 
     def to(self, request: Asked) -> Steps:
-        """Answer a `Generate` command."""
+        """Answer a `Generate` command; see `plain`."""
+        matcher = self._constraints.matcher(request.grammar, request.sampling)
         if request.prompt is not None:
-            if request.suffix:
-                plain = self._prompts.fill_in(request.prompt, request.suffix)
-            else:
-                plain = self._prompts.plain(request.prompt)
-            yield from self._run(
-                plain, request.sampling, request.timed_every, n_logprobs=request.n_logprobs
-            )
-            return
+            return self._completed(request, matcher)
+        return self._chat(request, matcher)
+
+    def _completed(self, request: Asked, matcher: Matcher | None) -> Steps:
+        assert request.prompt is not None
+        if request.suffix:
+            plain = self._prompts.fill_in(request.prompt, request.suffix)
+        else:
+            plain = self._prompts.plain(request.prompt)
+        constraint = self._constraints.of(matcher, plain.ids, thinks=False)
+        yield from self._run(
+            plain,
+            request.sampling,
+            request.timed_every,
+            n_logprobs=request.n_logprobs,
+            constraint=constraint,
+        )
+
+    def _chat(self, request: Asked, matcher: Matcher | None) -> Steps:
+        """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
-        yield from self._chat(request)
-
-    def _chat(self, request: Asked) -> Steps:
-        """Answer a conversation."""
         tools = _callable_tools(request)
         reading = AnswerReading(self._prompts, tools) if request.in_parts else None
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
@@ -118,8 +148,16 @@ class Answers:
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
         shown = reading.shown if reading else ()
+        constraint = self._constraints.of(matcher, prompt.ids, begun, said, thinks=request.thinks)
         steps = self._run(
-            prompt, sampling, request.timed_every, begun, said, request.n_logprobs, shown
+            prompt,
+            sampling,
+            request.timed_every,
+            begun,
+            said,
+            request.n_logprobs,
+            shown,
+            constraint,
         )
         if reading is None:
             yield from steps
@@ -151,6 +189,7 @@ class Answers:
     def _run(
         self, prompt: Prompt, params: SamplingParams, timed_every: int, begun: Sequence[int] = (),
         said: str = "", n_logprobs: int | None = None, shown: Collection[int] = (),
+        constraint: AnswerConstraint | None = None,
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
@@ -158,7 +197,7 @@ class Answers:
             check_n_logprobs(n_logprobs)
         generation = Generation(
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
-            n_logprobs, shown,
+            n_logprobs, shown, constraint,
         )  # fmt: skip
         yield from generation.run(prompt.ids, prompt.marks)
 

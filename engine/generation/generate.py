@@ -29,6 +29,7 @@ from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
+    from engine.generation.constrained.constraint import AnswerConstraint
     from engine.sampling.token_source import Logits
     from engine.text.stream import StreamDecoder
     from engine.text.tokenizer import Tokenizer
@@ -99,6 +100,7 @@ class Generation:
         n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
             own; None to tell none at all. No device may sample then, see `Follow`.
         shown: control tokens whose text is part of the answer.
+        constraint: form of the answer, which has had that part; None for any.
 
     Attributes:
         ids: tokens that the answer has had computed, from the first of the prompt on.
@@ -116,6 +118,7 @@ class Generation:
         said: str = "",
         n_logprobs: int | None = None,
         shown: Collection[int] = frozenset(),
+        constraint: AnswerConstraint | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.is_useless = False
@@ -123,6 +126,7 @@ class Generation:
         self._params = params
         self._n_keep = n_keep
         self._timed_every = timed_every
+        self._constraint = constraint
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
         self._stop = StopMatcher(params.stop)
         self._decoder: StreamDecoder | None = tokenizer.stream(shown=shown) if tokenizer else None
@@ -192,7 +196,7 @@ class Generation:
                 following = yield from self._prefill(self._without(token, n_wrong))
             else:
                 is_stopped = yield from self._show()
-                if is_stopped:
+                if is_stopped or (self._constraint is not None and self._constraint.is_over):
                     return "stop"
                 if self._n_sampled == self._most:
                     break
@@ -204,6 +208,8 @@ class Generation:
 
     def _hear(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> int:
         """Add a token to the text; return how many to take back, as they make a banned string."""
+        if self._constraint is not None:
+            self._constraint.accept(token)
         if self._decoder is None:
             return self._banned.feed(Said(token, "", b"", logprobs))
         begun = self._decoder.begun
@@ -218,6 +224,8 @@ class Generation:
         wrong = self._banned.take_back(n)
         self._n_sampled -= n
         self._sampler.take_back(n)
+        if self._constraint is not None:
+            self._constraint.take_back(n)
         if self._decoder is not None:
             self._decoder.begun = wrong.begun
         here, tokens = self._n_sampled, self._not_here
@@ -235,7 +243,7 @@ class Generation:
         n_left = self._most - self._n_sampled
         while True:
             found = yield Follow(
-                token, self._sampler, self._never, n_left, is_timed, self._n_logprobs is not None
+                token, self._sampler, self._never, n_left, is_timed, self._wants_logits
             )
             assert found is not None, "work has a result"
             if not (isinstance(found, str) and found == "context"):
@@ -257,6 +265,11 @@ class Generation:
         return token, (token_logprob(before, token, n),)
 
     @property
+    def _wants_logits(self) -> bool:
+        """Whether the host has to sample."""
+        return self._n_logprobs is not None or self._constraint is not None
+
+    @property
     def _forbidden(self) -> list[int]:
         """Tokens that must not come next."""
         return self._never + self._not_here.get(self._n_sampled, [])
@@ -264,10 +277,14 @@ class Generation:
     def _sample(self, logits: Logits) -> int:
         forbidden = self._forbidden
         could_come = np.isfinite(logits.max())
+        if self._constraint is not None:
+            self._constraint.restrict(logits, self._eog)
         logits[forbidden] = -np.inf
-        if could_come and len(forbidden) > len(self._never) and logits.max() == -np.inf:
+        is_bound = self._constraint is not None or len(forbidden) > len(self._never)
+        if could_come and is_bound and logits.max() == -np.inf:
             raise EngineError(
-                "Whatever the answer goes on with would be a banned string.",
+                "Whatever the answer goes on with would be a banned string"
+                f"{'' if self._constraint is None else ', or not have its form'}.",
                 "Ban fewer or longer strings.",
             )
         try:

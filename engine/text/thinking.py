@@ -1,8 +1,10 @@
-"""How chat templates are told whether the model shall think before it answers, and how much."""
+"""How chat templates are told whether the model shall think first, and how thinking is marked."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Literal
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of templates: the name that Qwen and GLM use, and that of DeepSeek and Granite."""
@@ -12,15 +14,6 @@ EFFORT_VARIABLE = "reasoning_effort"
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 """Marks around a thought in the text of an answer, as most models write them."""
-
-THINKING_MARKS = (
-    (THINK_OPEN, THINK_CLOSE),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel>thought", "<channel|>"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""Marks around a thought in the chat templates of various models."""
 
 _ASKS = re.compile(
     r"\b(?:enable_thinking\b|thinking is defined\b|(?:if|not|and|or) thinking\b(?!\s*[=(.\[]))"
@@ -35,3 +28,72 @@ def can_think(template: str) -> bool:
 def has_effort(template: str) -> bool:
     """Return whether a template's source asks for `EFFORT_VARIABLE`."""
     return EFFORT_VARIABLE in template
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The texts between which a family of models thinks.
+
+    Attributes:
+        opening: text with which thinking begins.
+        closing: texts that come behind it, in this order, before what is said.
+        is_always: whether the texts of `closing` also come where the model does not think, so that
+            what is said always has a beginning of its own.
+    """
+
+    opening: str
+    closing: tuple[str, ...]
+    is_always: bool = False
+
+    def is_known_to(self, template: str) -> bool:
+        """Return whether a template's source has one of these texts."""
+        return self.closing[0] in template or self.opening in template
+
+
+HARMONY_THINKING = ThinkingMarks(
+    "<|channel|>analysis<|message|>", ("<|channel|>final", "<|message|>"), is_always=True
+)
+"""Marks of gpt-oss, whose answers are in channels."""
+
+THINKING_MARKS = (
+    ThinkingMarks(THINK_OPEN, (THINK_CLOSE,)),
+    ThinkingMarks("[THINK]", ("[/THINK]",)),
+    ThinkingMarks("<|channel>thought", ("<channel|>",)),
+    ThinkingMarks("<seed:think>", ("</seed:think>",)),
+    ThinkingMarks("<|START_THINKING|>", ("<|END_THINKING|>", "<|START_RESPONSE|>"), is_always=True),
+    ThinkingMarks("<|inner_prefix|>", ("<|inner_suffix|>",)),
+    ThinkingMarks("◁think▷", ("◁/think▷",)),
+    ThinkingMarks("<reasoning>", ("</reasoning>",)),
+    ThinkingMarks("<thought>", ("</thought>",)),
+)
+"""Marks of others: of most, Magistral, Gemma 4, Seed-OSS, Command A, Apertus, Kimi-VL, and two that
+instructions ask for.
+"""
+
+ThinkingState = Literal["open", "possible", "over"]
+"""Whether an answer begins within thinking, may begin with it, or does not."""
+
+
+def thinking_marks(template: str) -> ThinkingMarks | None:
+    """Return the marks of thinking that a template's source knows; None for none."""
+    known = (
+        marks
+        for marks in (HARMONY_THINKING, *THINKING_MARKS)
+        if marks.closing[0] in template or marks.opening in template
+    )
+    return next(known, None)
+
+
+def thinking_state(prompt: str, marks: ThinkingMarks, thinks: bool | None) -> ThinkingState:
+    """Return whether a prompt's end has opened thinking, or the answer may.
+
+    Args:
+        prompt: end of a prompt, up to where the model's answer begins.
+        thinks: whether the model was asked to think; None as its template has it.
+    """
+    end = prompt.rstrip()
+    if end.endswith(marks.closing[-1]):
+        return "over"
+    if end.endswith(marks.opening) or marks.is_always:
+        return "open"
+    return "over" if thinks is False else "possible"

@@ -148,6 +148,10 @@ class Tokenizer:
             output.append(self.eos_id)
         return output
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Return the token ids of text in the middle of another: nothing is added or special."""
+        return self._encoder.encode(_valid_unicode(text))
+
     def decode(
         self, ids: Iterable[int], skip_special: bool = False, *, is_tidied: bool = True
     ) -> str:
@@ -199,6 +203,10 @@ class Tokenizer:
     def is_control(self, token_id: int) -> bool:
         """Return whether a token is a control token."""
         return bool(self._vocab.kind(token_id) & CONTROL)
+
+    def is_hidden(self, token_id: int) -> bool:
+        """Return whether a token is left out of text that is shown, as control tokens are."""
+        return bool(self._vocab.kind(token_id) & (CONTROL | UNKNOWN))
 
     def _spell(self, token_id: int) -> bytes:
         kind = self._vocab.kind(token_id)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.errors import ContextOverflow, OutOfDeviceMemory, PromptError
+from engine.errors import ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
 from engine.forward.batch import Batch, Piece
 from engine.generation.scheduling.ahead import Ahead
 from engine.generation.scheduling.pace import Pace
@@ -224,7 +224,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
             request.fail(error)
             self._seats.release(request, is_kept=False)
-            if not isinstance(error, PromptError | ContextOverflow):
+            if not isinstance(error, PromptError | ContextOverflow | GrammarError):
                 self.places.clear()  # it may hold what made the logits useless
         if request.is_over:
             self._end(request)

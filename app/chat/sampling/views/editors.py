@@ -40,6 +40,8 @@ def make_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, 
         return _lines_editor(on_change) if meta.get("has_lines") else _texts_editor(on_change)
     if meta["kind"] is dict:
         return _biases_editor(on_change)
+    if meta["kind"] is str:
+        return _long_editor(on_change) if meta["is_long"] else _text_editor(on_change)
     if meta["max"] > INT_MAX:
         return _large_number_editor(on_change)
     return _number_editor(meta, on_change)
@@ -47,7 +49,7 @@ def make_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, 
 
 def is_wide(meta: Mapping[str, Any]) -> bool:
     """Return whether an editor wants a line of its own."""
-    return meta["kind"] in (tuple, dict)
+    return meta["kind"] in (tuple, dict) or (meta["kind"] is str and not meta.get("choices"))
 
 
 def _choice_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
@@ -85,6 +87,27 @@ def _lines_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
             edit.setPlainText("\n".join(map(_escaped, value)))
 
     edit.textChanged.connect(lambda: on_change(texts()))
+    return edit, show
+
+
+def _text_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
+    line = QLineEdit()
+    line.textEdited.connect(on_change)
+    return line, line.setText
+
+
+def _long_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
+    """Return an editor for a text of several lines."""
+    edit = QPlainTextEdit()
+    edit.setTabChangesFocus(True)
+    edit.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+    edit.setFixedHeight((2 * LINES + 1) * edit.fontMetrics().lineSpacing() + 8)
+
+    def show(value: str) -> None:
+        if edit.toPlainText() != value:  # else the cursor would jump
+            edit.setPlainText(value)
+
+    edit.textChanged.connect(lambda: on_change(edit.toPlainText()))
     return edit, show
 
 

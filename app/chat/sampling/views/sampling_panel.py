@@ -34,6 +34,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     tr_later("The answer"): (
         "max_tokens", "stop", "banned_strings", "on_overflow", "ignore_eos", "seed",
     ),
+    tr_later("Form of the answer"): ("json_schema", "grammar", "regex"),
     tr_later("Repetition"): (
         "repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_last_n", "dry_breakers",

@@ -105,7 +105,8 @@ def test_every_field_has_an_editor_a_tip_and_a_way_back(qtbot: QtBot) -> None:
     others = {
         "samplers": SAMPLERS[::-1], "seed": 7, "logit_bias": ((3, -1.0),), "mirostat": True,
         "ignore_eos": True, "on_overflow": "shift", "stop": ("a",), "banned_strings": ("b c", "d"),
-        "dry_breakers": ("\n",),
+        "dry_breakers": ("\n",), "json_schema": '{\n"type": "null"}', "grammar": 'start: "a"',
+        "regex": "a+",
     }  # fmt: skip
     for spec in fields(SamplingParams):
         row, name = panel.rows[spec.name], spec.name

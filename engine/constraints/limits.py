@@ -1,0 +1,27 @@
+"""What a grammar may take; strangers write it."""
+
+from __future__ import annotations
+
+MAX_CHARACTERS = 1 << 20
+"""Largest number of characters of a grammar."""
+
+MAX_DEPTH = 100
+"""Deepest nesting of a schema, and of brackets in other grammars."""
+
+MAX_SECONDS = 3.0
+"""Longest time to check a grammar."""
+
+MAX_MEMORY = 1 << 30
+"""Largest number of bytes of memory that checking a grammar may take."""
+
+MAX_REQUEST = 4 * MAX_CHARACTERS
+"""Largest number of bytes of a grammar as a line of JSON, which escapes some characters."""
+
+MAX_SYMBOLS = 200_000
+"""Largest number of symbols of a compiled grammar; llguidance's default is 500 000."""
+
+MAX_STATES = 50_000
+"""Largest number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
+
+MAX_PLACING_SECONDS = 1.0
+"""Longest time to search for the part of a schema that is wrong."""

@@ -1,0 +1,146 @@
+"""JSON schemas: reads their text, and finds the part of one that llguidance refuses.
+
+Places are JSON pointers (RFC 6901) with "#" before them, as in "$ref".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from engine.constraints.limits import MAX_DEPTH, MAX_PLACING_SECONDS
+from engine.errors import GrammarError
+
+Schema = dict[str, Any]
+
+MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+"""Keywords whose value has a schema for each name; first those to which others refer."""
+
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+"""Keywords whose value may be a list of schemas."""
+
+SINGLE = (
+    "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains",
+    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+"""Keywords whose value may be a schema."""
+
+KEYWORD_OF = (
+    (re.compile(r"Unimplemented keys: \[\"([^\"]+)\""), ""),
+    (re.compile(r"for '([^']+)'"), ""),
+    (re.compile(r"[Ii]nvalid type"), "type"),
+    (re.compile(r"Unknown format"), "format"),
+    (re.compile(r"Pointer '.*' does not exist|is not present in a registry"), "$ref"),
+    (re.compile(r"oneOf constraints"), "oneOf"),
+    (re.compile(r"anyOf is empty"), "enum"),
+    (re.compile(r"regex"), "pattern"),
+)
+"""Patterns of llguidance's messages, with the keyword that they are about; "" for group 1."""
+
+COERCED = "Use anyOf in place of oneOf."
+
+
+def read_schema(text: str) -> Schema:
+    """Return the JSON schema that a text holds.
+
+    Raises:
+        GrammarError: it is not JSON, too deep, or neither an object nor `true`.
+    """
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise GrammarError(f"The JSON schema is not JSON: {error.msg} at {place}.", place) from None
+    except RecursionError:
+        raise _too_deep() from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise GrammarError('The JSON schema must be an object, such as {"type": "object"}.', "#")
+    for _ in subschemas(schema):  # that none is too deep
+        pass
+    return schema
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise GrammarError(f"The JSON schema is not JSON: it holds {name}.", "#")
+
+
+def _too_deep() -> GrammarError:
+    return GrammarError(f"The JSON schema is nested more than {MAX_DEPTH} deep.", "#")
+
+
+def subschemas(schema: Schema, pointer: str = "#", depth: int = 0) -> Iterator[tuple[str, Schema]]:
+    """Yield the schemas inside a schema with their pointers, the innermost first, itself last.
+
+    Raises:
+        GrammarError: they are nested too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise _too_deep()
+    for name, inner in _inside(schema):
+        if isinstance(inner, dict):
+            yield from subschemas(inner, f"{pointer}/{name}", depth + 1)
+    yield pointer, schema
+
+
+def _inside(schema: Schema) -> Iterator[tuple[str, object]]:
+    """Yield what may be a schema directly inside one, with the end of its pointer."""
+    for key in MAPPINGS:
+        found = schema.get(key)
+        if isinstance(found, dict):
+            yield from ((f"{key}/{_escaped(name)}", inner) for name, inner in found.items())
+    for key in LISTS:
+        found = schema.get(key)
+        if isinstance(found, list):
+            yield from ((f"{key}/{n}", inner) for n, inner in enumerate(found))
+    for key in SINGLE:
+        yield key, schema.get(key)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def error_of(schema: Schema, message: str, problem_of: Callable[[Schema], str]) -> GrammarError:
+    """Return the error of a schema that llguidance refuses, with the place of the part to blame.
+
+    That is the innermost schema that is refused for the same reason where it stands alone.
+
+    Args:
+        message: why llguidance refuses all of it.
+        problem_of: returns why llguidance refuses a schema; "" if it does not.
+    """
+    place, stop = "#", time.monotonic() + MAX_PLACING_SECONDS
+    known: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for pointer, inner in subschemas(schema):
+        if time.monotonic() > stop:
+            break
+        if told(problem_of({**known, **inner})) == told(message):
+            place = _with_keyword(pointer, inner, message)
+            break
+    hint = COERCED if "coerce_one_of" in message else ""
+    return GrammarError(f"The JSON schema cannot be used at {place}: {told(message)}.", place, hint)
+
+
+def _with_keyword(pointer: str, schema: Mapping[str, object], message: str) -> str:
+    """Return the pointer of the keyword that a message is about, as far as that can be told."""
+    for pattern, keyword in KEYWORD_OF:
+        if match := pattern.search(message):
+            name = keyword or match[1]
+            return f"{pointer}/{_escaped(name)}" if name in schema else pointer
+    return pointer
+
+
+def told(message: str) -> str:
+    """Return what a message of llguidance says, in one line and without its end."""
+    lines = [line.strip() for line in message.strip().splitlines()] or ["it is refused"]
+    told = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
+    if told.startswith("NoExtension"):
+        return "no text has this form"
+    if "retrieving it failed" in told:
+        return f"{told.split(' is not present')[0]} is not in the schema, and nothing is fetched"
+    return told.split(". Enable 'coerce_one_of'")[0].rstrip(".")

@@ -1,0 +1,1 @@
+"""Answers with a form that was asked for: which tokens it allows next, and where it begins."""

@@ -1,0 +1,213 @@
+"""The constraint of one answer: which tokens a grammar allows behind what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.constraints.matcher import Mask, MaskVocabulary, Matcher
+
+if TYPE_CHECKING:
+    from engine.sampling.token_source import Logits
+    from engine.text.thinking import ThinkingMarks, ThinkingState
+
+GAP = b"\n\n"
+"""Line breaks that may stand between a mark and what the grammar describes; models put them there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintState:
+    """How far an answer is.
+
+    Attributes:
+        waits: texts that come before the grammar begins, in this order; anything may stand before
+            and between them.
+        tail: end of what was said, in which the first of `waits` may have begun.
+        n_opening: number of bytes of the opening mark of thinking with which the answer has begun;
+            None where no thinking can begin any more.
+        gap: line breaks that may still come before what the grammar describes.
+        matcher: what the grammar says; None where the answer has begun with a part of the opening
+            mark that it does not allow.
+        n: number of tokens that the matcher has accepted.
+    """
+
+    waits: tuple[bytes, ...] = ()
+    tail: bytes = b""
+    n_opening: int | None = None
+    gap: bytes = b""
+    matcher: Matcher | None = None
+    n: int = 0
+
+
+class AnswerConstraint:
+    """The form that one answer must have, and how much of it has been said.
+
+    The grammar begins exactly behind the end of thinking, or behind its trigger if it has one. A
+    triggered one may begin any number of times.
+
+    Args:
+        grammar: matcher of the grammar, of which nothing has been said.
+        marks: marks of the model's thinking; None if it does not think.
+        thinking: whether the answer begins within thinking.
+    """
+
+    def __init__(
+        self, vocabulary: MaskVocabulary, grammar: Matcher, marks: ThinkingMarks | None = None,
+        thinking: ThinkingState = "over",
+    ) -> None:  # fmt: skip
+        self._vocabulary, self._fresh = vocabulary, grammar
+        self._opening = marks.opening.encode() if marks else b""
+        closing = tuple(text.encode() for text in marks.closing) if marks else ()
+        self._trigger = (grammar.trigger.encode(),) if grammar.trigger else ()
+        self._behind_thought = closing + self._trigger
+        state = ConstraintState(waits=self._behind_thought if thinking == "open" else self._trigger)
+        if not state.waits:
+            n_opening = 0 if thinking == "possible" else None
+            state = ConstraintState(n_opening=n_opening, matcher=self._fresh.copy())
+        self._state = state
+        self._before: list[ConstraintState] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has its form, and nothing more may come."""
+        matcher = self._state.matcher
+        return not self._trigger and matcher is not None and matcher.is_over
+
+    def restrict(self, logits: Logits, ends: Collection[int]) -> None:
+        """Set the logits of all tokens that are not allowed next to -inf.
+
+        Args:
+            ends: tokens that end the answer.
+
+        Raises:
+            GrammarError: the grammar has become too complex.
+        """
+        mask = self._mask()
+        logits[mask.size :] = -np.inf
+        logits[: mask.size][~mask] = -np.inf
+        logits[[token for token in self._vocabulary.eog_ids if token not in ends]] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """Take the next token of the answer.
+
+        Raises:
+            GrammarError: it is not allowed.
+        """
+        self._before.append(self._state)
+        self._state = self._after(self._vocabulary.bytes_of(token), token)
+
+    def accept_text(self, text: str) -> None:
+        """Take the beginning of an answer whose tokens are not known; see `accept`."""
+        for token in self._vocabulary.encode(text.encode()):
+            self.accept(token)
+
+    def take_back(self, n: int) -> None:
+        """Forget the last n tokens."""
+        self._state = self._before[-n]
+        del self._before[-n:]
+        if self._state.matcher is not None:
+            self._state.matcher.rewind(self._state.n)
+
+    # which tokens are allowed
+
+    def _mask(self) -> Mask:
+        state = self._state
+        if state.waits:
+            return self._free(state)
+        mask = np.zeros(self._vocabulary.n, np.bool_)
+        if state.matcher is not None:
+            mask |= state.matcher.allowed()
+        if state.n_opening is not None:
+            mask[self._opening_pieces(state.n_opening)] = True
+        mask[self._line_breaks(state.gap)] = True
+        return mask
+
+    def _free(self, state: ConstraintState) -> Mask:
+        """Return the tokens that may come before the grammar begins.
+
+        An answer does not end there, unless the grammar begins only behind a trigger.
+        """
+        mask = np.ones(self._vocabulary.n, np.bool_)
+        if state.waits != self._trigger:
+            mask[self._vocabulary.eog_ids] = False
+        if len(state.waits) == 1:
+            mask[self._too_long(state.tail, state.waits[0])] = False
+        return mask
+
+    def _too_long(self, tail: bytes, mark: bytes) -> list[int]:
+        """Return the tokens that complete a mark and go on with more than line breaks."""
+        found = self._vocabulary.beyond(mark)
+        for n in range(len(mark)):
+            if tail.endswith(mark[:n]):
+                rest = mark[n:]
+                longer = self._vocabulary.longer_than(rest)
+                found = found + [i for text, i in longer if text[len(rest) :] not in (b"\n", GAP)]
+        return found
+
+    def _opening_pieces(self, n: int) -> list[int]:
+        """Return the tokens that go on with the opening mark of thinking behind its first bytes."""
+        rest, found = self._opening[n:], self._vocabulary.with_bytes
+        ends = [token for size in range(len(GAP) + 1) for token in found(rest + GAP[:size])]
+        if found(rest):
+            return ends
+        return ends + [token for size in range(1, len(rest)) for token in found(rest[:size])]
+
+    def _line_breaks(self, gap: bytes) -> list[int]:
+        """Return the tokens that are a beginning of some line breaks."""
+        sizes = range(1, len(gap) + 1)
+        return [token for size in sizes for token in self._vocabulary.with_bytes(gap[:size])]
+
+    # what they lead to
+
+    def _after(self, text: bytes, token: int) -> ConstraintState:
+        state = self._state
+        if state.waits:
+            return self._searched(state, text)
+        matcher = state.matcher
+        if text and state.gap.startswith(text) and not (matcher and matcher.can_accept(token)):
+            return replace(state, gap=state.gap[len(text) :])
+        if state.n_opening is None:
+            return self._matched(state, token)
+        return self._opened(state, state.n_opening, text, token)
+
+    def _searched(self, state: ConstraintState, text: bytes) -> ConstraintState:
+        """Return the state behind more text, in which texts that are waited for may come."""
+        waits, text = state.waits, state.tail + text
+        while waits and waits[0] in text:
+            text = text[text.index(waits[0]) + len(waits[0]) :]
+            waits = waits[1:]
+        if waits:
+            n_tail = len(waits[0]) - 1
+            return ConstraintState(waits=waits, tail=text[max(0, len(text) - n_tail) :])
+        begun = ConstraintState(matcher=self._fresh.copy())
+        if GAP.startswith(text):
+            return replace(begun, gap=GAP[len(text) :])
+        for token in self._vocabulary.encode(text):  # of an answer that nobody has restricted
+            begun = self._matched(begun, token)
+        return begun
+
+    def _matched(self, state: ConstraintState, token: int) -> ConstraintState:
+        """Return the state behind a token of what the grammar describes."""
+        matcher = state.matcher
+        assert matcher is not None, "other tokens are not allowed"
+        matcher.accept(token)
+        if self._trigger and matcher.is_over:
+            return ConstraintState(waits=self._trigger)
+        return ConstraintState(matcher=matcher, n=matcher.n)
+
+    def _opened(self, state: ConstraintState, n: int, text: bytes, token: int) -> ConstraintState:
+        """Return the state behind a token that may be of the opening mark, or of the grammar."""
+        rest = self._opening[n:]
+        if text.startswith(rest):
+            return self._searched(ConstraintState(waits=self._behind_thought), text[len(rest) :])
+        if not text or not rest.startswith(text):
+            return self._matched(state, token)
+        matcher = state.matcher
+        if matcher is None or not matcher.can_accept(token):
+            return ConstraintState(n_opening=n + len(text))
+        matcher.accept(token)
+        return ConstraintState(n_opening=n + len(text), matcher=matcher, n=matcher.n)

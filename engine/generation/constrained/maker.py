@@ -1,0 +1,90 @@
+"""Constraints of one model's answers, made from grammars, prompts and what was said already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from engine.config.grammar import Grammar
+from engine.constraints.checker import check_grammar
+from engine.constraints.matcher import MaskVocabulary
+from engine.errors import GrammarError
+from engine.generation.constrained.constraint import AnswerConstraint
+from engine.text.thinking import thinking_marks, thinking_state
+
+if TYPE_CHECKING:
+    from engine.config.sampling import SamplingParams
+    from engine.constraints.matcher import Matcher
+    from engine.generation.prompts import Prompts
+
+N_END = 64
+"""Number of tokens at the end of a prompt in which a mark of thinking is looked for."""
+
+
+class Constraints:
+    """Maker of the constraints of one model's answers; threads may share it."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+
+    def matcher(self, grammar: Grammar | None, params: SamplingParams) -> Matcher | None:
+        """Return the matcher of the form that is asked for; None if there is none.
+
+        Args:
+            grammar: form that comes before that of the settings.
+
+        Raises:
+            GrammarError: it cannot be used; the error names the place.
+            PromptError: the model has no vocabulary.
+        """
+        wanted = grammar or params.form
+        if wanted is None:
+            return None
+        vocabulary = self._vocabulary
+        check_grammar(wanted)
+        return vocabulary.matcher(wanted)
+
+    def of(
+        self, matcher: Matcher | None, ids: Sequence[int], begun: Sequence[int] = (),
+        said: str = "", *, thinks: bool | None = None,
+    ) -> AnswerConstraint | None:  # fmt: skip
+        """Return the constraint of an answer; None if any is accepted.
+
+        Args:
+            matcher: see `matcher`.
+            ids: tokens of the prompt, with those that the answer has had.
+            begun: tokens that the answer has had, if they are known.
+            said: text that it has had.
+            thinks: whether the model was asked to think; None as its template has it.
+
+        Raises:
+            GrammarError: what the answer has had does not have the form.
+        """
+        if matcher is None:
+            return None
+        vocabulary = self._vocabulary
+        marks = thinking_marks(self._prompts.template.source)
+        n_said = len(begun) or len(said.encode())
+        end = list(ids)[max(0, len(ids) - N_END - n_said) : max(0, len(ids) - len(begun))]
+        before = b"".join(map(vocabulary.bytes_of, end)).decode("utf-8", "replace")
+        if not begun:
+            before = before.removesuffix(said)
+        state = thinking_state(before, marks, thinks) if marks else "over"
+        constraint = AnswerConstraint(vocabulary, matcher, marks, state)
+        try:
+            for token in begun:
+                constraint.accept(token)
+            if not begun:
+                constraint.accept_text(said)
+        except GrammarError as error:
+            raise GrammarError(
+                "The answer that is to be continued does not have the form that is asked for.",
+                "",
+                "Have it answered anew, or leave the form of the answer open.",
+            ) from error
+        return constraint
+
+    @cached_property
+    def _vocabulary(self) -> MaskVocabulary:
+        return MaskVocabulary(self._prompts.tokenizer)
