@@ -230,6 +230,7 @@ class Generate:
     """Command to answer `messages` through the chat template, or to complete `prompt` as it is.
 
     Attributes:
+        prompt: text, in which special tokens are recognised, or token ids; None for `messages`.
         continue_last: whether the last message is the assistant's and is continued.
         begun: ids of the tokens that the answer to continue has had so far, from `TokenText`, so
             that it goes on from exactly these; its text counts where they do not spell it, or
@@ -251,7 +252,7 @@ class Generate:
     """
 
     messages: tuple[ChatMessage, ...] = ()
-    prompt: str | None = None
+    prompt: str | tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 frozen, so one shared default is safe
     continue_last: bool = False
     begun: tuple[int, ...] = ()

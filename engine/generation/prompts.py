@@ -131,10 +131,10 @@ class Prompts:
         ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
-    def fill_in(self, before: str, behind: str) -> Prompt:
+    def fill_in(self, before: str | Sequence[int], behind: str) -> Prompt:
         """Return the prompt for what fills the gap between two texts, as llama.cpp writes it.
 
-        In both, the spelling of a special token is text.
+        In both, the spelling of a special token is text; the first may be token ids.
 
         Raises:
             PromptError: the model has no tokens for that.
@@ -147,7 +147,10 @@ class Prompts:
             )
         first, second, middle = tokenizer.fill_in_ids
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        prefix, suffix = (tokenizer.encode(x, add_special=False) for x in (before, behind))
+        suffix = tokenizer.encode(behind, add_special=False)
+        prefix = before
+        if isinstance(before, str):
+            prefix = tokenizer.encode(before, add_special=False)
         ids = [*bos, first, *prefix, second, *suffix, middle]
         return Prompt(ids, n_keep=len(ids))
 

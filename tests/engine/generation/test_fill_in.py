@@ -42,7 +42,10 @@ def test_the_prompt_is_prefix_suffix_middle(tmp_path: Path) -> None:
         expected = [model.tokenizer.bos_id, PRE, *first, SUF, *second, MID]
         assert model.tokenizer.eos_id not in first, "a special token's spelling is text"
         events = list(model.answer(Generate(prompt=before, suffix=behind, sampling=GREEDY)))
-        alike = list(model.generate([i for i in expected if i is not None], GREEDY))
+        whole = tuple(i for i in expected if i is not None)
+        alike = list(model.answer(Generate(prompt=whole, sampling=GREEDY)))
+        from_ids = Generate(prompt=tuple(first), suffix=behind, sampling=GREEDY)
+        assert ids_of(list(model.answer(from_ids))) == ids_of(alike)
         assert isinstance(events[-1], Finished)
         assert events[-1].usage.prompt_tokens == len(expected)
         assert ids_of(events) == ids_of(alike) != []

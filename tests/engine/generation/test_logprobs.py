@@ -1,6 +1,7 @@
 """Probabilities of tokens: those of the model's own logits, for each token that is told of."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import EngineError, Generate, Model, SamplingParams, TokenText, load_model
+from engine import ChatMessage, EngineError, Generate, Model, SamplingParams, TokenText, load_model
 from engine.sampling.logprobs import likeliest, logprobs_of
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -88,6 +89,22 @@ def test_an_answer_is_the_same_with_them_and_without(model: Model) -> None:
     without = answer(model, None, temperature=1.0)
     assert [e.text for e in with_them] == [e.text for e in without]
     assert not any(event.logprobs for event in without)
+
+
+def test_an_answer_in_parts_has_them_as_well(model: Model) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    asked = Generate((ChatMessage("user", "hello"),), sampling=sampling, n_logprobs=1)
+    plain, parts = (
+        [event for event in model.answer(one) if isinstance(event, TokenText)]
+        for one in (asked, replace(asked, in_parts=True))
+    )
+    for event in parts:
+        assert [found.id for found in event.logprobs] == list(event.ids)
+    told = [
+        [logprob for event in events for logprob in event.logprobs] for events in (plain, parts)
+    ]
+    assert len(told[0]) == 24
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("n", [-1, 21])
