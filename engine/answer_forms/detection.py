@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ PROBE = Tool(
     '"days": {"type": "integer", "description": "Days"}}, "required": ["city"]}',
 )  # fmt: skip
 ARGUMENTS = {"city": "Paris 7", "days": 3}
+_THINKING = re.compile(r"\w\.thinking\b|\[['\"]thinking['\"]\]")
 _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
@@ -66,7 +68,7 @@ def _use_of_calls(template: Renderable) -> TemplateUse | None:
     called = [question, ChatMessage("assistant", "", tool_calls=(call,))]
     result = ChatMessage("tool", RESULT, tool_call_id=call.id, name=call.name)
     asked = _rendered(template, TemplateUse(writes_calls=True), [question], is_asked=True)
-    key = "thinking" if "message.thinking" in template.source else "reasoning_content"
+    key = "thinking" if _THINKING.search(template.source) else "reasoning_content"
     for empty, is_text in product(("", None), (False, True)):
         use = TemplateUse(
             writes_calls=True, has_text_arguments=is_text, empty=empty, thought_key=key,

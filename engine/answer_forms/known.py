@@ -37,6 +37,8 @@ class AnswerFormat:
     Attributes:
         name: name of the form.
         description: the form in the layout of `response_template`.
+        argument: texts around the value of an argument in tags, with NAME in place of its name.
+        resumed: text that may stand behind a thought, before a call.
         noise: texts outside of calls that mean nothing.
         is_bare: whether a call has no mark of its own, so that it must name a known function and
             stand where the answer begins.
@@ -44,7 +46,7 @@ class AnswerFormat:
         behind: text behind the arguments, without a token that ends the answer.
         between: text between two calls; None where an answer has one at most.
         around: text before the first call and behind the last.
-        trigger: text with which a call begins, and at which no answer goes on otherwise.
+        trigger: text with which a call begins, and behind which no answer goes on otherwise.
         thought: what stands before and behind a thought where an answer goes on behind it.
     """
 
@@ -56,6 +58,8 @@ class AnswerFormat:
     around: tuple[str, str] = ("", "")
     trigger: str = ""
     thought: tuple[str, str] = (THINK_OPEN + "\n", "\n" + THINK_CLOSE + "\n\n")
+    argument: tuple[str, str] = ("", "")
+    resumed: str = ""
     noise: tuple[str, ...] = ()
     is_bare: bool = False
 
@@ -116,6 +120,7 @@ QWEN_CODER = AnswerFormat(
         }
     ),
     before="<tool_call>\n<function=NAME>\n",
+    argument=("<parameter=NAME>\n", "\n</parameter>\n"),
     behind="</function>\n</tool_call>",
     between="\n",
     trigger="<tool_call>",
@@ -135,6 +140,7 @@ GLM = AnswerFormat(
         }
     ),
     before="<tool_call>NAME\n",
+    argument=("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n"),
     behind="</tool_call>",
     between="\n",
     trigger="<tool_call>",
@@ -152,7 +158,6 @@ LLAMA = AnswerFormat(
     before='{"name": "NAME", "parameters": ',
     behind="}",
     between=None,
-    trigger='{"name": "',
     noise=("<|python_tag|>",),
     is_bare=True,
 )
@@ -216,6 +221,7 @@ HARMONY = AnswerFormat(
         },
     ),
     before="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+    resumed="<|start|>assistant",
     between=None,
     trigger="<|channel|>commentary to=functions.",
     thought=(

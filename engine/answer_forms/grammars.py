@@ -1,0 +1,160 @@
+"""Grammars of calls, in the format in which a model writes them.
+
+They are written in the Lark dialect of llguidance (its documentation of syntax): `<[ID]>` is a
+token, `%json` a JSON schema, and a rule with `suffix` any text up to its first appearance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.answer_forms.known import AnswerFormat
+from engine.answer_forms.schemas import types_of
+from engine.answer_forms.turns import NO_PARAMETERS, read_object
+from engine.config.grammar import Grammar
+from engine.text.messages import Tool
+
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""How JSON may be spaced: as most models write it in a line."""
+
+_PLAIN = r"""
+value: object | list | string | NUMBER | "true" | "false" | "null"
+object: "{" (member ("," member)*)? "}"
+member: KEY ":" value
+list: "[" (value ("," value)*)? "]"
+string: OPENING TEXT
+KEY: /[A-Za-z_][A-Za-z0-9_.-]*/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/
+"""
+
+
+def grammar_of_calls(
+    form: AnswerFormat, tools: Sequence[Tool], tokens: Mapping[str, int], choice: str
+) -> Grammar | None:
+    """Return the grammar of an answer that calls functions.
+
+    Args:
+        tokens: ids of the control tokens that are marks of the format, by their texts.
+        choice: "auto" for calls where the model begins one, "required" for nothing else, or "="
+            and the name of the only function to be called, once.
+
+    Returns:
+        The grammar; None where a call that the model begins by itself has no mark of its own.
+
+    Raises:
+        PromptError: the schema of a function is no JSON object.
+    """
+    writer = _Writer(form, tokens)
+    if choice == "auto":
+        return Grammar("lark", writer.behind_trigger(tools), form.trigger) if form.trigger else None
+    named = [tool for tool in tools if choice in ("required", "=" + tool.name)]
+    return Grammar("lark", writer.whole(named, is_one=choice != "required"))
+
+
+class _Writer:
+    """Writer of the rules of one grammar."""
+
+    def __init__(self, form: AnswerFormat, tokens: Mapping[str, int]) -> None:
+        self._form = form
+        self._tokens = tokens
+        spellings = sorted(tokens, key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
+        self._rules: list[str] = []
+
+    def whole(self, tools: Sequence[Tool], *, is_one: bool) -> str:
+        """Return the grammar of an answer of calls alone."""
+        opening, closing = self._form.around
+        calls = self._calls(tools, is_one=is_one)
+        resumed = f"({self._text(self._form.resumed)})? " if self._form.resumed else ""
+        start = f"{resumed}{self._text(opening)} {calls} {self._text(closing)}"
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def behind_trigger(self, tools: Sequence[Tool]) -> str:
+        """Return the grammar of what comes behind the trigger, up to the end of the call."""
+        opening, closing = self._form.around
+        if opening.startswith(self._form.trigger):  # a list of calls has a mark of its own
+            rest = opening.removeprefix(self._form.trigger)
+            start = f"{self._text(rest)} {self._calls(tools)} {self._text(closing)}"
+        else:
+            start = self._calls(tools, is_one=True, cut=self._form.trigger)
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def _calls(self, tools: Sequence[Tool], *, is_one: bool = False, cut: str = "") -> str:
+        names = []
+        for number, tool in enumerate(tools):
+            before = self._form.before.replace("NAME", tool.name).removeprefix(cut)
+            arguments = self._arguments(read_object(tool.parameters or NO_PARAMETERS, ""), number)
+            behind = self._text(self._form.behind)
+            self._rules.append(f"call_{number}: {self._text(before)} {arguments} {behind}")
+            names.append(f"call_{number}")
+        one = f"({' | '.join(names)})"
+        if is_one or self._form.between is None:
+            return one
+        return f"{one} ({self._text(self._form.between)} {one})*"
+
+    def _text(self, text: str) -> str:
+        """Return a text as it stands in a rule, with its control tokens as such."""
+        parts, at = list[str](), 0
+        for found in self._split.finditer(text):
+            parts += self._quoted(text[at : found.start()])
+            parts.append(f"<[{self._tokens[found[0]]}]>")
+            at = found.end()
+        return " ".join([*parts, *self._quoted(text[at:])])
+
+    def _quoted(self, text: str) -> list[str]:
+        return [json.dumps(text, ensure_ascii=False)] if text else []
+
+    def _arguments(self, schema: dict[str, Any], number: int) -> str:
+        calls = self._form.layout.calls
+        assert calls is not None, "all known formats have calls"
+        if calls.kind == "tags":
+            return " ".join(self._tags(schema, number))
+        if calls.dialect.has_bare_keys:
+            return self._bare_object(schema)
+        return self._json(schema, f"arguments_{number}")
+
+    def _json(self, schema: dict[str, Any], rule: str) -> str:
+        options = json.dumps({"x-guidance": JSON_OPTIONS, **schema}, ensure_ascii=False)
+        self._rules.append(f"{rule}: %json {options}")
+        return rule
+
+    def _tags(self, schema: dict[str, Any], number: int) -> Iterator[str]:
+        """Yield the arguments in the order of the schema, each with its tags."""
+        properties = schema.get("properties")
+        required = schema.get("required", ())
+        for n, (key, value) in enumerate((properties or {}).items()):
+            opening, closing = self._form.argument
+            types = types_of(value)
+            if not types or "string" in types:
+                rule = self._until(closing, f"text_{number}_{n}")
+            else:
+                definitions = {k: v for k, v in schema.items() if k in ("$defs", "definitions")}
+                inner = value | definitions
+                rule = f"{self._json(inner, f'json_{number}_{n}')} {self._text(closing)}"
+            written = f"{self._text(opening.replace('NAME', key))} {rule}"
+            yield written if key in required else f"({written})?"
+
+    def _until(self, closing: str, rule: str) -> str:
+        """Return a rule of any text up to a closing text."""
+        if closing in self._tokens:
+            self._rules.append(f"{rule}: /(?s:.*)/ {self._text(closing)}")
+        else:
+            quoted = json.dumps(closing, ensure_ascii=False)
+            self._rules.append(f"{rule}[suffix={quoted}]: /(?s:.*)/")
+        return rule
+
+    def _bare_object(self, schema: dict[str, Any]) -> str:
+        """Return an object with keys without quotes; its values may be of any type."""
+        calls = self._form.layout.calls
+        assert calls is not None, "all known formats have calls"
+        ((opening, closing),) = calls.dialect.quotes
+        if "member:" not in "\n".join(self._rules):
+            text = self._until(closing, "text")
+            self._rules.append(
+                _PLAIN.replace("OPENING", self._text(opening)).replace("TEXT", text).strip()
+            )
+        keys = " | ".join(f'"{key}:"' for key in schema.get("properties") or {})
+        return f'"{{" (({keys}) value ("," ({keys}) value)*)? "}}"' if keys else '"{" "}"'

@@ -1,0 +1,150 @@
+"""The format of a model's answers is found by its chat template, in which calls survive."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.answer_forms.detection import detect
+from engine.answer_forms.known import KNOWN_FORMS
+from engine.answer_forms.turns import TemplateUse, as_functions
+from engine.text.chat_template import DEFAULT_TEMPLATE, ChatTemplate
+from engine.text.messages import ChatMessage, ToolCall
+from tests.helpers.answer_texts import TOOLS, parsed
+from tests.helpers.call_templates import CALL_TEMPLATES
+from tests.helpers.golden import golden_path
+
+USES = dict[str, TemplateUse]()
+QUESTION = ChatMessage("user", "Rain?")
+
+
+def use_of(name: str) -> TemplateUse:
+    if name not in USES:
+        USES[name] = detect(ChatTemplate(CALL_TEMPLATES[name]))
+    return USES[name]
+
+
+@pytest.mark.parametrize("name", [form.name for form in KNOWN_FORMS])
+def test_the_format_is_found_by_a_call_that_the_template_writes(name: str) -> None:
+    use = use_of(name)
+    assert use.form.name == name
+    assert use.writes_calls
+    assert use.shows_tools == ("deepseek" not in name)
+    assert use.has_text_arguments == (name == "deepseek_v31")
+    assert use.has_short_ids == (name == "mistral")
+    assert (use.thought_key == "thinking") == (name == "harmony")
+
+
+NAMES = {
+    "Qwen-Qwen3-0.6B": "hermes", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
+    "google-gemma-2-2b-it": "hermes", "meta-llama-Llama-3.1-8B-Instruct": "llama",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral", "openai-gpt-oss-120b": "harmony",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_format_of_published_templates_is_found(name: str) -> None:
+    published = json.loads(golden_path("templates", f"{name}.json").read_text("utf-8"))
+    template = ChatTemplate(published["template"], published["bos_token"], published["eos_token"])
+    use = detect(template)
+    assert use.form.name == NAMES[name]
+    assert use.writes_calls == ("gemma" not in name)
+    assert use.takes_system == ("gemma" not in name)
+    if use.writes_calls:
+        arguments = {"city": "Köln", "days": 3}
+        assert written_and_read(
+            use, template, [ToolCall("get_weather", json.dumps(arguments))]
+        ) == [("get_weather", arguments)]
+
+
+def written_and_read(use: TemplateUse, template: ChatTemplate, calls: list[ToolCall]) -> Any:
+    """Return the calls in what a template makes of an answer that calls."""
+    tools = as_functions(TOOLS) if use.shows_tools else None
+    turns = use.turns([QUESTION, ChatMessage("assistant", "", tool_calls=tuple(calls))], ())
+    asked = template.render(turns[:1], tools)
+    text = template.render(turns, tools, add_generation_prompt=False)
+    n = next((n for n, (a, b) in enumerate(zip(asked, text, strict=False)) if a != b), len(asked))
+    return parsed(use.form, [text[n:]]).calls
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<>|\r"), max_size=12)
+plain = st.none() | st.booleans() | st.integers(-9, 9) | texts
+values = st.fixed_dictionaries(
+    {"city": texts.filter(lambda text: text == text.strip("\n"))},
+    optional={
+        "days": st.integers(-(10**6), 10**6),
+        "where": st.dictionaries(
+            st.text("abc", min_size=1, max_size=3),
+            st.recursive(
+                st.none() | st.booleans() | st.integers(-9, 9) | texts, st.lists, max_leaves=4
+            ),
+            max_size=3,
+        ),
+        "exact": st.booleans(),
+    },
+)
+
+
+@pytest.mark.parametrize("name", [form.name for form in KNOWN_FORMS])
+@given(arguments=values)
+@settings(max_examples=12, deadline=None)
+def test_calls_survive_the_template_and_the_parser(name: str, arguments: dict[str, Any]) -> None:
+    calls = [ToolCall("get_weather", json.dumps(arguments), "call 1")]
+    if name not in ("llama", "harmony"):  # one call in an answer
+        calls.append(ToolCall("clock", "", "call 2"))
+    read = written_and_read(use_of(name), ChatTemplate(CALL_TEMPLATES[name]), calls)
+    assert read == [(call.name, json.loads(call.arguments or "{}")) for call in calls]
+
+
+CALLED = [
+    QUESTION,
+    ChatMessage("assistant", "Let me see.", "Hm.", (ToolCall("clock", "{}", "a"),)),
+    ChatMessage("tool", "It is 9.", tool_call_id="a"),
+    ChatMessage("tool", "It is 10.", tool_call_id="b"),
+]
+
+
+def test_results_name_their_functions_and_thoughts_go_where_the_template_wants_them() -> None:
+    called, result = use_of("harmony").turns(CALLED, ())[1:3]
+    assert result == {"role": "tool", "content": "It is 9.", "tool_call_id": "a", "name": "clock"}
+    assert called["thinking"] == "Hm.\n\nLet me see."
+    assert use_of("hermes").turns(CALLED, ())[1]["reasoning_content"] == "Hm."
+    called, result = use_of("mistral").turns(CALLED, ())[1:3]
+    assert called["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert len(result["tool_call_id"]) == 9
+
+
+def test_a_template_without_calls_gets_them_as_text() -> None:
+    use = detect(ChatTemplate(DEFAULT_TEMPLATE))
+    assert use.form.name == "hermes"
+    assert not use.writes_calls
+    system, question, called, results = use.turns(CALLED, TOOLS)
+    assert '"get_weather"' in system["content"]
+    assert question == {"role": "user", "content": "Rain?"}
+    assert parsed(use.form, [called["content"]]).calls == [("clock", {})]
+    assert results["role"] == "user"
+    assert results["content"].index("It is 9.") < results["content"].index("It is 10.")
+
+
+def test_a_template_without_a_system_prompt_gets_functions_with_the_question() -> None:
+    source = (
+        '{% for m in messages %}{{ raise_exception("no") if m.role == "system" }}{{ m.content }}'
+    )
+    use = detect(ChatTemplate(source + "{% endfor %}"))
+    (question,) = use.turns([QUESTION], TOOLS)
+    assert question["role"] == "user"
+    assert "get_weather" in question["content"]
+    assert question["content"].endswith("Rain?")
+
+
+def test_a_broken_template_is_like_one_without_calls() -> None:
+    assert not detect(ChatTemplate("{% for %}")).writes_calls
+
+
+def test_marks_of_thoughts_are_those_of_the_template() -> None:
+    source = CALL_TEMPLATES["hermes"] + "{# <seed:think> #}"
+    form = detect(ChatTemplate(source)).form
+    assert form.name == "hermes"
+    assert parsed(form, list("<seed:think>Hm.</seed:think>Yes.")).reasoning == "Hm."

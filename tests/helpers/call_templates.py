@@ -1,0 +1,134 @@
+"""Short chat templates, each of which writes calls in another format, as the models' own do."""
+
+_CHATML = """\
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for m in messages %}
+{%- if m.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] %}{% set f = call.function %}
+CALL{% endfor %}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+_HERMES = """<tool_call>
+{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}
+</tool_call>"""
+
+_QWEN_CODER = """<tool_call>
+<function={{ f.name }}>
+{% for key, value in f.arguments.items() %}<parameter={{ key }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>"""
+
+_GLM = """<tool_call>{{ f.name }}
+{% for key, value in f.arguments.items() %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>"""
+
+_LLAMA = """\
+{%- for m in messages %}<|start_header_id|>
+{{- "ipython" if m.role == "tool" else m.role }}<|end_header_id|>
+
+{% if m.tool_calls %}
+{%- if m.tool_calls | length != 1 %}{{ raise_exception("one call at a time") }}{% endif %}
+{%- set f = m.tool_calls[0].function -%}
+{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}
+{%- else %}{{ tools | tojson if tools and loop.first }}{{ m.content }}{% endif %}<|eot_id|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}"""
+
+_MISTRAL = """\
+{%- for m in messages %}
+{%- if m.role == "user" %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS][INST]
+{{- m.content }}[/INST]
+{%- elif m.role == "tool" %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]
+{%- elif m.tool_calls %}CALLS</s>
+{%- else %}{{ m.content }}</s>{% endif %}{% endfor %}"""
+
+_LIST = """[TOOL_CALLS][
+{%- for call in m.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception("ids of nine letters") }}{% endif %}
+{{- (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}{{ ", " if not loop.last }}
+{%- endfor %}]"""
+
+_ARGS = """{% for call in m.tool_calls -%}
+[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}"""
+
+_HARMONY = """\
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for m in messages %}
+{%- if m.role == "tool" %}<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary
+{{- "<|message|>" }}{{ m.content }}<|end|>
+{%- elif m.tool_calls %}{% set f = m.tool_calls[0].function %}
+{%- if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>
+{%- endif %}<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>
+{{- f.arguments | tojson }}<|call|>
+{%- elif m.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>
+{{- m.content }}<|end|>
+{%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+_DEEPSEEK = """\
+{%- for m in messages %}
+{%- if m.role == "user" %}<｜User｜>{{ m.content }}
+{%- elif m.role == "tool" %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>
+{%- elif m.role == "assistant" %}<｜Assistant｜>{{ m.content or "" }}
+{%- if m.tool_calls %}<｜tool▁calls▁begin｜>
+{%- for call in m.tool_calls %}{% set f = call.function %}CALL{% endfor %}<｜tool▁calls▁end｜>
+{%- endif %}<｜end▁of▁sentence｜>
+{%- else %}{{ m.content }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<｜Assistant｜><think>
+{% endif %}"""
+
+_R1 = """{{ "\\n" if not loop.first }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}
+```json
+{{ f.arguments | tojson }}
+```<｜tool▁call▁end｜>"""
+
+_V31 = """{{ "<｜tool▁call▁begin｜>" + f.name + "<｜tool▁sep｜>" + f.arguments }}
+{{- "<｜tool▁call▁end｜>" }}"""
+
+_GEMMA = """\
+{%- macro written(value) %}
+{%- if value is string %}<|"|>{{ value }}<|"|>
+{%- elif value is mapping %}{
+{%- for key, item in value.items() %}{{ key }}:{{ written(item) }}{{ "," if not loop.last }}
+{%- endfor %}}
+{%- elif value is sequence %}[
+{%- for item in value %}{{ written(item) }}{{ "," if not loop.last }}{% endfor %}]
+{%- else %}{{ value | tojson }}{% endif %}{% endmacro %}
+{%- if tools %}<|turn>system
+{% for tool in tools %}<|tool>declaration:{{ tool.function.name }}<tool|>{% endfor %}<turn|>
+{% endif %}
+{%- for m in messages %}<|turn>{{ "model" if m.role == "assistant" else m.role }}
+{% if m.tool_calls %}{% for call in m.tool_calls %}<|tool_call>call:{{ call.function.name }}
+{{- written(call.function.arguments) }}<tool_call|>{% endfor %}{% endif %}
+{{- m.content }}<turn|>
+{% endfor %}
+{%- if add_generation_prompt %}<|turn>model
+{% endif %}"""
+
+CALL_TEMPLATES = {
+    "hermes": _CHATML.replace("CALL", _HERMES),
+    "qwen_coder": _CHATML.replace("CALL", _QWEN_CODER),
+    "glm": _CHATML.replace("CALL", _GLM),
+    "llama": _LLAMA,
+    "mistral": _MISTRAL.replace("CALLS", _LIST),
+    "mistral_args": _MISTRAL.replace("CALLS", _ARGS),
+    "harmony": _HARMONY,
+    "deepseek": _DEEPSEEK.replace("CALL", _R1),
+    "deepseek_v31": _DEEPSEEK.replace("CALL", _V31),
+    "gemma4": _GEMMA,
+}
+"""Templates by the names of their formats."""
