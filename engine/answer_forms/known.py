@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from engine.answer_forms.layout import Layout, read_layout
-from engine.text.thinking import THINK_CLOSE, THINK_OPEN
+from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThinkingMarks
 
 NAME = r"(?P<name>[\w./:-]{1,128})"
 KEY = r"(?P<key>[\w./:-]{1,128})"
@@ -74,6 +74,12 @@ class AnswerFormat:
         fields = self.description["fields"] | {"reasoning_content": thinking}
         thought = (opening + "\n", "\n" + closing + "\n\n")
         return replace(self, description={**self.description, "fields": fields}, thought=thought)
+
+    @property
+    def thinking_marks(self) -> ThinkingMarks:
+        """Marks of a thought, behind which anything may come."""
+        closing = self.description["fields"]["reasoning_content"]["close"]
+        return ThinkingMarks(self.thought[0].strip(), (closing,))
 
     @property
     def marks(self) -> str:

@@ -11,6 +11,7 @@ from engine.generation.constrained.maker import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
 from engine.generation.parts.part_events import in_parts
+from engine.generation.parts.wanted_form import WantedForm, callable_tools, wanted_form
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 
@@ -104,10 +105,10 @@ class Answers:
 
     def to(self, request: Asked) -> Steps:
         """Answer a `Generate` command; see `plain`."""
-        matcher = self._constraints.matcher(request.grammar, request.sampling)
         if request.prompt is not None:
+            matcher = self._constraints.matcher(request.grammar, request.sampling)
             return self._completed(request, matcher)
-        return self._chat(request, matcher)
+        return self._chat(request, wanted_form(self._prompts, self._constraints, request))
 
     def _completed(self, request: Asked, matcher: Matcher | None) -> Steps:
         assert request.prompt is not None
@@ -124,11 +125,11 @@ class Answers:
             constraint=constraint,
         )
 
-    def _chat(self, request: Asked, matcher: Matcher | None) -> Steps:
+    def _chat(self, request: Asked, wanted: WantedForm) -> Steps:
         """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
-        tools = _callable_tools(request)
+        tools = callable_tools(request)
         reading = AnswerReading(self._prompts, tools) if request.in_parts else None
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
@@ -148,7 +149,9 @@ class Answers:
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
         shown = reading.shown if reading else ()
-        constraint = self._constraints.of(matcher, prompt.ids, begun, said, thinks=request.thinks)
+        constraint = self._constraints.of(
+            wanted.matcher, prompt.ids, begun, said, thinks=request.thinks, marks=wanted.marks
+        )
         steps = self._run(
             prompt,
             sampling,
@@ -200,19 +203,3 @@ class Answers:
             n_logprobs, shown, constraint,
         )  # fmt: skip
         yield from generation.run(prompt.ids, prompt.marks)
-
-
-def _callable_tools(request: Asked) -> tuple[Tool, ...]:
-    """Return the functions that an answer may call.
-
-    Raises:
-        PromptError: it must call one that there is not.
-    """
-    choice = request.tool_choice
-    if choice == "none":
-        return ()
-    if choice.startswith("=") and choice[1:] not in {tool.name for tool in request.tools}:
-        raise PromptError(f"There is no function {choice[1:]} to call.", "Name one of the tools.")
-    if choice == "required" and not request.tools:
-        raise PromptError("There is no function to call.", "Give the request tools.")
-    return request.tools

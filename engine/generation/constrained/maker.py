@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.config.sampling import SamplingParams
     from engine.constraints.matcher import Matcher
     from engine.generation.prompts import Prompts
+    from engine.text.thinking import ThinkingMarks
 
 N_END = 64
 """Number of tokens at the end of a prompt in which a mark of thinking is looked for."""
@@ -41,13 +42,26 @@ class Constraints:
         wanted = grammar or params.form
         if wanted is None:
             return None
+        return self.checked(wanted, wanted)
+
+    def checked(self, grammar: Grammar, as_text: Grammar) -> Matcher:
+        """Return the matcher of a grammar.
+
+        Args:
+            as_text: the same grammar, but with texts in place of tokens, so that it can be checked
+                without the vocabulary.
+
+        Raises:
+            GrammarError: it cannot be used; the error names the place.
+            PromptError: the model has no vocabulary.
+        """
         vocabulary = self._vocabulary
-        check_grammar(wanted)
-        return vocabulary.matcher(wanted)
+        check_grammar(as_text)
+        return vocabulary.matcher(grammar)
 
     def of(
         self, matcher: Matcher | None, ids: Sequence[int], begun: Sequence[int] = (),
-        said: str = "", *, thinks: bool | None = None,
+        said: str = "", *, thinks: bool | None = None, marks: ThinkingMarks | None = None,
     ) -> AnswerConstraint | None:  # fmt: skip
         """Return the constraint of an answer; None if any is accepted.
 
@@ -57,6 +71,7 @@ class Constraints:
             begun: tokens that the answer has had, if they are known.
             said: text that it has had.
             thinks: whether the model was asked to think; None as its template has it.
+            marks: marks of its thinking; None for those of its template.
 
         Raises:
             GrammarError: what the answer has had does not have the form.
@@ -64,7 +79,7 @@ class Constraints:
         if matcher is None:
             return None
         vocabulary = self._vocabulary
-        marks = thinking_marks(self._prompts.template.source)
+        marks = marks or thinking_marks(self._prompts.template.source)
         n_said = len(begun) or len(said.encode())
         end = list(ids)[max(0, len(ids) - N_END - n_said) : max(0, len(ids) - len(begun))]
         before = b"".join(map(vocabulary.bytes_of, end)).decode("utf-8", "replace")

@@ -1,11 +1,12 @@
 """Answers come in parts from the tokens on: thoughts, content and calls."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from engine import (
@@ -24,7 +25,7 @@ from engine.generation.prompts import Prompts
 from engine.generation.results import GenerationEvent
 from engine.generation.work import Follow, Found, Prefill
 from engine.gguf.reader import GGUFFile
-from tests.helpers.answer_texts import WEATHER
+from tests.helpers.answer_texts import CLOCK, WEATHER
 from tests.helpers.vocabularies import CONTROL, bpe, metadata
 
 HERMES_LIKE = """\
@@ -75,12 +76,17 @@ def mistral() -> Prompts:
     return prompts_of(MISTRAL_LIKE)
 
 
-def answered(
-    prompts: Prompts, request: Generate, answer: str | Sequence[int]
-) -> tuple[str, list[GenerationEvent]]:
+def answered(prompts: Prompts, request: Generate, answer: str) -> tuple[str, list[GenerationEvent]]:
     """Return the prompt of a request, and the events of an answer that a model would give."""
     tokenizer = prompts.tokenizer
-    script = iter([*tokenizer.encode(answer, False, True), tokenizer.eos_id])
+    return computed(prompts, request, [*tokenizer.encode(answer, False, True), tokenizer.eos_id])
+
+
+def computed(
+    prompts: Prompts, request: Generate, results: Iterable[Any]
+) -> tuple[str, list[GenerationEvent]]:
+    """Return the prompt of a request, and the events with these tokens, or logits, as results."""
+    tokenizer, script = prompts.tokenizer, iter(results)
     steps = Answers(prompts, 4000, is_marked=False).to(request)
     events, prompt = list[GenerationEvent](), ""
     found: Found | None = None
@@ -148,7 +154,7 @@ def test_marks_that_are_control_tokens_are_read_and_never_shown(mistral: Prompts
     found = summary(events)
     assert found["content"] == "Look:"
     assert found["calls"] == [("get_weather", {"city": "Ulm"})] * 2
-    for request in (ASKED, replace(ASKED, tools=()), replace(ASKED, in_parts=False)):
+    for request in (replace(ASKED, tools=()), replace(ASKED, tool_choice="none", in_parts=False)):
         assert summary(answered(mistral, request, "a[TOOL_CALLS]b")[1])["content"] == "ab"
 
 
@@ -175,19 +181,72 @@ def test_variables_win_over_other_wishes(hermes: Prompts) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["I look.\n<tool", "<think>\nHm", "<think>\nHm\n</think>\n\nI look"]
+    "said", ["I look.\n<thi", "<think>\nHm", "<think>\nHm\n</think>\n\nI look"]
 )
 def test_an_answer_goes_on_from_its_tokens_and_in_its_part(hermes: Prompts, said: str) -> None:
     """As if it had not been interrupted, with or without its tokens."""
-    end = "_call> it.\n</think> End"
-    whole = summary(answered(hermes, ASKED, said + end)[1])
-    first = answered(hermes, ASKED, said)[1]
+    asked, end = replace(ASKED, tools=()), "s> it.\n</think> End"
+    whole = summary(answered(hermes, asked, said + end)[1])
+    first = answered(hermes, asked, said)[1]
     parts = summary(first)
     last = ChatMessage("assistant", parts["content"], parts["reasoning"])
     ids = tuple(i for e in first if isinstance(e, TokenText) for i in e.ids)
-    request = replace(ASKED, messages=(QUESTION, last), continue_last=True, begun=ids)
+    request = replace(asked, messages=(QUESTION, last), continue_last=True, begun=ids)
     prompt, events = answered(hermes, request, end)
     assert prompt.endswith("assistant\n" + said)
     rest = summary(events)
     assert parts["content"] + rest["content"] == whole["content"]
     assert parts["reasoning"] + rest["reasoning"] == whole["reasoning"]
+
+
+def guesses(prompts: Prompts, seed: int, said: str = "") -> Iterator[Any]:
+    """Yield tokens of a text, then logits by chance of a model that likes to end strings."""
+    yield from prompts.tokenizer.encode(said, False, True)
+    draw = np.random.default_rng(seed)
+    likely = prompts.tokenizer.encode('"}]<>/:, ', False)
+    while True:
+        logits = draw.normal(size=prompts.tokenizer.n_vocab).astype(np.float32)
+        logits[likely] += 3
+        yield logits
+
+
+@pytest.mark.parametrize("choice", ["required", "=get_weather"])
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_call_that_is_required_comes(
+    name: str, choice: str, request: pytest.FixtureRequest
+) -> None:
+    prompts = request.getfixturevalue(name)
+    asked = replace(ASKED, tools=(WEATHER, CLOCK), tool_choice=choice, thinks=False)
+    for seed in range(3):
+        _, events = computed(prompts, asked, guesses(prompts, seed))
+        found = summary(events)
+        assert found["calls"]
+        last = events[-1]
+        assert isinstance(last, Finished)
+        assert last.reason == "length" or not found["content"]
+        assert choice == "required" or {name for name, _ in found["calls"]} == {"get_weather"}
+
+
+def test_a_call_that_the_model_begins_keeps_to_the_schema(hermes: Prompts) -> None:
+    begun = "I look.\n<tool_call>"
+    for seed in range(3):
+        _, events = computed(hermes, ASKED, guesses(hermes, seed, begun))
+        (name, arguments), *_ = summary(events)["calls"]
+        assert name == "get_weather"
+        assert set(arguments) <= {"city", "days", "where", "exact"}
+
+
+def test_a_thought_comes_before_a_required_call(hermes: Prompts) -> None:
+    asked = replace(ASKED, tool_choice="required")
+    _, events = computed(hermes, asked, guesses(hermes, 1, "<think>\nHm\n</think>\n\n"))
+    assert summary(events)["reasoning"] == "Hm"
+    assert summary(events)["calls"]
+
+
+def test_a_schema_that_no_grammar_can_say_is_no_hindrance_unless_it_must(hermes: Prompts) -> None:
+    odd = Tool("odd", parameters='{"properties": {"a": {"$ref": "https://elsewhere/x"}}}')
+    answer = '<tool_call>{"name": "odd", "arguments": {"a": 1}}</tool_call>'
+    _, events = answered(hermes, replace(ASKED, tools=(odd,)), answer)
+    assert summary(events)["calls"] == [("odd", {"a": 1})]
+    with pytest.raises(PromptError, match="No call can be required"):
+        answered(hermes, replace(ASKED, tools=(odd,), tool_choice="required"), "")

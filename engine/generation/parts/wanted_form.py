@@ -1,0 +1,97 @@
+"""The form that an answer must have: a grammar that was asked for, or that of calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from engine.answer_forms.grammars import grammar_of_calls
+from engine.errors import GrammarError, PromptError
+from engine.text.thinking import ThinkingMarks, thinking_marks
+
+if TYPE_CHECKING:
+    from engine.config.grammar import Grammar
+    from engine.config.sampling import SamplingParams
+    from engine.constraints.matcher import Matcher
+    from engine.generation.constrained.maker import Constraints
+    from engine.generation.prompts import Prompts
+    from engine.text.messages import Tool
+
+log = logging.getLogger(__name__)
+
+
+class AskedForm(Protocol):
+    """What a request says of the form of its answer: see `engine.events.Generate`."""
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def grammar(self) -> Grammar | None: ...
+
+    @property
+    def tools(self) -> tuple[Tool, ...]: ...
+
+    @property
+    def tool_choice(self) -> str: ...
+
+
+class WantedForm(NamedTuple):
+    """The form that an answer must have.
+
+    Attributes:
+        matcher: matcher of the grammar; None where any answer will do.
+        marks: marks of the thinking behind which it begins; None for those of the template.
+    """
+
+    matcher: Matcher | None
+    marks: ThinkingMarks | None = None
+
+
+def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) -> WantedForm:
+    """Return the form that the answer to a conversation must have.
+
+    Where the model is to choose whether it calls a function, the schema of one may be beyond what
+    grammars can say; then nothing holds it to the schema.
+
+    Raises:
+        GrammarError: the grammar that is asked for cannot be used.
+        PromptError: the function that must be called is none that can be.
+    """
+    tools, choice = callable_tools(request), request.tool_choice
+    own = request.grammar or request.sampling.form
+    if not tools or (choice == "auto" and own):
+        return WantedForm(constraints.matcher(request.grammar, request.sampling))
+    form = prompts.template_use.form
+    tokens = {text: token for token, text in prompts.control_marks.items()}
+    grammar = grammar_of_calls(form, tools, tokens, choice)
+    as_text = grammar_of_calls(form, tools, {}, choice)
+    if grammar is None or as_text is None:
+        return WantedForm(None)
+    marks = form.thinking_marks if thinking_marks(prompts.template.source) else None
+    try:
+        return WantedForm(constraints.checked(grammar, as_text), marks)
+    except GrammarError as error:
+        if choice != "auto":
+            raise PromptError(
+                f"No call can be required of these functions. {error}", "Simplify their schemas."
+            ) from error
+        log.info("calls are not held to the schemas of their functions: %s", error)
+        return WantedForm(None)
+
+
+def callable_tools(request: AskedForm) -> Sequence[Tool]:
+    """Return the functions that an answer may call.
+
+    Raises:
+        PromptError: it must call one that there is not.
+    """
+    choice = request.tool_choice
+    if choice == "none":
+        return ()
+    if choice.startswith("=") and choice[1:] not in {tool.name for tool in request.tools}:
+        raise PromptError(f"There is no function {choice[1:]} to call.", "Name one of the tools.")
+    if choice == "required" and not request.tools:
+        raise PromptError("There is no function to call.", "Give the request tools.")
+    return request.tools
