@@ -36,6 +36,7 @@ COMMANDS = {
     "serve": ("answer programs over HTTP, as OpenAI's servers do", "server.serve"),
     "bench": ("measure the speed of a model", "bench.bench"),
     "tune": ("find the fastest split by measuring", "tune.tune"),
+    "tokenize": ("show the tokens of a text", "score"),
     "perplexity": ("measure the perplexity of a text", "score"),
     "engine": ("show, install or remove what models are computed with", "engine"),
 }

@@ -1,4 +1,4 @@
-"""The subcommand `perplexity`: measures how well a model predicts a text."""
+"""The subcommands `tokenize` and `perplexity`: how a model reads a text and predicts it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, model_path
 from app.cli.loading import load, note_warnings
-from app.cli.output import fallback_fields, note_progress, write, write_json
-from app.cli.talk import read_text
-from engine import perplexity, read_model_info
+from app.cli.output import fallback_fields, note_progress, table, write, write_json
+from app.cli.talk import add_prompt, prompt_of, read_text
+from engine import load_tokenizer, perplexity, read_model_info
 
 PUBLISHED_CONTEXT = 512
 """Context, in tokens, of most published perplexities."""
@@ -43,3 +43,30 @@ def run_perplexity(args: argparse.Namespace) -> None:
 
 def _show(done: int, total: int) -> None:
     note_progress(f"{done}/{total} chunks" if done < total else "")
+
+
+def add_tokenize(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_prompt(parser)
+    parser.add_argument("--bare", action="store_true", help="add no BOS or EOS")
+    parser.add_argument("--plain", action="store_true", help="read special tokens as text")
+    add_json(parser)
+
+
+def run_tokenize(args: argparse.Namespace) -> None:
+    text, tokenizer = prompt_of(args), load_tokenizer(model_path(args.model))
+    ids = tokenizer.encode(text, add_special=not args.bare, parse_special=not args.plain)
+    pieces = [tokenizer.token_bytes(token) for token in ids]
+    if args.json:
+        write_json({"ids": ids, "pieces": [list(piece) for piece in pieces]})
+        return
+    rows = [(str(token), _shown(piece)) for token, piece in zip(ids, pieces, strict=True)]
+    write(table(("id", "text"), rows, frozenset({0})))
+
+
+def _shown(piece: bytes) -> str:
+    """Return a token's text in quotes, and its bytes where it is a part of a character."""
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return repr(piece)

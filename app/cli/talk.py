@@ -143,9 +143,7 @@ def open_talk_model(args: argparse.Namespace) -> Model | RemoteModel:
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
     add_talk_model(parser)
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; '-' reads stdin")
-    prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    add_prompt(parser)
     parser.add_argument(
         "-n", "--n-predict", type=int, default=512, metavar="N",
         help="most tokens to generate (default: 512; -1: no limit)",
@@ -161,7 +159,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 def run_generate(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
-    text = _prompt(args)
+    text = prompt_of(args)
     with open_talk_model(args) as model:
         if args.raw or not model.info.has_chat_template:
             request = Generate(prompt=text, sampling=sampling)
@@ -176,7 +174,18 @@ def run_generate(args: argparse.Namespace) -> None:
         note(_footer(result))
 
 
-def _prompt(args: argparse.Namespace) -> str:
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; '-' reads stdin")
+    prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+
+
+def prompt_of(args: argparse.Namespace) -> str:
+    """Return the prompt that the options of `add_prompt` name.
+
+    Raises:
+        EngineError: it cannot be read.
+    """
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-":

@@ -50,7 +50,7 @@ class Inquiries(TextInquiries):
         Raises:
             PromptError: no tokens, unknown tokens, or more than the context holds.
         """
-        with self._alone("Computing logits", [ids], never) as (sequence, check):
+        with self._alone("Computing logits", [ids], never, is_noted=True) as (sequence, check):
             return np.concatenate(list(sequence.compute(ids, 0, check, PROMPT_BATCH)))
 
     def score(
@@ -112,13 +112,15 @@ class Inquiries(TextInquiries):
 
     @contextmanager
     def _alone(
-        self, doing: str, prompts: Sequence[Sequence[int]], is_cancelled: IsCancelled
-    ) -> Iterator[tuple[OwnSequence, Check]]:
+        self, doing: str, prompts: Sequence[Sequence[int]], is_cancelled: IsCancelled, *,
+        is_noted: bool = False,
+    ) -> Iterator[tuple[OwnSequence, Check]]:  # fmt: skip
         """Yield an empty sequence, and what to call before each batch.
 
         Args:
             doing: begin of the sentence that it was cancelled.
             prompts: tokens that will be computed.
+            is_noted: see `own_sequence`.
 
         Raises:
             EngineError: these tokens cannot be computed, or the model has been closed.
@@ -131,7 +133,8 @@ class Inquiries(TextInquiries):
 
             for ids in prompts:
                 self.scheduler.check(ids)
-            with own_sequence(self.scheduler, self.runtime.runner) as sequence:
+            runner = self.runtime.runner
+            with own_sequence(self.scheduler, runner, is_noted=is_noted) as sequence:
                 yield sequence, check
 
 

@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def own_sequence(scheduler: Scheduler, runtime: PagedRuntime) -> Iterator[OwnSequence]:
+def own_sequence(
+    scheduler: Scheduler, runtime: PagedRuntime, *, is_noted: bool = True
+) -> Iterator[OwnSequence]:
     """Yield an empty sequence; answers under way have no place meanwhile.
+
+    Args:
+        is_noted: whether it is then the one that was computed last; else that stays the same.
 
     Raises:
         EngineError: what is computed fails; all that is cached is forgotten then.
     """
+    last = scheduler.last
     with scheduler.emptied() as places:
         own = OwnSequence(runtime, places)
         try:
             yield own
-            scheduler.note_last(own.ids)
+            scheduler.note_last(own.ids if is_noted else last)
             own.close()
         except BaseException:
             own.close(is_kept=False)

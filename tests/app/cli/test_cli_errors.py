@@ -185,6 +185,7 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
         "bench",
         "tune",
         "perplexity",
+        "tokenize",
         "engine",
     }
     assert set(COMMANDS) == names

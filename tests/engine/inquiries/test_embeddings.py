@@ -79,6 +79,10 @@ def test_a_vector_is_the_same_alone_and_in_company(model: Model) -> None:
         assert model.embed([text]).vectors == (vector,)
     events += [*answer]
     assert [event for event in events if hasattr(event, "ids")] == plain
+    n_cached = model.n_cached
+    assert model.embed(["hello"]).vectors == (alone[-1],)
+    assert model.score([5, 6])
+    assert model.n_cached == n_cached > 30, "the answer is still the last sequence"
 
 
 def test_a_text_gets_what_the_model_wants_around_it_and_ids_stay_as_they_are(model: Model) -> None:
