@@ -40,18 +40,24 @@ Telling = Generator[GenerationEvent, None, bool]
 
 
 class StopMatcher:
-    """Search for stop strings in streamed text, holding back what may turn out to be one."""
+    """Search for stop strings in streamed text, holding back what may turn out to be one.
+
+    Attributes:
+        found: the stop string that was completed; "" while none was.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.found = ""
         self._stops = stops
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Add text; return what can be shown, and whether a stop string was completed."""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            shown, self._held = self._held[: min(found)], ""
+            at, self.found = min(found)
+            shown, self._held = self._held[:at], ""
             return shown, True
         keep = self._longest_possible_start()
         shown = self._held[: len(self._held) - keep]
@@ -168,7 +174,7 @@ class Generation:
         else:
             raise ContextOverflow(self._n_prompt, self._n_ctx)
         yield from self._flush()
-        yield Finished(reason, self._usage(), self._timings())
+        yield Finished(reason, self._usage(), self._timings(), self._stop.found)
 
     def _prefill(self, wanted: Prefill) -> Generator[Work, Found | None, Found]:
         """Have tokens computed in place of those computed so far; return what was found."""

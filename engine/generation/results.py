@@ -127,11 +127,13 @@ class Finished:
     Attributes:
         reason: "stop" (end-of-generation token or stop string), "length" (max_tokens), "context"
             (the context is full) or "cancelled".
+        stop: the stop string that has ended it; "" for none.
     """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
+    stop: str = ""
 
 
 GenerationEvent = (

@@ -98,6 +98,10 @@ class TextInquiries:
                 variables=variables, tools=tools, add_generation_prompt=add_generation_prompt,
             )  # fmt: skip
 
+    def prompt_size(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt from `apply_template`."""
+        return len(self._prompts.plain(prompt).ids)
+
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = ""
     ) -> tuple[int | None, int]:

@@ -117,9 +117,14 @@ class ApplyTemplate:
 
 @dataclass(frozen=True, slots=True)
 class TemplateApplied:
-    """Closing event of an `ApplyTemplate`, with the text of the prompt."""
+    """Closing event of an `ApplyTemplate`, with the text of the prompt.
+
+    Attributes:
+        n_tokens: number of its tokens, with what the model wants before a text.
+    """
 
     prompt: str
+    n_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def _applied(model: Inquiries, question: ApplyTemplate, _: IsCancelled) -> Templ
         effort=question.effort, variables=question.variables, tools=question.tools,
         add_generation_prompt=question.add_generation_prompt,
     )  # fmt: skip
-    return TemplateApplied(prompt)
+    return TemplateApplied(prompt, model.prompt_size(prompt))
 
 
 def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> Embedded:

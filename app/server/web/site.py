@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.server.anthropic.operations import ANTHROPIC
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.errors import error_document
@@ -32,8 +33,13 @@ log = logging.getLogger(__name__)
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 """Methods that records name; whatever else clients send is one."""
 
+OPERATIONS = (*OPENAI, *ANTHROPIC, *STATE)
+"""All operations of a server."""
 
-def make_site(desk: Desk, operations: Sequence[Operation] = (*OPENAI, *STATE)) -> Starlette:
+
+def make_site(
+    desk: Desk, operations: Sequence[Operation] = (*OPENAI, *ANTHROPIC, *STATE)
+) -> Starlette:
     """Return the application that answers for a desk."""
 
     async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:

@@ -1,0 +1,197 @@
+"""Messages made of the events of the engine, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.server.anthropic.message_request import MessageRequest
+from app.server.desk import AnswerEvents
+from app.server.web.responses import Document, event_bytes
+from engine import (
+    Event,
+    Finished,
+    PrefillProgress,
+    TokenText,
+    ToolCallBegun,
+    ToolCallText,
+    Usage,
+)
+
+REASONS = {
+    "stop": "end_turn", "length": "max_tokens", "context": "model_context_window_exceeded",
+    "cancelled": "max_tokens",
+}  # fmt: skip
+"""Anthropic's reasons for the end of an answer; what was cut off after a time has a length, too."""
+
+BlockKind = Literal["text", "thinking", "tool_use"]
+
+
+@dataclass(slots=True)
+class AnswerBlock:
+    """A part of the answer: a text, a thought, or a call of a tool.
+
+    Attributes:
+        texts: what has come of its text, or of its arguments.
+        id, name: name of the call, and of the tool.
+    """
+
+    kind: BlockKind
+    id: str = ""
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    def begin(self) -> Document:
+        """Return the block while it is empty."""
+        if self.kind == "tool_use":
+            return {"type": "tool_use", "id": self.id, "name": self.name, "input": {}}
+        if self.kind == "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "text", "text": ""}
+
+    def delta(self, text: str) -> Document:
+        """Return more of it."""
+        if self.kind == "tool_use":
+            return {"type": "input_json_delta", "partial_json": text}
+        return {"type": f"{self.kind}_delta", self.kind: text}
+
+    def whole(self) -> Document:
+        """Return the whole block."""
+        text = "".join(self.texts)
+        content: object = text
+        if self.kind == "tool_use":
+            content = _arguments(text)
+        return self.begin() | {"input" if self.kind == "tool_use" else self.kind: content}
+
+
+def _arguments(text: str) -> object:
+    """Return the arguments of a call; none where the answer was cut off in their middle."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return {}
+
+
+class MessageAnswer:
+    """The response to a request, made of the events of its answer.
+
+    Args:
+        model: id of the model.
+        ending: where the answer's index goes if it shall end.
+    """
+
+    def __init__(self, request: MessageRequest, model: str, ending: set[int]) -> None:
+        self._stops, self._ending = request.stop_sequences, ending
+        wish = request.tool_choice
+        self._is_single_call = wish is not None and wish.disable_parallel_tool_use
+        self._blocks: list[AnswerBlock] = []
+        self._is_open = self._is_cut = False
+        self._reason, self._stop = "", ""
+        self._usage = Usage()
+        self._head: Document = {
+            "id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant",
+            "model": model,
+        }  # fmt: skip
+
+    async def collect(self, events: AnswerEvents) -> Document:
+        """Return the whole response."""
+        async with aclosing(events):
+            async for _, event in events:
+                for _ in self._told(event):
+                    pass  # the blocks keep what is told
+        content = [block.whole() for block in self._blocks]
+        return {**self._head, "content": content, **self._end(), "usage": self._counts()}
+
+    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
+        """Yield the response as events."""
+        is_begun = False
+        async with aclosing(events):
+            async for _, event in events:
+                if not is_begun:
+                    is_begun = True
+                    yield _frame("message_start", message=self._beginning(event))
+                for kind, fields in self._told(event):
+                    yield _frame(kind, **fields)
+        yield _frame("message_delta", delta=self._end(), usage=self._counts())
+        yield _frame("message_stop")
+
+    def _beginning(self, event: Event) -> Document:
+        """Return the message before anything has come; only the first event may know a number."""
+        n = event.total if isinstance(event, PrefillProgress) else 0
+        usage = {
+            "input_tokens": n, "output_tokens": 0, "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+        }  # fmt: skip
+        empty: Document = {"content": [], "stop_reason": None, "stop_sequence": None}
+        return {**self._head, **empty, "usage": usage}
+
+    def _told(self, event: Event) -> Iterator[tuple[str, Document]]:
+        """Note an event; yield the events of a stream that tell it."""
+        if isinstance(event, Finished):
+            yield from self._close()
+            has_called = any(block.kind == "tool_use" for block in self._blocks)
+            is_called = has_called and (event.reason == "stop" or self._is_cut)
+            self._stop = event.stop if event.stop in self._stops else ""
+            self._reason = "stop_sequence" if self._stop else REASONS[event.reason]
+            self._reason = "tool_use" if is_called else self._reason
+            self._usage = event.usage
+        elif self._is_cut:
+            return
+        elif isinstance(event, TokenText) and event.text:
+            kind: BlockKind = "thinking" if event.part == "reasoning" else "text"
+            if not self._is_open or self._blocks[-1].kind != kind:
+                yield from self._open(AnswerBlock(kind))
+            yield self._add(event.text)
+        elif isinstance(event, ToolCallBegun):
+            if self._is_single_call and any(one.kind == "tool_use" for one in self._blocks):
+                self._is_cut = True
+                self._ending.add(0)
+                return
+            yield from self._open(AnswerBlock("tool_use", event.id, event.name))
+        elif isinstance(event, ToolCallText):
+            yield self._add(event.text)
+
+    def _open(self, block: AnswerBlock) -> Iterator[tuple[str, Document]]:
+        yield from self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        index = len(self._blocks) - 1
+        yield "content_block_start", {"index": index, "content_block": block.begin()}
+
+    def _add(self, text: str) -> tuple[str, Document]:
+        block = self._blocks[-1]
+        block.texts.append(text)
+        index = len(self._blocks) - 1
+        return "content_block_delta", {"index": index, "delta": block.delta(text)}
+
+    def _close(self) -> Iterator[tuple[str, Document]]:
+        if self._is_open:
+            self._is_open = False
+            yield "content_block_stop", {"index": len(self._blocks) - 1}
+
+    def _end(self) -> Document:
+        return {"stop_reason": self._reason, "stop_sequence": self._stop or None}
+
+    def _counts(self) -> Document:
+        """Return the numbers of tokens; those of the prompt are without cached ones."""
+        usage = self._usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+        }
+
+
+def _frame(kind: str, **fields: object) -> bytes:
+    """Return an event of a stream, whose name its document repeats."""
+    return event_bytes({"type": kind, **fields}, kind)
+
+
+def error_event(document: Document) -> bytes:
+    """Return the event that tells a refusal in the middle of a stream."""
+    return event_bytes(document, "error")

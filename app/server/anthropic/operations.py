@@ -1,0 +1,20 @@
+"""The operations of the Messages protocol."""
+
+from __future__ import annotations
+
+from app.server.anthropic.errors import error_document
+from app.server.anthropic.message_request import Conversation, MessageRequest
+from app.server.anthropic.messages import count_tokens, create_message
+from app.server.web.operation import Operation
+
+ANTHROPIC = (
+    Operation(
+        "/v1/messages", "Answer a conversation, as Anthropic has it.", create_message,
+        MessageRequest, streams=True, shape=error_document,
+    ),
+    Operation(
+        "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt.",
+        count_tokens, Conversation, shape=error_document,
+    ),
+)  # fmt: skip
+"""All operations of the protocol."""
