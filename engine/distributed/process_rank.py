@@ -145,14 +145,18 @@ class ProcessRank:
             return getattr(self, order)(*values)
 
     def compute(
-        self, ids: Sequence[int], pieces: Sequence[Sequence[Any]], first_logit: int
+        self, ids: Sequence[int], pieces: Sequence[Sequence[Any]], first_logit: int, *more: bool
     ) -> Logits | None:
         """Run the rows of a batch; see `PagedRuntime.forward`.
 
+        Args:
+            pieces, first_logit, more: values of a `Batch`.
+
         Returns:
-            Logits (rows, n_vocab) of the rows from `first_logit` on, on rank 0.
+            Logits (rows, n_vocab) of the rows from `first_logit` on, or the hidden states that the
+            batch wants in their place, on rank 0.
         """
-        mine = self._slice(ids, _batch(pieces, first_logit))
+        mine = self._slice(ids, _batch(pieces, first_logit, *more))
         if first_logit < len(ids):
             return self._gathered(mine)
         if self.device.type == "cuda":
@@ -185,10 +189,10 @@ class ProcessRank:
         return self._gathered(self._last)
 
     def _slice(self, ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
-        """Run the rows of a batch; return this rank's slice of the logits, in host memory.
+        """Run the rows of a batch; return this rank's slice of the result, in host memory.
 
         Returns:
-            F32 (rows, n); None without a part of the output head, or if no logits are wanted.
+            F32 (rows, n) of logits, or hidden states on one rank of the output head; else None.
 
         Raises:
             OutOfDeviceMemory: the rank's device is full.
@@ -274,10 +278,10 @@ class ProcessRank:
         call_all(self.rank.close)
 
 
-def _batch(pieces: Sequence[Sequence[Any]], first_logit: int) -> Batch:
-    """Return a batch of the values of its pieces."""
+def _batch(pieces: Sequence[Sequence[Any]], first_logit: int, *more: bool) -> Batch:
+    """Return a batch of its values, whose pieces may be lists."""
     made = [Piece(n_past, n, tuple(map(tuple, tables)), slot) for n_past, n, tables, slot in pieces]
-    return Batch(tuple(made), first_logit)
+    return Batch(tuple(made), first_logit, *more)
 
 
 def follow(rank: ProcessRank, orders: Orders) -> None:

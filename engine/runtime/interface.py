@@ -23,6 +23,7 @@ SlotState = Sequence["Mapping[str, Tensor]"]
 
 For each layer that has one, in order, its tensors as a single rank would have them: F32, all units
 in order (`RecurrentState.whole_shapes`). So it can be loaded after a re-split, and saved to a file.
+Ranks that are processes keep their parts instead; then it only stands for them.
 """
 
 Guard = Callable[[str, int], AbstractContextManager[None]]
@@ -102,10 +103,10 @@ def page_groups(size: CacheSize, sights: Sequence[Sight]) -> Sequence[PageGroup]
     return [PageGroup(size.n_held(sight) // PAGE, sight) for sight in sights]
 
 
-class Runtime(Protocol):
-    """A loaded model that computes tokens and holds the KV cache.
+class PagedRuntime(Protocol):
+    """A loaded model that computes tokens of several sequences, and holds what they remember.
 
-    It does not know which tokens the cache holds: `generation.session` keeps count of that.
+    It does not know which tokens its pages hold: `generation.scheduling` keeps count of that.
 
     `runtime.model_runner` implements it for ranks that are threads of this process (a
     `ThreadRuntime` owns it, loads and re-splits it), `distributed.process_runtime` for processes.
@@ -117,6 +118,8 @@ class Runtime(Protocol):
         can_rewind: whether all of the cache lies in pages, so that its last tokens can be dropped;
             recurrent states cannot go back.
         groups: the groups of layers, which each have a table in `Piece.tables`, in this order.
+        n_slots: number of places for the recurrent states of sequences, 1 at least. A pass of
+            single tokens is fastest if the sequence of row i has the place i.
     """
 
     n_vocab: int
@@ -124,6 +127,7 @@ class Runtime(Protocol):
     n_batch: int
     can_rewind: bool
     groups: Sequence[PageGroup]
+    n_slots: int
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -157,8 +161,8 @@ class Runtime(Protocol):
                 fails there is raised by a later call, by `finish` at the latest.
 
         Returns:
-            (len(ids) - batch.first_logit, n_vocab), or this process's slice of the vocabulary; if
-            the batch wants hidden states, (len(ids) - batch.first_logit, n_embd).
+            (len(ids) - batch.first_logit, n_vocab); if the batch wants hidden states,
+            (len(ids) - batch.first_logit, n_embd).
 
         Raises:
             EngineError: the model was closed, a device ran out of memory or a rank was lost; what
@@ -177,23 +181,6 @@ class Runtime(Protocol):
     def move_slot(self, source: int, target: int) -> None:
         """Copy the recurrent states of a place to another one."""
         ...
-
-    def close(self) -> None:
-        """Free everything; safe to call twice."""
-        ...
-
-
-class PagedRuntime(Runtime, Protocol):
-    """A loaded model that computes tokens of several sequences, and holds what they remember.
-
-    It does not know which tokens its pages hold: `generation.scheduling` keeps count of that.
-
-    Attributes:
-        n_slots: number of places for the recurrent states of sequences, 1 at least. A pass of
-            single tokens is fastest if the sequence of row i has the place i.
-    """
-
-    n_slots: int
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         """Copy a page of a group on all ranks, behind what was started before."""

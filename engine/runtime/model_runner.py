@@ -159,7 +159,7 @@ class ModelRunner:
         return True
 
     def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch; see `Runtime.forward`."""
+        """Run the rows of a batch; see `PagedRuntime.forward`."""
         if not self.ranks:
             raise EngineError("The model has been unloaded.", "Load it again.")
         with self._guard("to compute the next tokens", len(ids)):
@@ -172,7 +172,7 @@ class ModelRunner:
             return self.batches.n_running
 
     def finish(self) -> None:
-        """Wait for all batches that were started without logits; see `Runtime.finish`."""
+        """Wait for all batches that were started without logits; see `PagedRuntime.finish`."""
         with self._guard("to compute the next tokens", 1), self._recovering():
             self.batches.finish()
 
@@ -203,7 +203,7 @@ class ModelRunner:
             self.memory.load_slot(slot, state)
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch and return their logits; see `Runtime.forward`.
+        """Run the rows of a batch and return their logits; see `PagedRuntime.forward`.
 
         Without logits nothing is read from devices: hosts start a few batches ahead of them.
         """

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 
 from engine.forward.batch import Batch, Piece
-from engine.paging.alone import tables_alone
-from engine.runtime.interface import Runtime
+from engine.paging.keys import PAGE
+from engine.runtime.interface import PagedRuntime
 from engine.sampling.token_source import Logits
 
 
 def forward_alone(
-    runtime: Runtime, ids: Sequence[int], n_past: int, first_logit: int = 0
+    runtime: PagedRuntime, ids: Sequence[int], n_past: int, first_logit: int = 0
 ) -> Logits:
-    """Run `ids` after `n_past` cached tokens; return the logits from `first_logit` on."""
-    tables = tables_alone([group.n_pages for group in runtime.groups], n_past + len(ids))
+    """Run `ids` after `n_past` cached tokens; return the logits from `first_logit` on.
+
+    Pages are used in turn, so that what layers with a window see no more is overwritten.
+    """
+    n_pages = -(-(n_past + len(ids)) // PAGE)
+    tables = tuple([i % group.n_pages for i in range(n_pages)] for group in runtime.groups)
     return runtime.forward(ids, Batch((Piece(n_past, len(ids), tables),), first_logit))

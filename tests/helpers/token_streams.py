@@ -6,19 +6,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from engine import ContextShifted, Event, Finished, PrefillProgress, SamplingParams, TokenText
 from engine.devices.routes import Routes
-from engine.generation.alone import run_alone
 from engine.generation.generate import Generation
-from engine.generation.session import Session
+from engine.generation.scheduling.requests import Request
+from engine.generation.scheduling.scheduler import Scheduler
 from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.gpu.launch.graph import Captured
 from engine.parallel.executor import RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
+from engine.progress import never
+from engine.runtime.interface import PagedRuntime
+from tests.helpers.reading import read
 from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
 
 PROMPT = [3, 14, 15, 9, 26, 5]
@@ -43,9 +47,8 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
         toy, one_shot = runtime.toys[rank], group.one_shots.one_shot(rank, members)
         return TokenStep(
             toy.device, toy.hp.n_vocab, toy.token, toy.position,
-            lambda token, piece: toy.begin(token, piece.n_past),
-            lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank], one_shot,
-            [toy._state],
+            toy.begin, lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank],
+            one_shot, [toy.states],
         )  # fmt: skip
 
     executor = new_executor(group.devices, group)
@@ -67,9 +70,8 @@ def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
 
 def step_of(runtime: ToyRuntime) -> TokenStep:
     return TokenStep(
-        runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position,
-        lambda token, piece: runtime.begin(token, piece.n_past),
-        lambda: (runtime.compute(), None), runtime.can_rewind,
+        runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position, runtime.begin,
+        lambda: (runtime.compute(), None), runtime.can_rewind, states=[runtime.states],
     )  # fmt: skip
 
 
@@ -91,14 +93,27 @@ def close_executors() -> None:
         _executors.pop().close()
 
 
-def answer(
-    runtime: ToyRuntime, params: SamplingParams, *, tokenizer: Letters | None = None,
-    session: Session | None = None, prompt: Sequence[int] = PROMPT,
-    is_cancelled: Callable[[], bool] = lambda: False, timed_every: int = 0,
-) -> list[Event]:  # fmt: skip
-    session = session or Session(runtime)  # type: ignore[arg-type]
+def request(
+    runtime: PagedRuntime, params: SamplingParams, *, tokenizer: Letters | None = None,
+    prompt: Sequence[int] = PROMPT, is_cancelled: Callable[[], bool] = never, timed_every: int = 0,
+) -> Request:  # fmt: skip
     generation = Generation(runtime.n_ctx, tokenizer, params, 2, timed_every)  # type: ignore[arg-type]
-    return list(run_alone(session, generation, prompt, is_cancelled))
+    return Request(generation.run(prompt), is_cancelled)
+
+
+def answer(
+    runtime: PagedRuntime, params: SamplingParams, *, scheduler: Scheduler | None = None,
+    **options: Any,
+) -> list[Event]:  # fmt: skip
+    """Return the events of an answer.
+
+    Args:
+        scheduler: what has computed other answers before; None for a new one.
+        options: see `request`.
+    """
+    scheduler, asked = scheduler or Scheduler(runtime), request(runtime, params, **options)
+    scheduler.submit(asked)
+    return read(scheduler, asked)
 
 
 def ids_of(events: Sequence[Event]) -> list[int]:

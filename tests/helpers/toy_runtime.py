@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.forward.batch import Batch
-from engine.runtime.interface import PageGroup, TokenSource
+from engine.forward.batch import Batch, Piece
+from engine.paging.keys import PAGE
+from engine.paging.sight import Sight
+from engine.runtime.interface import PageGroup, SlotState, TokenSource
 
 
 class ToyRuntime:
-    """Runtime of a toy model; all that differs from token to token lies in tensors.
+    """Paged runtime of a toy model; all that differs from token to token lies in tensors.
+
+    A sequence has one page at most.
 
     Args:
         is_recurrent: whether it has one recurrent state, which cannot go back, and no cache.
@@ -26,10 +30,11 @@ class ToyRuntime:
         position: position of that token, (1,).
         n_computed: number of tokens computed, (1,); a token that is computed again counts again.
         spoilt: values to add to all logits, (n_vocab,).
+        states: recurrent states, (n_slots, 16).
     """
 
     n_running = 0
-    groups: Sequence[PageGroup] = ()
+    n_slots = 2
 
     def __init__(
         self, device: str = "cpu", *, n_vocab: int = 90, n_ctx: int = 64,
@@ -39,58 +44,75 @@ class ToyRuntime:
         self.hp = SimpleNamespace(n_vocab=n_vocab)
         self.n_vocab = n_vocab
         self.n_ctx, self.n_batch, self.can_rewind = n_ctx, 8, not is_recurrent
-        self.ranks: list[object] = []
+        self.groups = [] if is_recurrent else [PageGroup(2, Sight())]
+        self.ranks: list[Any] = []
         self.device = torch.device(device)
         self._rows = torch.randn(n_vocab, 16, generator=made).to(device)
         self._head = (torch.randn(n_vocab, 16, generator=made) * sharpness).to(device)
         self._places = torch.arange(n_ctx, device=device)
-        self._cache = torch.zeros(n_ctx, 16, device=device)
-        self._state, self._saved = (torch.zeros(16, device=device) for _ in range(2))
-        self.token, self.position, self.n_computed = (
-            torch.zeros(1, dtype=torch.int64, device=device) for _ in range(3)
+        self._cache = torch.zeros(2 * PAGE, 16, device=device)
+        self.states = torch.zeros(self.n_slots, 16, device=device)
+        self.token, self.position, self._first, self._slot, self.n_computed = (
+            torch.zeros(1, dtype=torch.int64, device=device) for _ in range(5)
         )
         self.spoilt = torch.zeros(n_vocab, device=device)
         self.token_source: TokenSource | None = None
 
     def reset(self) -> None:
-        """Fill cache and state with NaN, so that nobody can use them."""
+        """Fill cache and states with NaN, so that nobody can use them."""
         self._cache.fill_(torch.nan)
-        self._state.fill_(torch.nan)
+        self.states.fill_(torch.nan)
         self.n_computed.zero_()
 
     def forward(self, ids: Sequence[int], batch: Batch) -> np.ndarray:
-        rows = []
-        for place, token in enumerate(ids, batch.pieces[0].n_past):
-            self.begin(token, place)
-            rows.append(self.compute().cpu().numpy().copy())
+        rows, left = [], iter(ids)
+        for piece in batch.pieces:
+            for place in range(piece.n_past, piece.stop):
+                self.begin(next(left), piece._replace(n_past=place))
+                rows.append(self.compute().cpu().numpy().copy())
         return np.stack(rows)[batch.first_logit :]
 
     def finish(self) -> None:
         """Do nothing: every token is computed at once."""
 
-    def move_slot(self, source: int, target: int) -> None:
-        states = self._state, self._saved
-        states[target].copy_(states[source])
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        pages = self._cache.view(-1, PAGE, 16)
+        pages[target].copy_(pages[source])
 
-    def begin(self, token: int, n_past: int) -> None:
-        """Set the token that `compute` runs next, and its position."""
+    def clear_slot(self, slot: int) -> None:
+        self.states[slot].zero_()
+
+    def move_slot(self, source: int, target: int) -> None:
+        self.states[target].copy_(self.states[source])
+
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        state = self.states[slot].clone()
+        return [{"state": state}], state.nbytes
+
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        self.states[slot].copy_(state[0]["state"])
+
+    def begin(self, token: int, piece: Piece) -> None:
+        """Set the token that `compute` runs next, and its place."""
         self.token.fill_(token)
-        self.position.fill_(n_past)
-        if n_past == 0:
-            self._state.zero_()
-            self._cache.zero_()
+        self.position.fill_(piece.n_past)
+        self._first.fill_(piece.tables[0][0] * PAGE if piece.tables else 0)
+        self._slot.fill_(piece.slot)
 
     def compute(self) -> Tensor:
         """Return the logits after the token, (n_vocab,)."""
         self.n_computed.add_(1)
         row = self._rows.index_select(0, self.token)
-        self._state.mul_(0.6).add_(row[0])
-        self._cache.index_copy_(0, self.position, row)
+        if not self.can_rewind:
+            state = self.states.index_select(0, self._slot) * 0.6 + row
+            self.states.index_copy_(0, self._slot, state)
+            return self._head @ state[0] + self.spoilt
+        self._cache.index_copy_(0, self._first + self.position, row)
         age = self.position - self._places
         weights = torch.where(age >= 0, torch.exp(-0.5 * age), 0.0)
-        seen = torch.where(age[:, None] >= 0, self._cache, 0.0)
-        mixed = self._state if not self.can_rewind else weights @ seen
-        return self._head @ mixed + self.spoilt
+        held = self._cache.index_select(0, self._first + self._places)
+        seen = torch.where(age[:, None] >= 0, held, 0.0)
+        return self._head @ (weights @ seen) + self.spoilt
 
 
 class Letters:
@@ -127,13 +149,12 @@ class SplitToy:
     """
 
     n_running = 0
-    groups: Sequence[PageGroup] = ()
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]
         first = self.toys[0]
         self.hp, self.can_rewind, self.device = first.hp, first.can_rewind, first.device
-        self.n_vocab = first.n_vocab
+        self.n_vocab, self.n_slots, self.groups = first.n_vocab, first.n_slots, first.groups
         self.n_ctx, self.n_batch, self.ranks = first.n_ctx, first.n_batch, first.ranks
         self.n_computed, self.spoilt = first.n_computed, first.spoilt
         for toy in self.toys:
@@ -155,9 +176,25 @@ class SplitToy:
     def finish(self) -> None:
         """Do nothing: every token is computed at once."""
 
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        for toy in self.toys:
+            toy.copy_page(group, source, target)
+
+    def clear_slot(self, slot: int) -> None:
+        for toy in self.toys:
+            toy.clear_slot(slot)
+
     def move_slot(self, source: int, target: int) -> None:
         for toy in self.toys:
             toy.move_slot(source, target)
+
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        found = [toy.save_slot(slot) for toy in self.toys]
+        return [state for (state,), _ in found], sum(n for _, n in found)
+
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        for toy, own in zip(self.toys, state, strict=True):
+            toy.load_slot(slot, [own])
 
     def sliced(self, rank: int) -> Tensor | None:
         """Compute the token; return a rank's slice of the logits after it, None without one."""

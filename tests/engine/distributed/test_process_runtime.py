@@ -18,6 +18,7 @@ from engine.distributed.orders import FRAME, Orders
 from engine.distributed.process_rank import ProcessRank, follow
 from engine.distributed.rank_model import Leader
 from engine.errors import CommError, ContextOverflow, EngineError, OutOfDeviceMemory, PromptError
+from engine.forward.batch import Batch, Piece
 from engine.generation.prompts import Prompts
 from engine.generation.scheduling.stream import AnswerStream
 from engine.gguf.reader import GGUFFile
@@ -146,6 +147,9 @@ ASKED = [
 ]  # fmt: skip
 """Prompts, two of which begin alike, with settings that need few, many and all candidates."""
 
+STATES = [5, 6, 7, 9], Batch((Piece(0, 4),), 1, wants_hidden=True)
+"""Pass of which the hidden states are wanted."""
+
 
 @pytest.mark.parametrize(
     ("name", "split", "more"),
@@ -171,6 +175,8 @@ def test_answers_are_those_of_threads_alone_and_at_once(
         n = 1900 if wanted.n_ctx == 2560 else 280  # windows hold six pages of the eight
         ids = [k * k % 200 + 3 for k in range(n)]
         logits = model.logits(ids)
+        model.runtime.runner.clear_slot(0)
+        hidden = model.runtime.runner.forward(*STATES)
     with ranks_of(wanted) as ranks:
         leader, n_sequences = ranks.leader, ranks.sequences_of_passes()
         assert at_once([leader.generate(*asked) for asked in ASKED]) == expected
@@ -182,6 +188,8 @@ def test_answers_are_those_of_threads_alone_and_at_once(
         last = list(leader.generate(longer, ASKED[0][1]))[-1]
         assert isinstance(last, Finished)
         assert last.usage.cached_tokens == len(longer) - 2
+        leader._runtime.clear_slot(0)
+        assert np.array_equal(leader._runtime.forward(*STATES), hidden)
     assert set(ranks.ends.values()) == {None}
 
 

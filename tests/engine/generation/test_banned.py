@@ -20,10 +20,7 @@ from engine import (
     TokenText,
     load_model,
 )
-from engine.generation.alone import run_alone
 from engine.generation.banned import BannedStrings, Said
-from engine.generation.generate import Generation
-from engine.generation.session import Session
 from engine.sampling.sampler import Sampler
 from tests.helpers.ahead import AheadSource
 from tests.helpers.hf_models import FAMILIES
@@ -109,9 +106,7 @@ def test_a_recurrent_state_goes_back_as_well(tmp_path: Path) -> None:
         params = SamplingParams(temperature=0, max_tokens=12)
 
         def said(params: SamplingParams) -> list[Event]:
-            session = Session(model.runtime.runner)
-            generation = Generation(model.n_ctx, letters, params, 0)
-            return list(run_alone(session, generation, PROMPT))
+            return answer(model.runtime.runner, params, tokenizer=letters, prompt=PROMPT)
 
         plain = text_of(said(params))
         bans = (plain[3:5], plain[7])

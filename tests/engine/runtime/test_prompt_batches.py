@@ -21,14 +21,16 @@ from engine import (
     load_model,
 )
 from engine.forward.context import Context
-from engine.generation.session import Session
+from engine.generation.scheduling.scheduler import Scheduler
 from engine.models.base import CausalLM
 from engine.parallel import executor as executor_module
 from engine.parallel.executor import RankExecutor, WorkMark
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.rank import Rank
 from tests.helpers.passes import forward_alone
+from tests.helpers.reading import read
 from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.token_streams import answer, ids_of, request
 from tests.helpers.toy_runtime import ToyRuntime
 
 PROMPT = list(range(5, 45))
@@ -188,26 +190,25 @@ def test_a_late_failure_empties_the_cache(model: Model, device: FakeDevice, when
 def test_a_late_failure_drops_the_saved_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was copied from a state that the failed batch had made."""
     toy = ToyRuntime(n_ctx=40, is_recurrent=True)
-    session = Session(toy)
-    turn = session.begin()
-    ids = PROMPT[:17]
-    for chunk, first_logit in session.chunks(ids):
-        if first_logit == 0:
-            break
-        session.forward(chunk, first_logit, turn)
-    assert session.n_saved == 16
+    scheduler, asked = Scheduler(toy), request(toy, ONE, prompt=PROMPT[:17])
+    scheduler.submit(asked)
+    states = scheduler.places.states
+    while not len(states):
+        scheduler.step()
+    assert states.lengths(PROMPT) == [16]
 
     def fail() -> None:
         raise EngineError("a device failed")
 
     monkeypatch.setattr(toy, "finish", fail)
     with pytest.raises(EngineError, match="a device failed"):
-        session.begin()
+        scheduler.settle()
     monkeypatch.undo()
-    assert session.ids == []
-    turn = session.begin()
-    session.forward(ids[:16], 15, turn)
-    assert session.n_saved == 0
+    assert not len(states)
+    toy.reset()
+    found = read(scheduler, asked)
+    assert toy.n_computed.item() == 17
+    assert ids_of(found) == ids_of(answer(toy, ONE, prompt=PROMPT[:17])) != []
 
 
 class FakeCuda:

@@ -27,6 +27,7 @@ from engine.generation.scheduling.scheduler import Scheduler
 from engine.paging.keys import PAGE
 from engine.paging.sight import Sight
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
+from tests.helpers.reading import read
 
 WHOLE = Sight()
 
@@ -40,19 +41,6 @@ def request(
     runtime: PagedToy, prompt: Sequence[int], wanted: SamplingParams, n_keep: int = 1, **more: Any
 ) -> Request:
     return Request(Generation(runtime.n_ctx, None, wanted, n_keep).run(prompt), **more)
-
-
-def read(scheduler: Scheduler, asked: Request) -> list[GenerationEvent]:
-    """Read an answer to its end, as its reader does."""
-    found = []
-    while asked.events or not asked.is_over:
-        while asked.events:
-            found.append(asked.events.popleft())
-        if not asked.is_over:
-            scheduler.step()
-    if asked.error is not None:
-        raise asked.error
-    return found
 
 
 def ids_of(events: Sequence[GenerationEvent]) -> list[int]:

@@ -17,9 +17,7 @@ from engine import (
 )
 from engine.errors import CommError
 from engine.forward.batch import Piece
-from engine.generation.alone import run_alone
-from engine.generation.generate import Generation
-from engine.generation.session import Session
+from engine.generation.scheduling.scheduler import Scheduler
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.decode import token_stream
 from engine.gpu.decode.token_stream import TokenStep, TokenStream
@@ -29,6 +27,7 @@ from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.timeline import TokenTimes
 from engine.sampling.sampler import Sampler
 from tests.helpers.passes import forward_alone
+from tests.helpers.reading import events_of
 from tests.helpers.tiers import paired
 from tests.helpers.token_streams import (
     PROMPT,
@@ -39,6 +38,7 @@ from tests.helpers.token_streams import (
     executor_of,
     ids_of,
     new_executor,
+    request,
     split_toy,
     step_of,
     told,
@@ -108,17 +108,17 @@ def test_what_is_sampled_behind_the_end_is_forgotten(both: tuple[ToyRuntime, Toy
     eog = next(token for token in sampled[2:] if token not in sampled[:2])
     letters = Letters([eog])
     both[0].n_computed.zero_()
-    sessions = [Session(runtime) for runtime in both]  # type: ignore[arg-type]
+    schedulers = [Scheduler(runtime) for runtime in both]
     for prompt in (PROMPT, [*PROMPT, *sampled[:3]]):
         host, ahead = (
-            answer(s._runtime, params, tokenizer=letters, session=s, prompt=prompt)
-            for s in sessions
+            answer(runtime, params, tokenizer=letters, scheduler=scheduler, prompt=prompt)
+            for runtime, scheduler in zip(both, schedulers, strict=True)
         )
         is_first = both[1].can_rewind or prompt == PROMPT
         assert told(host, is_first=is_first) == told(ahead, is_first=is_first)
-        n = len(sessions[0].ids)
-        assert sessions[0].ids == sessions[1].ids[:n]
-        assert len(sessions[1].ids) == n or not both[1].can_rewind
+        by_host, by_device = (scheduler.last for scheduler in schedulers)
+        assert by_host == by_device[: len(by_host)]
+        assert len(by_device) == len(by_host) or not both[1].can_rewind
     if both[1].can_rewind:
         assert 0 <= both[1].n_computed.item() - both[0].n_computed.item() <= 2 * most_ahead(both[1])
 
@@ -150,19 +150,20 @@ def test_an_answer_goes_back_from_a_banned_string(
 
 
 def test_cancelling_takes_effect_within_a_token(both: tuple[ToyRuntime, ToyRuntime]) -> None:
-    sessions = [Session(runtime) for runtime in both]  # type: ignore[arg-type]
+    schedulers = [Scheduler(runtime) for runtime in both]
     params = SamplingParams(**RANDOM, max_tokens=12)
     cancelled = []
-    for session in sessions:
+    for runtime, scheduler in zip(both, schedulers, strict=True):
         asked = iter([False] * 4 + [True] * 99)
-        events = answer(
-            session._runtime, params, session=session, is_cancelled=lambda a=asked: next(a)
-        )
+        events = answer(runtime, params, scheduler=scheduler, is_cancelled=lambda a=asked: next(a))
         cancelled.append(told(events))
     assert cancelled[0] == cancelled[1]
     assert "cancelled" in cancelled[1]
     assert 0 <= both[1].n_computed.item() - both[0].n_computed.item() <= most_ahead(both[1])
-    again = [told(answer(s._runtime, params, session=s), is_first=False) for s in sessions]
+    again = [
+        told(answer(runtime, params, scheduler=scheduler), is_first=False)
+        for runtime, scheduler in zip(both, schedulers, strict=True)
+    ]
     assert again[0] == again[1]
 
 
@@ -173,11 +174,11 @@ def test_a_state_holds_the_end_of_an_answer(device: str) -> None:
     sampled = ids_of(answer(host, params, tokenizer=Letters()))
     eog = next(token for token in sampled[2:] if token not in sampled[:2])
     heard = [*PROMPT, *sampled[: sampled.index(eog)], eog]
-    session, letters = Session(ahead), Letters([eog])  # type: ignore[arg-type]
-    answer(ahead, params, session=session, tokenizer=letters)
-    assert session.ids == heard
+    scheduler, letters = Scheduler(ahead), Letters([eog])
+    answer(ahead, params, scheduler=scheduler, tokenizer=letters)
+    assert scheduler.last == heard
     for prompt, n_cached in (([*heard, 4, 8], len(heard)), ([*heard, 4, 9], len(heard) + 1)):
-        events = answer(ahead, params, session=session, tokenizer=letters, prompt=prompt)
+        events = answer(ahead, params, scheduler=scheduler, tokenizer=letters, prompt=prompt)
         wanted = answer(host, params, tokenizer=letters, prompt=prompt)
         assert told(events, is_first=False) == told(wanted, is_first=False)
         assert isinstance(events[-1], Finished)
@@ -189,13 +190,15 @@ def test_an_answer_goes_on_after_a_look_at_the_cache(is_recurrent: bool, device:
     """A state saved in the middle of an answer has all that the cache holds."""
     host, ahead = toy(device, is_recurrent=is_recurrent), toy(device, 1, is_recurrent=is_recurrent)
     params = SamplingParams(**RANDOM, max_tokens=6)
-    session = Session(ahead)  # type: ignore[arg-type]
+    scheduler, asked = Scheduler(ahead), request(ahead, params)
+    scheduler.submit(asked)
     events: list[Event] = []
-    for event in run_alone(session, Generation(ahead.n_ctx, None, params, 2), PROMPT):
+    for event in events_of(scheduler, asked):
         events.append(event)
         if len(ids_of(events)) in (3, 5):
             read = [*PROMPT, *ids_of(events)]
-            assert session.ids == (read if is_recurrent else read[:-1])
+            with scheduler.emptied():
+                assert scheduler.last == (read if is_recurrent else read[:-1])
     assert told(events) == told(answer(host, params))
 
 
@@ -240,12 +243,16 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
     stream, failed = ahead.token_source, []
     assert isinstance(stream, TokenStream)
     stream._on_failure = lambda error: failed.append(1)
-    assert told(answer(runtime, SamplingParams(temperature=0, max_tokens=2)))
+    asked = request(runtime, SamplingParams(temperature=0, max_tokens=9))
+    scheduler = Scheduler(runtime)
+    scheduler.submit(asked)
+    events, found = events_of(scheduler, asked), list[Event]()
+    while len(ids_of(found)) < 2:
+        found.append(next(events))
     ahead.toys[2].token.fill_(7)
     stream._step.token.fill_(8)
-    assert stream._next is not None
     with pytest.raises(CommError, match="other numbers"):
-        stream.next(stream._next[0], Piece(stream._next[1], 1), 5)
+        list(events)
     assert failed == [1]
     assert stream.stop() == ()
 
@@ -308,19 +315,18 @@ def test_it_is_careful_for_a_while_after_the_host_had_to_sample(
 
 def test_useless_logits_end_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
     runtime = both[1]
-    session = Session(runtime)  # type: ignore[arg-type]
-    generation = Generation(runtime.n_ctx, None, SamplingParams(**RANDOM), 2)
-    events = run_alone(session, generation, PROMPT)
+    scheduler, asked = Scheduler(runtime), request(runtime, SamplingParams(**RANDOM))
+    scheduler.submit(asked)
+    events = events_of(scheduler, asked)
     for _ in range(3):
         next(events)
     runtime.spoilt[4] = torch.inf
     with pytest.raises(EngineError, match="no usable probabilities"):
         list(events)
-    assert session.ids == [], "the cache may hold what made them useless"
     runtime.spoilt.zero_()
     params = SamplingParams(**RANDOM, max_tokens=4)
-    wanted = told(answer(both[0], params))
-    assert told(answer(runtime, params, session=session)) == wanted
+    found = answer(runtime, params, scheduler=scheduler)
+    assert told(found) == told(answer(both[0], params)), "nothing is cached that made them useless"
 
 
 def test_what_is_not_served_is_sampled_by_the_host(device: str) -> None:
