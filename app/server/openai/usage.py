@@ -42,11 +42,21 @@ class TokenCount:
                 self.n_cached += event.usage.cached_tokens
 
     def document(self) -> dict[str, Any]:
-        """Return the object `usage` of a response."""
+        """Return the object `usage` of a completion."""
         return {
             "prompt_tokens": self.n_prompt,
             "completion_tokens": self.n_answer,
             "total_tokens": self.n_prompt + self.n_answer,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
             "completion_tokens_details": {"reasoning_tokens": self.n_thought},
+        }
+
+    def response_document(self) -> dict[str, Any]:
+        """Return the same with the names of the Responses protocol."""
+        return {
+            "input_tokens": self.n_prompt,
+            "input_tokens_details": {"cached_tokens": self.n_cached, "cache_write_tokens": 0},
+            "output_tokens": self.n_answer,
+            "output_tokens_details": {"reasoning_tokens": self.n_thought},
+            "total_tokens": self.n_prompt + self.n_answer,
         }

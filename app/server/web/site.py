@@ -19,6 +19,7 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.errors import error_document
 from app.server.openai.operations import OPENAI
+from app.server.openai_responses.operations import RESPONSES
 from app.server.refusal import Refusal
 from app.server.requests.reading import read_request
 from app.server.web.body import read_body
@@ -33,12 +34,12 @@ log = logging.getLogger(__name__)
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 """Methods that records name; whatever else clients send is one."""
 
-OPERATIONS = (*OPENAI, *ANTHROPIC, *STATE)
+OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
 """All operations of a server."""
 
 
 def make_site(
-    desk: Desk, operations: Sequence[Operation] = (*OPENAI, *ANTHROPIC, *STATE)
+    desk: Desk, operations: Sequence[Operation] = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
 ) -> Starlette:
     """Return the application that answers for a desk."""
 

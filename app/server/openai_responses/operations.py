@@ -1,0 +1,108 @@
+"""The operation of the Responses protocol."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from starlette.responses import Response
+
+from app.server.desk import Desk
+from app.server.ledger import RequestRecord
+from app.server.openai.chat import EFFORTS
+from app.server.openai.errors import error_document
+from app.server.openai.forms import ANY_OBJECT
+from app.server.openai.sampling import SamplingFields, sampling_of
+from app.server.openai_responses.items import chat_messages, offered_tools, tool_choice
+from app.server.openai_responses.response_answer import ResponseAnswer
+from app.server.openai_responses.response_request import ResponseRequest
+from app.server.refusal import bad_value
+from app.server.web.operation import Operation
+from app.server.web.responses import AwaitedJson, Document, EventStream, event_bytes
+from engine import Generate, Grammar, ModelLoaded
+
+
+async def create_response(desk: Desk, record: RequestRecord, request: ResponseRequest) -> Response:
+    """Answer a conversation.
+
+    Raises:
+        Refusal: the request cannot be answered.
+    """
+    model = desk.find(request.model, record)
+    refuse_unsupported(request)
+    template = response_command(request)
+    fields = SamplingFields(temperature=request.temperature, top_p=request.top_p)
+
+    def make(loaded: ModelLoaded) -> list[Generate]:
+        n_vocab, most = loaded.info.n_vocab, request.max_output_tokens
+        (params,) = sampling_of(fields, desk.settings.sampling, n_vocab, most)
+        return [replace(template, sampling=params)]
+
+    ending: set[int] = set()
+    events = desk.answers(record, 1, make, ending)
+    answer = ResponseAnswer(request, model.id, ending)
+    if request.stream:
+        frames = answer.stream(events)
+        return EventStream(frames, error_document, desk.settings.ping_s, _error_event)
+    return AwaitedJson(lambda: answer.collect(events), error_document)
+
+
+def refuse_unsupported(request: ResponseRequest) -> None:
+    """Refuse what would be answered otherwise than it is meant.
+
+    Raises:
+        Refusal: there is something of that kind.
+    """
+    for name in ("previous_response_id", "conversation"):
+        if getattr(request, name) is not None:
+            raise bad_value(name, f"{name} names nothing here: this server keeps no conversations.")
+    if request.prompt is not None:
+        raise bad_value("prompt", "This server stores no prompts.")
+    if request.background:
+        raise bad_value("background", "This server answers no request in the background.")
+
+
+def response_command(request: ResponseRequest) -> Generate:
+    """Return the command that answers a request, without its sampling.
+
+    Raises:
+        Refusal: something in it cannot be done.
+    """
+    effort = (request.reasoning and request.reasoning.effort) or ""
+    thinks = False if effort == "none" else None
+    return Generate(
+        chat_messages(request),
+        timed_every=0,
+        thinks=thinks,
+        effort="" if effort == "none" else EFFORTS.get(effort, effort),
+        tools=offered_tools(request.tools),
+        tool_choice=tool_choice(request),
+        in_parts=True,
+        grammar=_form_of(request),
+    )
+
+
+def _form_of(request: ResponseRequest) -> Grammar | None:
+    """Return the form that the answer must have; None for any."""
+    asked = request.text and request.text.format
+    if not asked or asked.type == "text":
+        return None
+    has_schema = asked.type == "json_schema" and asked.schema is not None
+    text = json.dumps(asked.schema, ensure_ascii=False) if has_schema else ANY_OBJECT
+    return Grammar("json_schema", text)
+
+
+def _error_event(document: Document) -> bytes:
+    """Return the event that tells a refusal in the middle of a stream."""
+    error = document["error"]
+    told = {"code": error["code"], "message": error["message"], "param": error["param"]}
+    return event_bytes({"type": "error", "sequence_number": 0, **told}, "error")
+
+
+RESPONSES = (
+    Operation(
+        "/v1/responses", "Answer a conversation, as OpenAI's newer protocol has it.",
+        create_response, ResponseRequest, streams=True,
+    ),
+)  # fmt: skip
+"""All operations of the protocol."""

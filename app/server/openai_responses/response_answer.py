@@ -1,0 +1,249 @@
+"""Responses made of the events of the engine, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from app.server.desk import AnswerEvents
+from app.server.openai.usage import TokenCount
+from app.server.openai_responses.items import CUSTOM_INPUT, custom_names
+from app.server.openai_responses.response_request import ResponseRequest
+from app.server.web.responses import Document, event_bytes
+from engine import Event, Finished, TokenText, ToolCallBegun, ToolCallText
+
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
+
+PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
+}  # fmt: skip
+"""How ids of items begin."""
+
+DELTAS: dict[ItemKind, str] = {
+    "message": "output_text",
+    "reasoning": "reasoning_text",
+    "function_call": "function_call_arguments",
+    "custom_tool_call": "custom_tool_call_input",
+}
+"""Names of the events that tell more of an item."""
+
+Told = tuple[str, Document]
+"""Name and fields of an event of a stream."""
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """An item of the answer: a message, a thought, or a call of a tool.
+
+    Attributes:
+        index: its place in the answer.
+        texts: what has come of its text, or of its arguments.
+        call_id, name: name of the call, and of the tool.
+    """
+
+    kind: ItemKind
+    index: int
+    call_id: str = ""
+    name: str = ""
+    id: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id = f"{PREFIXES[self.kind]}_{uuid.uuid4().hex}"
+
+    @property
+    def text(self) -> str:
+        """What has come of it; of a custom tool the input alone."""
+        text = "".join(self.texts)
+        return _custom_input(text) if self.kind == "custom_tool_call" else text
+
+    @property
+    def _where(self) -> Document:
+        return {"item_id": self.id, "output_index": self.index}
+
+    def document(self, status: str) -> Document:
+        """Return the item as it is now."""
+        found: Document = {"type": self.kind, "id": self.id, "status": status}
+        is_empty = status == "in_progress"
+        if self.kind == "message":
+            return found | {"role": "assistant", "content": [] if is_empty else [self._part()]}
+        if self.kind == "reasoning":
+            return found | {"summary": [], "content": [] if is_empty else [self._part()]}
+        of_what = "arguments" if self.kind == "function_call" else "input"
+        text = "" if is_empty else self.text
+        return found | {"call_id": self.call_id, "name": self.name, of_what: text}
+
+    def begin(self) -> Iterator[Told]:
+        """Yield the events that begin it."""
+        yield "output_item.added", {
+            "output_index": self.index, "item": self.document("in_progress"),
+        }  # fmt: skip
+        if self.kind in ("message", "reasoning"):
+            yield "content_part.added", self._where | {"content_index": 0, "part": self._part("")}
+
+    def add(self, text: str) -> Iterator[Told]:
+        """Add to it, and yield the event that tells it; a custom tool's input comes at its end."""
+        self.texts.append(text)
+        if self.kind != "custom_tool_call":
+            name, more = DELTAS[self.kind], self._more()
+            yield f"{name}.delta", self._where | more | {"delta": text}
+
+    def end(self, status: str) -> Iterator[Told]:
+        """Yield the events that end it."""
+        name, text = DELTAS[self.kind], self.text
+        if self.kind == "custom_tool_call":
+            yield f"{name}.delta", self._where | {"delta": text}
+        of_what = {"function_call": "arguments", "custom_tool_call": "input"}.get(self.kind, "text")
+        yield f"{name}.done", self._where | self._more() | {of_what: text}
+        if self.kind in ("message", "reasoning"):
+            yield "content_part.done", self._where | {"content_index": 0, "part": self._part()}
+        yield "output_item.done", {"output_index": self.index, "item": self.document(status)}
+
+    def _more(self) -> Document:
+        """Return what its events tell beside the text."""
+        if self.kind == "message":
+            return {"content_index": 0, "logprobs": []}
+        return {"content_index": 0} if self.kind == "reasoning" else {}
+
+    def _part(self, text: str | None = None) -> Document:
+        shown = self.text if text is None else text
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": shown}
+        return {"type": "output_text", "text": shown, "annotations": [], "logprobs": []}
+
+
+def _custom_input(arguments: str) -> str:
+    """Return the input in a custom tool's arguments; themselves where they are cut off."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return str(found.get(CUSTOM_INPUT, "")) if isinstance(found, dict) else arguments
+
+
+class ResponseAnswer:
+    """The response to a request, made of the events of its answer.
+
+    Args:
+        model: id of the model.
+        ending: where the answer's index goes if it shall end.
+    """
+
+    def __init__(self, request: ResponseRequest, model: str, ending: set[int]) -> None:
+        self._request, self._model, self._ending = request, model, ending
+        self._customs = custom_names(request.tools)
+        self._items: list[OutputItem] = []
+        self._is_open = self._is_cut = self._is_whole = False
+        self._count = TokenCount()
+        self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
+        self._n_told = 0
+
+    async def collect(self, events: AnswerEvents) -> Document:
+        """Return the whole response."""
+        async with aclosing(events):
+            async for _, event in events:
+                for _ in self._told(event):
+                    pass  # the items keep what is told
+        return self._document()
+
+    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
+        """Yield the response as events."""
+        is_begun = False
+        async with aclosing(events):
+            async for _, event in events:
+                if not is_begun:
+                    is_begun = True
+                    yield self._frame("created", {"response": self._document("in_progress")})
+                    yield self._frame("in_progress", {"response": self._document("in_progress")})
+                for name, fields in self._told(event):
+                    yield self._frame(name, fields)
+        yield self._frame(self._status, {"response": self._document()})
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self._is_whole else "incomplete"
+
+    def _frame(self, name: str, fields: Document) -> bytes:
+        """Return an event of a stream, whose name its document repeats."""
+        kind, number = f"response.{name}", self._n_told
+        self._n_told += 1
+        return event_bytes({"type": kind, "sequence_number": number, **fields}, kind)
+
+    def _told(self, event: Event) -> Iterator[Told]:
+        """Note an event; yield the events of a stream that tell it."""
+        self._count.note(event, is_first=True)
+        if isinstance(event, Finished):
+            self._is_whole = event.reason == "stop" or self._is_cut
+            yield from self._close(self._status)
+        elif self._is_cut:
+            return
+        elif isinstance(event, TokenText) and event.text:
+            kind: ItemKind = "reasoning" if event.part == "reasoning" else "message"
+            if not self._is_open or self._items[-1].kind != kind:
+                yield from self._open(kind)
+            yield from self._items[-1].add(event.text)
+        elif isinstance(event, ToolCallBegun):
+            if not self._request.parallel_tool_calls and any(one.call_id for one in self._items):
+                self._is_cut = True
+                self._ending.add(0)
+                return
+            is_custom = event.name in self._customs
+            kind = "custom_tool_call" if is_custom else "function_call"
+            yield from self._open(kind, event.id, event.name)
+        elif isinstance(event, ToolCallText):
+            yield from self._items[-1].add(event.text)
+
+    def _open(self, kind: ItemKind, call_id: str = "", name: str = "") -> Iterator[Told]:
+        yield from self._close("completed")
+        item = OutputItem(kind, len(self._items), call_id, name)
+        self._items.append(item)
+        self._is_open = True
+        yield from item.begin()
+
+    def _close(self, status: str) -> Iterator[Told]:
+        if self._is_open:
+            self._is_open = False
+            yield from self._items[-1].end(status)
+
+    def _document(self, status: str = "") -> Document:
+        """Return the response: as it is at the end, or before anything has come."""
+        request, is_over = self._request, not status
+        status = status or self._status
+        statuses = ["completed"] * len(self._items)
+        if statuses and not self._is_whole:
+            statuses[-1] = status
+        output = [item.document(one) for item, one in zip(self._items, statuses, strict=True)]
+        usage = self._count
+        details = None if status != "incomplete" else {"reason": "max_output_tokens"}
+        text = {"type": "text"}
+        if request.text is not None and request.text.format is not None:
+            text = asdict(request.text.format)
+        return {
+            "id": self._id, "object": "response", "created_at": self._created, "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "model": self._model, "output": output, "error": None, "incomplete_details": details,
+            "instructions": request.instructions or None, "previous_response_id": None,
+            "max_output_tokens": request.max_output_tokens, "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "temperature": request.temperature, "top_p": request.top_p,
+            "tool_choice": _choice(request), "tools": [_plain(asdict(t)) for t in request.tools],
+            "text": {"format": _plain(text)}, "truncation": "disabled", "store": False,
+            "background": False, "reasoning": {"effort": None, "summary": None},
+            "usage": usage.response_document() if is_over else None,
+        }  # fmt: skip
+
+
+def _choice(request: ResponseRequest) -> object:
+    """Return the choice of tools as the client has made it."""
+    choice = request.tool_choice
+    return choice or "auto" if choice is None or isinstance(choice, str) else asdict(choice)
+
+
+def _plain(document: Document) -> Document:
+    """Return a document without what it says nothing about."""
+    return {key: value for key, value in document.items() if value not in (None, "")}
