@@ -24,7 +24,7 @@ from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan, keeps_kv_on_host
 from engine.runtime.loader import ByteProgress, load_rank
-from engine.runtime.micro_batches import MicroBatches, TakesTurns
+from engine.runtime.passes.micro_batches import MicroBatches, TakesTurns
 from engine.runtime.rank import Rank, warm_rows
 
 if TYPE_CHECKING:

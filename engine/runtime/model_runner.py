@@ -18,10 +18,10 @@ from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_ro
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
-from engine.runtime import micro_batches
 from engine.runtime.cache_memory import CacheMemory
 from engine.runtime.interface import page_groups
-from engine.runtime.prompt_batches import PromptBatches
+from engine.runtime.passes import micro_batches
+from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.rank import FEW_ROWS, Rank, Replay, rehearsed_rows, token_steps
 
 if TYPE_CHECKING:

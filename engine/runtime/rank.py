@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.gpu.launch.graph import Captured
     from engine.models.declare import Declaration
     from engine.runtime.backend import Backend
-    from engine.runtime.micro_batches import MicroBatches
+    from engine.runtime.passes.micro_batches import MicroBatches
 
 
 class Rank:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.runtime import micro_batches
+from engine.runtime.passes import micro_batches
 
 if TYPE_CHECKING:
     from engine.forward.batch import Batch
