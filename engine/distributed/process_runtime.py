@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.runtime.interface import SlotState
     from engine.runtime.rank import Rank
     from engine.sampling.sampler import Sampler
-    from engine.sampling.token_source import Logits
+    from engine.sampling.token_source import Logits, SamplingWish
 
 
 INTERRUPTED = EngineError(
@@ -90,6 +90,12 @@ class ProcessRuntime:
         """Run the rows of a batch; see `PagedRuntime.forward`."""
         found: Logits | None = self._together("compute", list(ids), *batch)
         return np.empty((0, self.n_vocab), np.float32) if found is None else found
+
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+    ) -> Sequence[Logits]:
+        """Run the rows of a batch; return their logits, as this process samples all."""
+        return list(self.forward(ids, batch))
 
     def candidates(self, token: int, piece: Piece, query: SliceQuery) -> Sequence[SliceCandidates]:
         """Run a token; return the top candidates of each slice of the vocabulary for the next."""

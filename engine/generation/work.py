@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from engine.errors import ContextOverflow, PromptError
 from engine.generation.results import GenerationEvent
+from engine.sampling.token_source import SamplingWish
 
 if TYPE_CHECKING:
     from engine.sampling.sampler import Sampler
@@ -50,6 +51,11 @@ class Follow:
     n_left: int
     is_timed: bool = False
     wants_logits: bool = False
+
+    @property
+    def wish(self) -> SamplingWish | None:
+        """How a device may sample the next token, beside those of others; None if it may not."""
+        return None if self.wants_logits else SamplingWish(self.sampler, self.never)
 
 
 Work: TypeAlias = Prefill | Follow

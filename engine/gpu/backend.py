@@ -121,6 +121,8 @@ class GpuBackend:
         own = range(*split.output.spans[rank])
         with use_target(self.target):
             starts += sampling_starts(hp.n_vocab, own, len(split.holders), n_embd)
+            if len(split.holders) > 1 and rank == split.last_group[0]:
+                starts += sampling_starts(hp.n_vocab)  # of several sequences, see `RowSampler`
 
         def tell(n_done: int, n_total: int) -> None:
             note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")

@@ -234,7 +234,9 @@ def compute_bytes(
         n_bytes = _device_bytes(
             working, hp, n_tokens, n_ctx, n_parallel, is_kv_on_host=is_kv_on_host
         )
-        return max(2 * logits + n_bytes, LOADING_BYTES)  # a graph's logits stay where they are
+        # a graph's logits stay where they are, and beside them those after penalties, and counts
+        samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
+        return max(2 * logits + samplers + n_bytes, LOADING_BYTES)
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)
     per_token = 6 * hp.n_embd + 3 * working.columns + routed

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.paging.sight import Sight
     from engine.runtime.rank import Rank
     from engine.sampling.sampler import Sampler
-    from engine.sampling.token_source import Logits
+    from engine.sampling.token_source import Logits, SamplingWish
 
 SlotState = Sequence["Mapping[str, Tensor]"]
 """Copy of one sequence's recurrent states in the host's memory, whatever the split.
@@ -180,6 +180,22 @@ class PagedRuntime(Protocol):
 
     def move_slot(self, source: int, target: int) -> None:
         """Copy the recurrent states of a place to another one."""
+        ...
+
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+    ) -> Sequence[int | Logits]:
+        """Run tokens like `forward`, and sample the next ones on a device where that can do it.
+
+        Random numbers are taken from the samplers, which accept the tokens later.
+
+        Args:
+            wishes: how to sample behind each of the rows from `batch.first_logit` on; None where
+                logits are wanted.
+
+        Returns:
+            For each of these rows the next token, or logits (n_vocab,) from which the host samples.
+        """
         ...
 
     def copy_page(self, group: int, source: int, target: int) -> None:

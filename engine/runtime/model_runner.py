@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +22,7 @@ from engine.runtime.cache_memory import CacheMemory
 from engine.runtime.interface import page_groups
 from engine.runtime.passes import micro_batches
 from engine.runtime.passes.prompt_batches import PromptBatches
+from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import FEW_ROWS, Rank, Replay, rehearsed_rows, token_steps
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from engine.paging.sight import Sight
     from engine.parallel.executor import RankExecutor
     from engine.runtime.interface import Guard, SlotState, TokenSource
-    from engine.sampling.token_source import Logits
+    from engine.sampling.token_source import Logits, SamplingWish
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class ModelRunner:
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._refusals: dict[int, str] = {}
         self.batches = PromptBatches(executor)
+        self._row_sampling: RowSampling | None = None
         self._has_tried_again = False
         self._recorded: list[int] = []  # sizes beside one, the one used last at the end
 
@@ -154,7 +158,7 @@ class ModelRunner:
         if self.one_shots is None or not self.executor.has_gpus:
             return False
         with self.one_shots.without_waiting():
-            self._read(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)))
+            self._read(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)), _on_host)
             self.executor.wait()
         return True
 
@@ -164,6 +168,21 @@ class ModelRunner:
             raise EngineError("The model has been unloaded.", "Load it again.")
         with self._guard("to compute the next tokens", len(ids)):
             return self.compute(ids, batch)
+
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+    ) -> Sequence[int | Logits]:
+        """Run the rows of a batch, and sample; see `PagedRuntime`."""
+        if not any(wishes) or not self.ranks:
+            return list(self.forward(ids, batch))
+        if self._row_sampling is None:
+            head = self.ranks[self.ranks[0].model.split.last_group[0]]
+            self._row_sampling = RowSampling(self.executor, head, self.n_vocab)
+        sampling, tokens = self._row_sampling, ids[batch.first_logit :]
+        with self._guard("to compute the next tokens", len(ids)):
+            return self._computed_rows(
+                ids, batch, lambda logits: sampling.results(logits, tokens, wishes)
+            )
 
     @property
     def n_running(self) -> int:
@@ -211,22 +230,26 @@ class ModelRunner:
             with self._recovering():
                 self.batches.start(self.ranks, ids, batch)
             return np.empty((0, self.n_vocab), np.float32)
+        return self._computed_rows(ids, batch, _on_host)
+
+    def _computed_rows(self, ids: Sequence[int], batch: Batch, read: Callable[[Tensor], T]) -> T:
+        """Run the rows of a batch; return what `read` makes of their logits."""
         has_singles = self.has_kernels and self._may_repeat(batch)
         if not has_singles:
-            return self._read(lambda: self._computed(ids, batch))
+            return self._read(lambda: self._computed(ids, batch), read)
         wide_ids, wide = self._padded(ids, batch)
         n = len(wide_ids)
         self.n_single[n] += captures_tokens()
         if all(n in rank.recordings for rank in self.ranks):
             self._note_recorded(n)
-            return self._read(lambda: self._replayed(wide_ids, wide))[: len(ids)]
+            return self._read(lambda: self._replayed(wide_ids, wide)[: len(ids)], read)
         if self.n_single[n] == self._n_until_recorded and n not in self._refusals:
-            logits = self._read(lambda: self._record(wide_ids, wide))[: len(ids)]
+            found = self._read(lambda: self._record(wide_ids, wide)[: len(ids)], read)
             self._note_recorded(n)
             if n == 1:
                 self.sample_on_device(ids[0], batch.pieces[0])
-            return logits
-        return self._read(lambda: self._computed(ids, batch))
+            return found
+        return self._read(lambda: self._computed(ids, batch), read)
 
     def _note_recorded(self, n: int) -> None:
         """Note that a recording is used, and drop the one on CPUs that was not used for longest."""
@@ -313,8 +336,8 @@ class ModelRunner:
         self.executor.call_inline(lambda rank: ranks[rank].begin(ids, batch))
         self.executor.call_inline(lambda rank: ranks[rank].start(len(ids)))
 
-    def _read(self, compute: Callable[[], Tensor]) -> Logits:
-        """Return the logits of `compute` on the host, once all one-shot all-reduces have succeeded.
+    def _read(self, compute: Callable[[], Tensor], read: Callable[[Tensor], T]) -> T:
+        """Return what `read` makes of computed logits, once one-shot all-reduces have succeeded.
 
         Recovers after any failure, see `recover`.
 
@@ -322,7 +345,7 @@ class ModelRunner:
             CommError: a rank was missing from an all-reduce, or does not finish.
         """
         with self._recovering():
-            found: Logits = compute().cpu().numpy()
+            found = read(compute())
             self.batches.finish()
         return found
 
@@ -471,7 +494,7 @@ class ModelRunner:
         """Drop the ranks' recordings and the token source."""
         self.n_single.clear()
         self._recorded.clear()
-        self.token_source = None
+        self.token_source = self._row_sampling = None
         for rank in self.ranks:
             rank.recordings.clear()
 
@@ -484,6 +507,12 @@ class ModelRunner:
         closing = [rank.close for rank in self.ranks if rank.number not in lost]
         call_all(self.drop_recordings, *closing)
         self.ranks.clear()  # a lost rank's function refers to this list, too
+
+
+def _on_host(logits: Tensor) -> Logits:
+    """Return logits as an array of the host."""
+    found: Logits = logits.cpu().numpy()
+    return found
 
 
 def _only(found: Sequence[Tensor | None]) -> Tensor:

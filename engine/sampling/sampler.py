@@ -63,6 +63,7 @@ class Sampler:
         uniforms: random numbers; each token takes one, unless the sampler is greedy.
         history: tokens that the penalties look at.
         steps: steps to apply in order before the draw.
+        revision: number of times that tokens were accepted or taken back.
 
     Args:
         token_bytes: returns the bytes that a token adds to a text; None for models without text.
@@ -75,6 +76,7 @@ class Sampler:
         self.is_greedy = params.temperature <= 0
         self.uniforms = Uniforms(self.seed)
         self.history = TokenHistory(params.repeat_last_n)
+        self.revision = 0
         p = params
         self._dry = DryHistory(
             p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_last_n, p.dry_breakers,
@@ -85,12 +87,14 @@ class Sampler:
 
     def accept(self, token_id: int) -> None:
         """Add a token of the prompt or the answer to the history."""
+        self.revision += 1
         self.history.append(token_id)
         if self.params.dry_multiplier:
             self._dry.append(token_id)
 
     def take_back(self, n: int) -> None:
         """Forget the last n tokens of the answer; their random numbers do not come again."""
+        self.revision += 1
         self.history.take_back(n)
         if self.params.dry_multiplier:
             self._dry.take_back(n)

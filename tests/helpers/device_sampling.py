@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config.sampling import SamplingParams
-from engine.gpu.decode import sampling
+from engine.gpu.decode.sampler_slots import RING
 from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.sampling.sampler import Sampler
@@ -142,7 +142,7 @@ class SamplerPair:
         else:
             places = self.tokens[n], self.positions[n], self.hidden_states[n]
             self.samplers[n].sample(slice_ if own else None, *places)
-        return RingEntry.of(int(self.samplers[n].ring[(self.n_step - 1) % sampling.RING]))
+        return RingEntry.of(int(self.samplers[n].ring[(self.n_step - 1) % RING]))
 
     def capture(self) -> None:
         """Capture a step, and replay it from now on."""

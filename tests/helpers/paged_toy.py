@@ -19,6 +19,7 @@ from engine.paging.keys import PAGE
 from engine.paging.sight import Sight
 from engine.runtime.interface import PageGroup
 from engine.sampling.sampler import Sampler
+from engine.sampling.token_source import SamplingWish
 
 N_VOCAB = 40
 EMPTY = -7
@@ -53,6 +54,7 @@ class PagedToy:
     Attributes:
         batches: batches computed so far.
         error: error to raise in the next pass.
+        n_sampled: number of tokens that `sample` has sampled.
         is_in_order: whether all passes of single tokens had row i in slot i.
     """
 
@@ -72,6 +74,7 @@ class PagedToy:
         self.batches: list[Batch] = []
         self.error: BaseException | None = None
         self.is_in_order = True
+        self.n_sampled = 0
 
     @property
     def sights(self) -> list[Sight]:
@@ -109,6 +112,19 @@ class PagedToy:
                     rows.append(_logits(self._seen(piece, position), state))
                 at += 1
         return np.array(rows, np.float32).reshape(-1, N_VOCAB)
+
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+    ) -> list[Any]:
+        """Sample rows with even seeds; those with odd ones are left to the host."""
+        found: list[Any] = list(self.forward(ids, batch))
+        for row, wish in enumerate(wishes):
+            if wish is not None and wish.sampler.seed % 2 == 0:
+                found[row][list(wish.never)] = -np.inf
+                found[row] = wish.sampler.sample(found[row])
+                self.n_sampled += 1
+        assert len(wishes) == len(found)
+        return found
 
     def _slot(self, piece: Piece, number: int, position: int) -> tuple[int, int]:
         index = position // PAGE

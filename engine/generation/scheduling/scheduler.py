@@ -175,7 +175,8 @@ class Scheduler:
         batch = Batch(tuple(pieces), n - is_whole)
         try:
             begun = time.perf_counter()
-            logits, times = self._timed(done, lambda: self._runtime.forward(ids, batch))
+            wishes = [r.work.wish if isinstance(r.work, Follow) else None for r in done]
+            found, times = self._timed(done, lambda: self._runtime.sample(ids, batch, wishes))
             if prompt and rows:  # somebody has waited for it
                 self._pace.note(n, time.perf_counter() - begun)
         except OutOfDeviceMemory as error:
@@ -187,8 +188,8 @@ class Scheduler:
             self._seats.last = request.place.sequence.ids
         if prompt is not None:
             self._note_progress(prompt)
-        for request, row in zip(done, logits, strict=True):
-            self._deliver(request, row, times)
+        for request, result in zip(done, found, strict=True):
+            self._deliver(request, result, times)
 
     def _timed(
         self, requests: Sequence[Request], compute: Callable[[], T]

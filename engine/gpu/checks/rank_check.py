@@ -46,11 +46,14 @@ class DryModel:
     x_bytes: int
 
     @property
-    def drawing(self) -> Drawing:
-        """What the model's ranks draw tokens from."""
+    def drawings(self) -> Sequence[Drawing]:
+        """What the model's ranks draw tokens from: their slices, and one of them all logits."""
         split, hp = self.declaration.split, self.declaration.hp
         slices = tuple(range(*split.output.spans[rank]) for rank in split.holders)
-        return Drawing(hp.n_vocab, slices, hp.n_embd)
+        found = [Drawing(hp.n_vocab, slices, hp.n_embd)]
+        if len(slices) > 1 and self.rank == split.last_group[0]:
+            found.append(Drawing(hp.n_vocab, (range(hp.n_vocab),), hp.n_embd))
+        return found
 
 
 def check_rank(
@@ -79,8 +82,9 @@ def check_rank(
     stand_ins = StandIns(dry.log, dry.declaration.slots, slots, cache.layers, device)
     rows = FileRows(file, slots, dry.rank, device)
     check = WeightCheck(dry.log, stand_ins, rows, ops, verdicts)
-    drawing = dry.drawing
-    wrong = check.run([(drawing.name, lambda: partial(drawn_tokens, drawing, device))])
+    wrong = check.run(
+        (drawing.name, partial(partial, drawn_tokens, drawing, device)) for drawing in dry.drawings
+    )
     report(wrong, str(device), fallbacks)
     return check.n_made
 

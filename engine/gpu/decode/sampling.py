@@ -20,53 +20,31 @@ next step names a rank that went on with another token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.config.sampling import SamplingParams
 from engine.devices.routes import Routes
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.decode.sampler_settings import settings_of
+from engine.gpu.decode.sampler_slots import FEW, RING, SamplerSlots
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import sample_token, sharded_sampling
-from engine.gpu.kernels import sampling as kernels
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.hardware.host_memory import HostTensor
-from engine.sampling.on_device import N_HISTORY, ROOM, most_sent
-from engine.sampling.sampler import Sampler, penalises
-from engine.sampling.steps import TokenHistory
-
-FEW = 128
-"""Number of candidates up to which a smaller sort is enough."""
+from engine.sampling.on_device import ROOM, most_sent
+from engine.sampling.sampler import Sampler
 
 FEW_SENT = 64
 """Number of candidates per rank up to which a smaller sort is enough."""
 
-BLOCK = 1024
-"""Logits of one program."""
-
-STREAM_BLOCK = 2048
-"""Elements of a hidden state that are read at once."""
-
-MOST_GROUPS = 8192
-"""Most groups of logits: one program holds their maxima. Large vocabularies have at least half."""
-
 N_UNIFORM = 256
 """Random numbers on the device: one half is written while the other is used."""
 
-RING = 16
-"""Number of steps whose results stay in the ring for the host."""
-
-NEVER = -(1 << 30)
-"""Count of a token that must not be sampled: it stays below zero even if the token occurs."""
-
 WORD_BITS, ENTRY_BITS = sample_token.WORD_BITS.value, sample_token.ENTRY_BITS.value
-DRAWN, FOR_HOST = sample_token.DRAWN.value, sample_token.FOR_HOST.value
-WRONG = sample_token.WRONG.value
+DRAWN, WRONG = sample_token.DRAWN.value, sample_token.WRONG.value
 N_HEAD = sharded_sampling.N_HEAD.value
 
 
@@ -130,7 +108,7 @@ class DeviceSampler:
 
     Attributes:
         n_rank: number of ranks that sample together.
-        ring: (RING,), int64: results of the last steps, see `RingEntry`.
+        slots: memory and kernels of its only slot.
     """
 
     def __init__(
@@ -145,48 +123,26 @@ class DeviceSampler:
         self._one_shot = one_shot if self.n_rank > 1 else None
         self._own = range(n_vocab) if own is None else own
         assert self._one_shot or len(self._own) == n_vocab, "no rank has the other logits"
-        self._device = device
-        n_own = len(self._own)
-        self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
-        self._block = max(BLOCK, self._group)
-        self._n_program = max(1, -(-n_own // self._block))
-        f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
-        self._settings = self._zeros(sample_token.N_SETTING, f64)
-        self._set(self.settings_of(Sampler(SamplingParams(temperature=0))))
-        self._state = self._zeros(sample_token.N_STATE, i64)
-        self._counts = self._zeros(max(1, n_own), i32)
-        self._history = self._zeros(N_HISTORY, i32)
-        self._uniforms = self._zeros(N_UNIFORM, f64)
-        self._host_uniforms = HostTensor((N_UNIFORM,), f64, device)
-        self.ring = self._zeros(RING, i64)
-        self._penalised = self._zeros(max(1, n_own), f32)
-        self._maxima = self._zeros(self._n_program * self._block // self._group, f32)
-        self._limits = self._zeros(2, f32)
-        self._found = self._zeros(sample_token.N_FACT, i32)
-        self._candidates = self._zeros(ROOM, i64)
-        self._sums = self._zeros(self._n_program, f64)
-        self._message = self._zeros(message_bytes(self.n_rank) // 8, i64)
+        self.slots = SamplerSlots(device, self._own, 1, N_UNIFORM)
+        self._host_uniforms = HostTensor((N_UNIFORM,), torch.float64, device)
+        n_word = message_bytes(self.n_rank) // 8
+        self._message = torch.zeros(n_word, dtype=torch.int64, device=device)
         self._sampler: Sampler | None = None
         self._n_uploaded = self._n_taken = 0
+
+    @property
+    def ring(self) -> Tensor:
+        """Results of the last steps, (RING,), int64; see `RingEntry`."""
+        return self.slots.ring
 
     def settings_of(self, sampler: Sampler) -> Sequence[float] | None:
         """Return a sampler's settings as the kernels read them; None where the host must sample."""
         return settings_of(sampler, self.n_vocab, self.n_rank)
 
-    def _set(self, settings: Sequence[float] | None) -> bool:
-        if settings is None:
-            return False
-        self._settings.copy_(torch.tensor(settings, dtype=torch.float64))
-        return True
-
-    def _zeros(self, n: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(n, dtype=dtype, device=self._device)
-
     @property
     def n_bytes(self) -> int:
         """Bytes taken on the device."""
-        tensors = [x for x in vars(self).values() if isinstance(x, Tensor)]
-        return sum(x.nbytes for x in tensors)
+        return self.slots.n_bytes + self._message.nbytes
 
     def begin(self, sampler: Sampler, never: Sequence[int], n_step: int) -> bool:
         """Sample as `sampler` would from the next step on; return False if the host must sample.
@@ -198,34 +154,18 @@ class DeviceSampler:
             never: tokens that must not be sampled.
             n_step: number of steps so far; the next step's number is one more.
         """
-        if not self._set(self.settings_of(sampler)):
+        settings = self.settings_of(sampler)
+        if settings is None:
             return False
         self._sampler = sampler
         self._n_uploaded = self._n_taken = 0
-        tokens = sampler.history.tokens if penalises(sampler.params) else []
-        self._state.copy_(torch.tensor([n_step, 0, len(tokens), 0]))
-        self._count(sampler.history, tokens, never)
+        self.slots.begin(settings, sampler, never, n_step)
         self.upload_uniforms()
         return True
 
     def pause(self, n_step: int) -> None:
         """Let the next steps sample nothing; for `n_step` see `begin`."""
-        self._state.copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
-
-    def _count(self, history: TokenHistory, tokens: Sequence[int], never: Sequence[int]) -> None:
-        """Write the history, the counts of its tokens, and the tokens never to be sampled."""
-        self._counts.zero_()
-        if tokens:
-            there = torch.tensor(tokens[:N_HISTORY], dtype=torch.int32)
-            self._history[: len(there)].copy_(there)  # without effect where nothing is forgotten
-            ids, counts = history.counts()
-            is_own = (ids >= self._own.start) & (ids < self._own.stop)
-            at = torch.from_numpy(ids[is_own] - self._own.start).to(self._device)
-            there = torch.from_numpy(counts[is_own]).to(self._device, torch.int32)
-            self._counts.index_copy_(0, at, there)
-        own_never = [token - self._own.start for token in never if token in self._own]
-        if own_never:
-            self._counts.index_fill_(0, torch.tensor(own_never).to(self._device), NEVER)
+        self.slots.pause(n_step)
 
     def advance(self, *, is_first: bool = True) -> None:
         """Note that the host has read a sampled token, and consume its random number.
@@ -250,7 +190,7 @@ class DeviceSampler:
             numbers = self._sampler.uniforms.peek(n_ahead + half)[n_ahead:]
             source = self._host_uniforms.value[first : first + half]
             source.copy_(torch.tensor(numbers, dtype=torch.float64))
-            self._uniforms[first : first + half].copy_(source, non_blocking=True)
+            self.slots.uniforms[first : first + half].copy_(source, non_blocking=True)
             self._n_uploaded += half
 
     def sample(
@@ -265,59 +205,33 @@ class DeviceSampler:
             hidden: hidden state (n_embd,), F32, that the logits were computed from; ranks compare
                 theirs. None for a rank that samples alone.
         """
-        n_own, settings, found = len(self._own), self._settings, self._found
-        launch(
-            kernels.survey, (self._n_program,), self._penalised if logits is None else logits,
-            self._counts, settings, self._penalised, self._maxima, n_own,
-            FACTOR=math.gcd(n_own, 16), BLOCK=self._block, GROUP=self._group,
-        )  # fmt: skip
-        n_group = min(len(self._maxima), -(-n_own // self._group))
-        size, is_checked = power_of_two(n_group), hidden is not None and self._one_shot is not None
-        launch(
-            kernels.bound, (1,), self._maxima, self._maxima if hidden is None else hidden, settings,
-            self._limits, found, n_group, 0 if hidden is None else hidden.numel(),
-            SIZE=size, HAS_STREAM=is_checked, STREAM_BLOCK=STREAM_BLOCK,
-            num_warps=16 if size > 2048 else 4,
-        )  # fmt: skip
         if self._one_shot is None:
-            self._sample_alone(token, position)
+            self.slots.survey(logits)
+            self.slots.draw(token, position)
         else:
-            self._offer(token, is_checked)
+            self.slots.survey(logits, hidden)
+            self._offer(token, hidden is not None)
             told = self._one_shot.words(self._message.view(torch.int32))
             self._decide(told.view(torch.int64), self._one_shot, token, position)
 
-    def _sample_alone(self, token: Tensor, position: Tensor) -> None:
-        """Sample a token from this rank's candidates."""
-        n_sum, sums, factor = self._n_program, self._sums, math.gcd(self.n_vocab, 16)
-        launch(
-            kernels.gather, (n_sum,), self._penalised, self._settings, self._limits, self._found,
-            self._candidates, sums, self.n_vocab, FACTOR=factor, BLOCK=self._block, ROOM=ROOM,
-        )  # fmt: skip
-        launch(
-            kernels.draw, (1,), self._candidates, sums, self._settings, self._limits, self._found,
-            self._uniforms, self._state, self._counts, self._history, token, position, self.ring,
-            n_sum, self.n_vocab, FEW=FEW, ROOM=ROOM, SUMS=power_of_two(n_sum), UNIFORMS=N_UNIFORM,
-            RING=RING,
-        )  # fmt: skip
-
     def _offer(self, token: Tensor, is_checked: bool) -> None:
         """Write this rank's top candidates, and facts about its logits, to its message."""
-        n_sum, n_own = self._n_program, len(self._own)
+        slots, n_sum, n_own = self.slots, self.slots.n_program, len(self._own)
         launch(
-            sharded_sampling.offer, (n_sum,), self._penalised, self._settings, self._limits,
-            self._found, self._candidates, self._sums, self._state, token, self._message, n_own,
-            self._own.start, n_sum, HAS_STREAM=is_checked, FACTOR=math.gcd(n_own, 16),
-            BLOCK=self._block, FEW=FEW, ROOM=ROOM, SENT=most_sent(self.n_rank),
-            SUMS=power_of_two(n_sum),
+            sharded_sampling.offer, (n_sum,), slots.penalised, slots.settings, slots.limits,
+            slots.found, slots.candidates, slots.sums, slots.state, token, self._message, n_own,
+            self._own.start, n_sum, HAS_STREAM=is_checked, FACTOR=slots.factor, BLOCK=slots.block,
+            FEW=FEW, ROOM=ROOM, SENT=most_sent(self.n_rank), SUMS=power_of_two(n_sum),
         )  # fmt: skip
 
     def _decide(
         self, told: Tensor, one_shot: WordExchange, token: Tensor, position: Tensor
     ) -> None:
         """Sample a token from the messages of all ranks, `told`."""
+        slots = self.slots
         launch(
-            sharded_sampling.decide, (1,), told, self._message, self._settings, self._uniforms,
-            self._state, self._counts, self._history, token, position, self.ring, one_shot.seat,
+            sharded_sampling.decide, (1,), told, self._message, slots.settings, slots.uniforms,
+            slots.state, slots.counts, slots.history, token, position, slots.ring, one_shot.seat,
             self.n_rank, len(self._own), self._own.start, self.n_vocab,
             SEATS=power_of_two(self.n_rank), FEW=min(FEW_SENT, most_sent(self.n_rank)),
             SENT=most_sent(self.n_rank), UNIFORMS=N_UNIFORM, RING=RING,

@@ -25,7 +25,8 @@ from torch import Tensor
 from engine.errors import CommError, EngineError
 from engine.forward.batch import FIRST_TOKEN, Piece, Tables
 from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
-from engine.gpu.decode.sampling import RING, DeviceSampler, RingEntry, WordExchange
+from engine.gpu.decode.sampler_slots import RING
+from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor

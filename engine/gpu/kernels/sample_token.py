@@ -22,23 +22,24 @@ MIN_P = tl.constexpr(8)
 TEMPERATURE = tl.constexpr(9)
 IS_BY_ID = tl.constexpr(10)
 """Index of whether tokens are accumulated by rising id instead of by falling logit."""
-N_SETTING = 11
+N_SETTING = tl.constexpr(11)
 
 N_STEP, N_UNIFORM, N_HISTORY, HALT = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Indices in `state`: steps so far; random numbers used; tokens added to the history; how sampling
 ended, DRAWN while it goes on."""
-N_STATE = 4
+N_STATE = tl.constexpr(4)
 
 BEST, BOUND = tl.constexpr(0), tl.constexpr(1)
 """Indices in `limits`: the largest logit, infinite if none is usable; the candidates' threshold."""
+N_LIMIT = tl.constexpr(2)
 N_FOUND, IS_WHOLE, N_DONE, CHECK = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Indices in `found`: number of candidates; whether no other token could pass the filters; finished
 programs of the kernel after `bound`; checksum of the residual stream."""
-N_FACT = 4
+N_FACT = tl.constexpr(4)
 
 DRAWN, UNUSABLE, FOR_HOST, WRONG = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),

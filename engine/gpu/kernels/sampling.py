@@ -6,6 +6,10 @@ any order, and `draw` sorts and filters these, samples one, and writes the next 
 
 For `settings`, `state`, `limits` and `found` see `sample_token`. Where ranks have a slice of the
 logits each, `sharded_sampling` has other kernels for the last two.
+
+The second dimension of the grids is that of rows that are sampled side by side. `rows`, int32
+(rows, 2), has each one's row of the logits and its slot: the index of its sampler in all other
+tensors, which are dense with the slots first.
 """
 
 import triton
@@ -26,7 +30,11 @@ from engine.gpu.kernels.sample_token import (
     LOWEST,
     MIN_P,
     N_DONE,
+    N_FACT,
     N_FOUND,
+    N_LIMIT,
+    N_SETTING,
+    N_STATE,
     N_UNIFORM,
     N_WANTED,
     PRESENCE,
@@ -43,21 +51,33 @@ from engine.gpu.kernels.sample_token import (
 )  # fmt: skip
 
 
+@triton.jit
+def _slot(rows):
+    """Return the slot of this program's row."""
+    return tl.load(rows + 2 * tl.program_id(1) + 1)
+
+
 @triton.jit(do_not_specialize=["n_vocab"])
-def survey(logits, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
+def survey(logits, rows, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
            BLOCK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Compute logits after penalties and the largest of each GROUP; BLOCK logits for each program.
 
     NaN becomes +inf, and so shows in the maxima.
 
     Args:
-        logits, penalised: input and output, F32 (n_vocab,).
+        logits, penalised: input and output, F32 (n_vocab,) of each row and slot.
         counts: count of each token in the history, int32 (n_vocab,); below 0 it is forbidden.
         maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
         FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
+    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # tells the compiler the factor
+    logits += tl.load(rows + 2 * tl.program_id(1)) * width
+    counts += slot * width
+    penalised += slot * width
+    settings += slot * N_SETTING
+    maxima += slot * tl.num_programs(0) * (BLOCK // GROUP)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab // FACTOR * FACTOR  # tells the compiler the factor
+    inside = at < width
     x = tl.load(logits + at, mask=inside, other=-float("inf"))
     count = tl.load(counts + at, mask=inside, other=0)
     x = tl.where(count < 0, -float("inf"), x)
@@ -94,23 +114,27 @@ def _check_of(stream, n_embd, BLOCK: tl.constexpr):
     return tl.sum(total).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["n_group", "n_embd"])
-def bound(maxima, stream, settings, limits, found, n_group, n_embd, SIZE: tl.constexpr,
-          HAS_STREAM: tl.constexpr, STREAM_BLOCK: tl.constexpr):  # fmt: skip
-    """Find a threshold that the wanted tokens reach, and few others; one program.
+@triton.jit(do_not_specialize=["n_group", "n_maxima", "n_embd"])
+def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_embd,
+          SIZE: tl.constexpr, HAS_STREAM: tl.constexpr, STREAM_BLOCK: tl.constexpr):  # fmt: skip
+    """Find a threshold that the wanted tokens reach, and few others; one program for each row.
 
     As many maxima reach it as tokens are wanted, and each is a different token. It is found bit by
     bit, from the highest, until exactly so many do. Without top-k, min-p may raise it, since tokens
     below are certainly left out.
 
     Args:
-        maxima: F32 (n_group,).
-        stream: residual stream that the logits were computed from, F32 (n_embd,), if HAS_STREAM,
-            for ranks to compare.
+        maxima: F32 (n_maxima,), of which the first n_group count.
+        stream: residual stream that the logits of the first row were computed from, F32 (n_embd,),
+            if HAS_STREAM, for ranks to compare.
         SIZE: a power of two, at least n_group.
         STREAM_BLOCK: number of elements of the stream that are read at a time.
     """
-    at = tl.arange(0, SIZE)
+    slot, at = _slot(rows), tl.arange(0, SIZE)
+    settings += slot * N_SETTING
+    limits += slot * N_LIMIT
+    found += slot * N_FACT
+    maxima += slot * n_maxima
     x = tl.load(maxima + at, mask=at < n_group, other=-float("inf"))
     best = tl.max(x)
     ranks = rank_of(x)
@@ -179,8 +203,8 @@ def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n_vocab"])
-def gather(penalised, settings, limits, found, candidates, sums, n_vocab, FACTOR: tl.constexpr,
-           BLOCK: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
+def gather(penalised, rows, settings, limits, found, candidates, sums, n_vocab,
+           FACTOR: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
     """Gather the tokens that reach the bound, packed so that `choose` takes them by falling value.
 
     Args:
@@ -189,8 +213,12 @@ def gather(penalised, settings, limits, found, candidates, sums, n_vocab, FACTOR
         sums: output, F64 (programs,): sums of the probabilities of all tokens, as multiples of the
             largest; written where top-p needs them.
     """
-    candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab, 0, False, FACTOR,
-                  BLOCK, ROOM)  # fmt: skip
+    slot = _slot(rows)
+    candidates_of(
+        penalised + slot * (n_vocab // FACTOR * FACTOR), settings + slot * N_SETTING,
+        limits + slot * N_LIMIT, found + slot * N_FACT, candidates + slot * ROOM,
+        sums + slot * tl.num_programs(0), n_vocab, 0, False, FACTOR, BLOCK, ROOM,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -202,26 +230,33 @@ def _of_all(candidates, n_found, best, is_whole, total, settings, uniform, SIZE:
     return choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE)
 
 
-@triton.jit(do_not_specialize=["n_sum", "n_vocab"])
-def draw(candidates, sums, settings, limits, found, uniforms, state, counts, history, ids, position,
-         ring, n_sum, n_vocab, FEW: tl.constexpr, ROOM: tl.constexpr, SUMS: tl.constexpr,
-         UNIFORMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Sample a token and write the next step's inputs, see `finish`; one program.
+@triton.jit(do_not_specialize=["n_sum", "n_vocab", "n_uniform", "n_history"])
+def draw(rows, candidates, sums, settings, limits, found, uniforms, state, counts, history, ids,
+         position, ring, n_sum, n_vocab, n_uniform, n_history, FEW: tl.constexpr,
+         ROOM: tl.constexpr, SUMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
+    """Sample a token and write the next step's inputs, see `finish`; one program for each row.
 
     Args:
-        uniforms: ring of random numbers in [0, 1), F64 (UNIFORMS,).
+        uniforms: ring of random numbers in [0, 1), F64 (n_uniform,).
         state: int64 (N_STATE,), see `sample_token`.
-        history: ring of the last tokens, int32.
+        history: ring of the last tokens, int32 (n_history,).
         ids, position: token and position of the next step, (1,).
         ring: ring of results for the host, int64 (RING,), see ENTRY_BITS.
         FEW: number of candidates up to which a smaller sort is enough.
         SUMS: a power of two, at least n_sum.
     """
+    slot = _slot(rows)
+    candidates += slot * ROOM
+    sums += slot * n_sum
+    settings += slot * N_SETTING
+    limits += slot * N_LIMIT
+    found += slot * N_FACT
+    state += slot * N_STATE
     n_found, is_whole = tl.load(found + N_FOUND), tl.load(found + IS_WHOLE) != 0
     best = tl.load(limits + BEST)
     is_usable = (best > -float("inf")) & (best < float("inf"))
     best = tl.where(is_usable, best, 0.0)
-    uniform = tl.load(uniforms + tl.load(state + N_UNIFORM) % UNIFORMS)
+    uniform = tl.load(uniforms + slot * n_uniform + tl.load(state + N_UNIFORM) % n_uniform)
     total = total_of(sums, n_sum, settings, SUMS)
     if n_found <= FEW:
         token, is_known = _of_all(
@@ -233,4 +268,5 @@ def draw(candidates, sums, settings, limits, found, uniforms, state, counts, his
         )
     is_known = is_known & (n_found <= ROOM)
     now = tl.where(is_usable, tl.where(is_known, DRAWN, FOR_HOST), UNUSABLE).to(tl.int64)
-    finish(token, now, settings, state, counts, history, ids, position, ring, 0, n_vocab, RING)
+    finish(token, now, settings, state, counts + slot * n_vocab, history + slot * n_history,
+           ids + slot, position + slot, ring + slot * RING, 0, n_vocab, RING)  # fmt: skip

@@ -1,4 +1,4 @@
-"""How passes of several rows are computed on all ranks: batches of prompts, and their halves.
+"""Passes of several rows on all ranks: batches of prompts, their halves, sampling of rows.
 
 Imports nothing of `runtime` but a rank's type and its interfaces.
 """

@@ -1,18 +1,23 @@
 """Several sequences in a pass by the kernels for GPUs: captured, on pages anywhere, as if alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from engine import Model, SamplingParams, load_model
+from engine import Model, SamplingParams, TokenText, load_model
 from engine.forward.batch import Batch, Piece
+from engine.gpu.decode.row_sampler import RowSampler
 from engine.gpu.launch.graph import NotRepeatable
+from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Replay
 from engine.sampling.sampler import Sampler
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.sampled_rows import SETTINGS, check_rows
 from tests.helpers.tiny_gguf import least_gguf
 
 BAR = 1e-6
@@ -72,12 +77,16 @@ def check(model: Model, n_tokens: int = 5) -> None:
 
 @pytest.mark.parametrize("split", [[1], pytest.param([2, 1], marks=pytest.mark.slow)], ids=str)
 def test_sequences_side_by_side_are_as_alone(split: list[int], path: Path) -> None:
-    """Passes of as many single tokens are captured once, and replayed for whichever."""
+    """Passes of as many single tokens are captured once, and replayed for whichever.
+
+    Their rows are sampled on the device, and one beside them by the host.
+    """
     with load_model(path, ["cpu"] * len(split), split, **OPTIONS) as model:
         check(model)
         for rank in model.runtime.ranks:
             assert set(rank.recordings) == {1, 2, 4}, "three are computed like four"
             assert all(isinstance(found, Replay) for found in rank.recordings.values())
+        check_rows(model, 4)
 
 
 @pytest.mark.slow
@@ -150,3 +159,45 @@ def test_a_device_samples_ahead_on_pages(path: Path) -> None:
         for one in (1, 2):
             found, host = sampled(model, one, 4)
             assert found == host
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [[1], [2, 1]], ids=str)
+def test_answers_side_by_side_are_those_that_a_host_samples_alone(
+    split: list[int], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the four, and each first token, is sampled by the host."""
+    sampled = list[int]()
+
+    def noted(self: RowSampler, *args: Any) -> list[int | None]:
+        found = sample(self, *args)
+        sampled.extend(token for token in found if token is not None)
+        return found
+
+    sample = RowSampler.sample
+    monkeypatch.setattr(RowSampler, "sample", noted)
+    options = {"n_ctx": 512, "n_batch": 32, "parallel": 4}
+    with load_model(path, ["cpu"] * len(split), split, **options) as model:
+        pair, four = said(model, 1, 3), said(model, 0, 1, 2, 3)
+        assert len(sampled) >= 4 + 6, "after prompts that are computed beside the first tokens"
+        model.runtime.runner.token_source = None
+        monkeypatch.setattr(RowSampling, "results", lambda _, logits, *__: list(logits.numpy()))
+        alone = [said(model, one)[0] for one in range(4)]
+    assert four == alone
+    assert pair == [alone[1], alone[3]]
+
+
+def said(model: Model, *which: int) -> list[list[int]]:
+    """Return the tokens of some answers, which are computed side by side."""
+    streams = [
+        model.generate(
+            IDS[one % 3][: 2 + one], replace(SETTINGS[one], max_tokens=4, ignore_eos=True)
+        )
+        for one in which
+    ]
+    found: list[list[int]] = [[] for _ in which]
+    while not all(stream.is_over for stream in streams):
+        for mine, stream in zip(found, streams, strict=True):
+            mine += [i for x in stream.ready() if isinstance(x, TokenText) for i in x.ids]
+        model.step()
+    return found

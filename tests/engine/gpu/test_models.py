@@ -21,6 +21,7 @@ from engine.runtime.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.passes import forward_alone
+from tests.helpers.sampled_rows import check_rows
 from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
 BAR = 1e-3
@@ -89,8 +90,12 @@ def test_tokens_are_captured_once_and_sampled_on_the_device(path: Path) -> None:
 def test_ranks_capture_and_sample_together(
     split: list[int], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They sample what the host samples from all ranks' logits, also behind embeddings."""
-    with load_model(path, ["cpu"] * len(split), split, n_ctx=32) as model:
+    """They sample what the host samples from all ranks' logits, also of two sequences at once.
+
+    Embeddings change nothing.
+    """
+    with load_model(path, ["cpu"] * len(split), split, n_ctx=32, parallel=2) as model:
+        check_rows(model, 2)
         vectors = model.embed([IDS[:2]]).vectors
         check_drawing(model)
     monkeypatch.setenv("TANDEM_BACKEND", "reference")

@@ -250,9 +250,10 @@ def test_tokens_that_differ_are_drawn_by_the_host(
 
 def test_ranks_draw_together(path: Path) -> None:
     options = {"devices": ("cuda:0", "cuda:1"), "split": (1, 1)}
-    rank = CheckedRank(path, (1,), 1, **options).only()
-    assert len(rank.dry.drawing.slices) == 2
-    rank.check()
+    rank = CheckedRank(path, (1,), 0, **options).only()
+    together, alone = rank.dry.drawings
+    assert (len(together.slices), len(alone.slices)) == (2, 1), "several sequences are drawn alone"
+    assert rank.check() == 2
     assert not refused(CPU)
 
 

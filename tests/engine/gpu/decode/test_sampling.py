@@ -127,11 +127,12 @@ def test_what_the_host_must_do_changes_nothing(
     pair = SamplerPair(device, served, len(logits), n_step=20)
     pair.tokens[0].fill_(2)
     (device_sampler,) = pair.samplers
-    before = [x.clone() for x in (device_sampler._counts, device_sampler._history)]
+    slots = device_sampler.slots
+    before = [x.clone() for x in (slots.counts, slots.history)]
     for usable in (np.asarray(logits, np.float32), np.arange(len(logits), dtype=np.float32)):
         assert not pair.step(usable).is_sampled, "also all steps behind it"
         assert (pair.token, pair.position) == (2, 0)
-    for x, y in zip(before, (device_sampler._counts, device_sampler._history), strict=True):
+    for x, y in zip(before, (slots.counts, slots.history), strict=True):
         assert torch.equal(x, y)
     pair.begin()
     pair.sampled(np.arange(len(logits), dtype=np.float32))

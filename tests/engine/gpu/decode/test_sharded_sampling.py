@@ -163,15 +163,15 @@ def test_what_the_host_must_do_changes_nothing(
     pair = SamplerPair(device, params, n, n_step=20, cuts=(0, n // 4, n // 4, n))
     for token in pair.tokens:
         token.fill_(2)
-    before = [(x._counts.clone(), x._history.clone()) for x in pair.samplers]
+    before = [(x.slots.counts.clone(), x.slots.history.clone()) for x in pair.samplers]
     for usable in (np.asarray(logits, np.float32), np.arange(n, dtype=np.float32)):
         entry = pair.step(usable)
         assert not entry.is_sampled, "also all steps behind it"
         assert entry.wrong == ()
         assert (pair.token, pair.position) == (2, 0)
     for (counts, history), device_sampler in zip(before, pair.samplers, strict=True):
-        assert torch.equal(device_sampler._counts, counts)
-        assert torch.equal(device_sampler._history, history)
+        assert torch.equal(device_sampler.slots.counts, counts)
+        assert torch.equal(device_sampler.slots.history, history)
     pair.begin()
     pair.sampled(np.arange(n, dtype=np.float32))
 
@@ -233,7 +233,7 @@ def test_ranks_that_follow_another_token_or_step_are_named(device: str) -> None:
         if wrong == "token":
             pair.tokens[1].fill_(5)
         else:
-            pair.samplers[1]._state[0] += 16  # at the same place of the ring
+            pair.samplers[1].slots.state[0] += 16  # at the same place of the ring
         pair.n_step += 1
         entries = pair.on_all(lambda n, d=pair: d.step_of(n, logits))
         assert {entry.wrong for entry in entries} == {(1,)}

@@ -1,0 +1,188 @@
+"""Memory of samplers on a device, a slot for each, and the kernels that all samplers start.
+
+A slot holds what one sampler needs from token to token: settings, history, counts of its tokens,
+and the results for the host. A start of the kernels samples one row of logits for each of some
+slots; see `engine.gpu.kernels.sampling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.config.sampling import SamplingParams
+from engine.gpu.decode.sampler_settings import settings_of
+from engine.gpu.elementwise import power_of_two
+from engine.gpu.kernels import sample_token
+from engine.gpu.kernels import sampling as kernels
+from engine.gpu.launch.kernel_launch import launch
+from engine.sampling.on_device import N_HISTORY, ROOM
+from engine.sampling.sampler import Sampler, penalises
+
+FEW = 128
+"""Number of candidates up to which a smaller sort is enough."""
+
+BLOCK = 1024
+"""Logits of one program."""
+
+STREAM_BLOCK = 2048
+"""Elements of a hidden state that are read at once."""
+
+MOST_GROUPS = 8192
+"""Most groups of logits: one program holds their maxima. Large vocabularies have at least half."""
+
+RING = 16
+"""Number of steps whose results stay in a slot's ring for the host."""
+
+NEVER = -(1 << 30)
+"""Count of a token that must not be sampled: it stays below zero even if the token occurs."""
+
+FOR_HOST = sample_token.FOR_HOST.value
+
+
+class SamplerSlots:
+    """The slots of a device; all tensors have those of one slot after the other.
+
+    Args:
+        own: token ids of the logits.
+        n_slot: number of slots.
+        n_uniform: number of random numbers of each slot, a ring.
+
+    Attributes:
+        n_program: number of programs of each row.
+        ring: (n_slot * RING,), int64: results of each slot's last steps.
+    """
+
+    def __init__(self, device: torch.device, own: range, n_slot: int, n_uniform: int) -> None:
+        self._device, self.own, self.n_uniform = device, own, n_uniform
+        n_own, self._n_wide = len(own), max(1, len(own))
+        self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
+        self.block = max(BLOCK, self._group)
+        self.n_program = max(1, -(-n_own // self.block))
+        self._n_maxima = self.n_program * self.block // self._group
+        self.factor = math.gcd(n_own, 16)
+        f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
+
+        def zeros(n: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(n_slot * n, dtype=dtype, device=device)
+
+        self.settings = zeros(sample_token.N_SETTING.value, f64)
+        self.state = zeros(sample_token.N_STATE.value, i64)
+        self.counts = zeros(self._n_wide, i32)
+        self.history = zeros(N_HISTORY, i32)
+        self.uniforms = zeros(n_uniform, f64)
+        self.ring = zeros(RING, i64)
+        self.penalised = zeros(self._n_wide, f32)
+        self._maxima = zeros(self._n_maxima, f32)
+        self.limits = zeros(sample_token.N_LIMIT.value, f32)
+        self.found = zeros(sample_token.N_FACT.value, i32)
+        self.candidates = zeros(ROOM, i64)
+        self.sums = zeros(self.n_program, f64)
+        self._rows = zeros(2, i32)
+        greedy = settings_of(Sampler(SamplingParams(temperature=0)), max(1, n_own))
+        assert greedy is not None, "devices know the most likely token"
+        for slot in range(n_slot):
+            self._part(self.settings, slot).copy_(torch.tensor(greedy, dtype=f64))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes taken on the device."""
+        return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
+
+    @property
+    def n_slot(self) -> int:
+        """Number of slots."""
+        return len(self._rows) // 2
+
+    def begin(
+        self, settings: Sequence[float], sampler: Sampler, never: Sequence[int], n_step: int,
+        slot: int = 0,
+    ) -> None:  # fmt: skip
+        """Write what a sampler knows to a slot, in which no step may be under way.
+
+        Args:
+            settings: its settings, see `settings_of`.
+            never: tokens that must not be sampled.
+            n_step: number of the slot's steps so far; the next step's number is one more.
+        """
+        self._part(self.settings, slot).copy_(torch.tensor(settings, dtype=torch.float64))
+        tokens = sampler.history.tokens if penalises(sampler.params) else []
+        self._part(self.state, slot).copy_(torch.tensor([n_step, 0, len(tokens), 0]))
+        counts = self._part(self.counts, slot)
+        counts.zero_()
+        if tokens:
+            there = torch.tensor(tokens[:N_HISTORY], dtype=torch.int32)
+            # without effect where nothing is forgotten
+            self._part(self.history, slot)[: len(there)].copy_(there)
+            ids, numbers = sampler.history.counts()
+            is_own = (ids >= self.own.start) & (ids < self.own.stop)
+            at = torch.from_numpy(ids[is_own] - self.own.start).to(self._device)
+            counts.index_copy_(
+                0, at, torch.from_numpy(numbers[is_own]).to(self._device, torch.int32)
+            )
+        own_never = [token - self.own.start for token in never if token in self.own]
+        if own_never:
+            counts.index_fill_(0, torch.tensor(own_never).to(self._device), NEVER)
+
+    def pause(self, n_step: int, slot: int = 0) -> None:
+        """Let a slot's next steps sample nothing; for `n_step` see `begin`."""
+        self._part(self.state, slot).copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
+
+    def choose_rows(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Write which rows of logits the next step samples: pairs of row and slot.
+
+        Without this it is row 0 in slot 0.
+        """
+        # from memory that is not pinned: it is read before the call returns
+        found = torch.tensor(rows, dtype=torch.int32).view(-1)
+        self._rows[: len(found)].copy_(found, non_blocking=True)
+
+    def survey(self, logits: Tensor | None, hidden: Tensor | None = None, n_row: int = 1) -> None:
+        """Apply penalties, and find each row's largest logit and a bound of its candidates.
+
+        Args:
+            logits: F32 (rows, n) or (n,), dense; None without any.
+            hidden: hidden state (n_embd,), F32, to make a checksum of; None for none.
+            n_row: number of rows that are sampled.
+        """
+        n_own = len(self.own)
+        launch(
+            kernels.survey, (self.n_program, n_row), self.penalised if logits is None else logits,
+            self._rows, self.counts, self.settings, self.penalised, self._maxima, n_own,
+            FACTOR=self.factor, BLOCK=self.block, GROUP=self._group,
+        )  # fmt: skip
+        n_group = min(self._n_maxima, -(-n_own // self._group))
+        size = power_of_two(n_group)
+        launch(
+            kernels.bound, (1, n_row), self._maxima, self._maxima if hidden is None else hidden,
+            self._rows, self.settings, self.limits, self.found, n_group, self._n_maxima,
+            0 if hidden is None else hidden.numel(), SIZE=size, HAS_STREAM=hidden is not None,
+            STREAM_BLOCK=STREAM_BLOCK, num_warps=16 if size > 2048 else 4,
+        )  # fmt: skip
+
+    def draw(self, token: Tensor, position: Tensor, n_row: int = 1) -> None:
+        """Sample a token of each row that was surveyed; see `kernels.sampling.draw`.
+
+        Args:
+            token, position: (n_slot,), int64 and integers: written for the next step.
+        """
+        n_own = len(self.own)
+        launch(
+            kernels.gather, (self.n_program, n_row), self.penalised, self._rows, self.settings,
+            self.limits, self.found, self.candidates, self.sums, n_own, FACTOR=self.factor,
+            BLOCK=self.block, ROOM=ROOM,
+        )  # fmt: skip
+        launch(
+            kernels.draw, (1, n_row), self._rows, self.candidates, self.sums, self.settings,
+            self.limits, self.found, self.uniforms, self.state, self.counts, self.history, token,
+            position, self.ring, self.n_program, n_own, self.n_uniform, N_HISTORY, FEW=FEW,
+            ROOM=ROOM, SUMS=power_of_two(self.n_program), RING=RING,
+        )  # fmt: skip
+
+    def _part(self, tensor: Tensor, slot: int) -> Tensor:
+        """Return a slot's part of a tensor."""
+        size = len(tensor) // self.n_slot
+        return tensor[slot * size : (slot + 1) * size]
