@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
-    from engine.config.grammar import Grammar, GrammarKind, language_of
+    from engine.config.grammar import Grammar, GrammarKind, form_of
     from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
     from engine.config.load import (
         PEER_MODES,
@@ -385,6 +385,7 @@ __all__ = [
     "exposure",
     "fastest_plan",
     "find_gpu_path",
+    "form_of",
     "has_ended",
     "hidden_gpus",
     "import_plan",
@@ -394,7 +395,6 @@ __all__ = [
     "known_facts",
     "known_links",
     "kv_types",
-    "language_of",
     "last_result",
     "leave_pack",
     "link_problems",
@@ -444,7 +444,7 @@ __all__ = [
 _HOME = {
     "api": ("Model", "load_model"),
     "measuring.benchmark": ("BenchResult", "BenchTest"),
-    "config.grammar": ("Grammar", "GrammarKind", "language_of"),
+    "config.grammar": ("Grammar", "GrammarKind", "form_of"),
     "constraints.checker": ("check_grammar",),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
-from app.cli.load_options import (
+from app.cli.options.form_options import add_form, given_form, text_or_file
+from app.cli.options.load_options import (
     add_fast_prompts,
     add_kept_states,
     add_kv_types,
@@ -216,6 +216,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--on-overflow", choices=("stop", "shift"), default="stop",
         help="when the context is full: stop, or shift: drop the oldest tokens (default: stop)",
     )  # fmt: skip
+    add_form(parser)
 
 
 def model_path(name: str) -> str:
@@ -267,7 +268,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
         "rope_scaling": (args.rope_scaling, str),
-        "chat_template": (args.chat_template, chat_template),
+        "chat_template": (args.chat_template, lambda text: text_or_file(text, "chat template")),
         "rope_factor": (args.rope_scale, float),
         "rope_base": (args.rope_freq_base, float),
     }
@@ -284,6 +285,7 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
         "dry_breakers": args.dry_sequence_breaker and tuple(args.dry_sequence_breaker),
         "samplers": args.samplers,
     }
+    form: dict[str, Any] = given_form(args)
     return SamplingParams(
         max_tokens=max_tokens,
         stop=tuple(args.stop),
@@ -294,21 +296,8 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
         logit_bias=tuple(args.logit_bias),
         **{name: getattr(args, name) for name in SAMPLING_OPTIONS},
         **{name: given for name, given in lists.items() if given is not None},
+        **form,
     )
-
-
-def chat_template(text: str) -> str:
-    """Return the chat template that a text is, or that the file behind "@" holds.
-
-    Raises:
-        EngineError: the file cannot be read.
-    """
-    if not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise EngineError(f"The chat template {text[1:]} cannot be read: {error}.") from None
 
 
 def split_shares(text: str) -> tuple[float, ...]:

@@ -18,6 +18,9 @@ STANDARD = (
 )  # fmt: skip
 """Fields of `SamplingParams` that OpenAI's interface has, by the same names."""
 
+FORMS = ("json_schema", "grammar", "regex")
+"""Fields of `SamplingParams` that ask for a form of the answer, see `_form`."""
+
 OWN_FORMS = {"gbnf": "grammar", "regex": "regex"}
 """Fields of forms that only a Tandem has, by the kind of the grammar."""
 
@@ -83,7 +86,7 @@ def _tools(tools: Sequence[Tool], choice: str) -> dict[str, Any]:
 def _sampling(params: SamplingParams, *, is_tandem: bool) -> dict[str, Any]:
     """Return the fields of sampling: those that everybody knows, and all for a Tandem."""
     found: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
-    others = [spec for spec in fields(SamplingParams) if spec.name not in found]
+    others = [spec for spec in fields(SamplingParams) if spec.name not in (*found, *FORMS)]
     for spec in others:
         value = getattr(params, spec.name)
         is_standard = spec.name in STANDARD and value != spec.default
@@ -100,7 +103,7 @@ def _form(command: Generate, *, is_tandem: bool) -> dict[str, Any]:
     Raises:
         EngineError: the server has no field for it.
     """
-    grammar = command.grammar
+    grammar = command.grammar or command.sampling.form
     if grammar is None:
         return {}
     if grammar.kind == "json_schema":

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.errors import GrammarError
+
 GrammarKind = Literal["json_schema", "regex", "gbnf", "lark"]
 """Language of a grammar: JSON schema, regular expression, llama.cpp's GBNF, or Lark."""
 
@@ -32,3 +34,24 @@ class Grammar:
 def language_of(grammar: str) -> GrammarKind:
     """Return whether a grammar is written in GBNF, whose first rule is "root", or in Lark."""
     return "lark" if LARK.search(grammar) else "gbnf"
+
+
+def form_of(json_schema: str, grammar: str, regex: str) -> Grammar | None:
+    """Return the form that settings ask for, of which one at most is not empty; None for any.
+
+    Raises:
+        GrammarError: several are asked for.
+    """
+    written: dict[GrammarKind, str] = {
+        "json_schema": json_schema,
+        language_of(grammar): grammar,
+        "regex": regex,
+    }
+    wanted = [Grammar(kind, text) for kind, text in written.items() if text.strip()]
+    if len(wanted) > 1:
+        raise GrammarError(
+            "An answer can have one form: a JSON schema, a grammar or a regular expression.",
+            "",
+            "Leave the others empty.",
+        )
+    return wanted[0] if wanted else None

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.config.fields import number, rejected, text, texts, validate_fields
-from engine.config.grammar import Grammar, GrammarKind, language_of
-from engine.errors import GrammarError
+from engine.config.grammar import Grammar, form_of
 
 Overflow = Literal["stop", "shift"]
 """Action when the context is full: end the answer, or drop the oldest messages."""
@@ -297,19 +296,7 @@ class SamplingParams:
         Raises:
             GrammarError: several are asked for.
         """
-        written: dict[GrammarKind, str] = {
-            "json_schema": self.json_schema,
-            language_of(self.grammar): self.grammar,
-            "regex": self.regex,
-        }
-        wanted = [Grammar(kind, form) for kind, form in written.items() if form.strip()]
-        if len(wanted) > 1:
-            raise GrammarError(
-                "An answer can have one form: a JSON schema, a grammar or a regular expression.",
-                "",
-                "Leave the others empty.",
-            )
-        return wanted[0] if wanted else None
+        return form_of(self.json_schema, self.grammar, self.regex)
 
     @property
     def most_tokens(self) -> int:

@@ -10,7 +10,8 @@ WORDS = (
     "name", "größe", "naïve key", 'with "quotes"', "back\\slash", "日本", "a/b~c", "", "x1", "🙂",
 )  # fmt: skip
 VALUES = (
-    None, True, False, 0, -7, 2.5, 1e-3, "", "plain", 'q"uo\\te', "tab\there", "ünï", "日本語", "🙂",
+    None, True, False, 0, -7, 2.5, 1e-3, "", "plain", 'q"uo\\te', "tab\there", "ünï",
+    "日本語", "🙂",
 )  # fmt: skip
 PATTERNS = (
     "^[a-c]{1,4}$", "^(yes|no)$", "^[0-9]{3}-[0-9]{2}$", "^a?b?c?$", "^[^a-z]{2}$", r"^\w{1,5}$",

@@ -1,0 +1,1 @@
+"""Options of several subcommands, by what they are about."""
