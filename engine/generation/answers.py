@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import EngineError, PromptError
@@ -11,9 +12,12 @@ from engine.generation.constrained.maker import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
 from engine.generation.parts.part_events import in_parts
+from engine.generation.parts.thought_text import in_text, thought_apart
 from engine.generation.parts.wanted_form import WantedForm, callable_tools, wanted_form
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
+from engine.generation.wishes import PromptWishes
+from engine.text.thinking import THINK_OPEN, thinking_marks
 
 if TYPE_CHECKING:
     from engine.config.grammar import Grammar
@@ -129,21 +133,25 @@ class Answers:
         """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
-        tools = callable_tools(request)
-        reading = AnswerReading(self._prompts, tools) if request.in_parts else None
+        tools, messages = callable_tools(request), request.messages
+        reading = None
+        if request.in_parts:
+            reading = AnswerReading(self._prompts, tools)
+        elif self._has_other_marks:
+            reading = AnswerReading(self._prompts, ())
+            if request.continue_last and messages:
+                messages = (*messages[:-1], thought_apart(messages[-1]))
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        begun, said = self._begun(request, sampling.stop, tools, reading)
+        wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
+        begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
         prompt = self._prompts.chat(
-            request.messages,
+            messages,
             self._n_ctx,
             continue_last=request.continue_last,
             is_shortened=request.sampling.on_overflow == "shift",
             begun=begun,
-            thinks=request.thinks,
-            effort=request.effort,
-            variables=request.variables,
-            tools=tools,
+            wishes=wishes,
             is_marked=self._is_marked,
         )
         if prompt.n_dropped:
@@ -167,25 +175,28 @@ class Answers:
             return
         if not request.continue_last:
             reading.begin(prompt.ids)
-        yield from in_parts(steps, reading.parser, reading.told)
+        steps = in_parts(steps, reading.parser, reading.told)
+        last = messages[-1] if request.continue_last else None
+        yield from steps if request.in_parts else in_text(steps, last)
+
+    @cached_property
+    def _has_other_marks(self) -> bool:
+        """Whether the model marks its thoughts otherwise than most do."""
+        marks = thinking_marks(self._prompts.template.source)
+        return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Asked, stops: Sequence[str], tools: Sequence[Tool],
-        reading: AnswerReading | None,
+        self, request: Asked, messages: Sequence[ChatMessage], wishes: PromptWishes,
+        stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""
-        if not request.continue_last or not request.messages:
+        if not request.continue_last or not messages:
             return (), ""
-        *before, last = request.messages
+        *before, last = messages
         if reading is None:
             tokenizer = self._prompts.tokenizer
             return fitting_tokens(request.begun, last.content, tokenizer, stops), last.content
-        question = ""
-        if before:
-            question = self._prompts.written(
-                before, thinks=request.thinks, effort=request.effort, variables=request.variables,
-                tools=tools,
-            )  # fmt: skip
+        question = self._prompts.written(before, wishes=wishes) if before else ""
         text = self._prompts.template_use.continuation(last, question)
         return reading.go_on(last, question, request.begun, text)
 

@@ -20,7 +20,6 @@ from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.gguf.reader import GGUFFile
-    from engine.text.messages import Tool
 
 PLAIN_USE = TemplateUse()
 """Use of a template by conversations of nothing but text."""
@@ -156,8 +155,7 @@ class Prompts:
 
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
-        begun: Sequence[int] = (), thinks: bool | None = None, effort: str = "",
-        variables: str = "", tools: Sequence[Tool] = (), is_marked: bool = False,
+        begun: Sequence[int] = (), wishes: PromptWishes = NO_WISHES, is_marked: bool = False,
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -167,10 +165,6 @@ class Prompts:
                 tokens and an eighth of the context is left for the answer; where the answer that
                 is continued is too long by itself, its beginning is dropped as well.
             begun: tokens of the answer that is continued, which replace its text.
-            thinks: whether the model shall think first, for templates that ask for it.
-            effort: how much it shall think, for templates that ask for it; "" says nothing.
-            variables: text of a JSON object with more variables for the template.
-            tools: functions that the model may call.
             is_marked: whether to find `Prompt.marks`, which takes as long as the prompt itself.
 
         Raises:
@@ -178,9 +172,7 @@ class Prompts:
         """
         _check_some(turns)
         groups = droppable(turns, 1 + continue_last)
-        encode_chat = partial(
-            self._encode_chat, wishes=PromptWishes.of(thinks, effort, variables, tools)
-        )
+        encode_chat = partial(self._encode_chat, wishes=wishes)
 
         @cache
         def encode(n_dropped: int) -> list[int]:
@@ -204,20 +196,18 @@ class Prompts:
 
     def written(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
-        thinks: bool | None = None, effort: str = "", variables: str = "",
-        tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
+        wishes: PromptWishes = NO_WISHES, add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         """Return the text of a conversation's prompt, of which `chat` returns the tokens.
 
         Args:
             add_generation_prompt: whether to end where the assistant begins to speak.
-            continue_last, thinks, effort, variables, tools: see `chat`.
+            continue_last: see `chat`.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
         """
         _check_some(messages)
-        wishes = PromptWishes.of(thinks, effort, variables, tools)
         return self._rendered(
             messages,
             wishes,

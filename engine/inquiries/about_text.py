@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import PromptError
+from engine.generation.wishes import PromptWishes
 
 if TYPE_CHECKING:
     from engine.generation.occupancy import Occupancy
@@ -94,9 +95,11 @@ class TextInquiries:
         """
         with self._occupancy.use("it writes a prompt"):
             return self._prompts.written(
-                messages, continue_last=continue_last, thinks=thinks, effort=effort,
-                variables=variables, tools=tools, add_generation_prompt=add_generation_prompt,
-            )  # fmt: skip
+                messages,
+                continue_last=continue_last,
+                wishes=PromptWishes.of(thinks, effort, variables, tools),
+                add_generation_prompt=add_generation_prompt,
+            )
 
     def prompt_size(self, prompt: str) -> int:
         """Return the number of tokens of a prompt from `apply_template`."""

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import ChatMessage
+from engine import ChatMessage, ToolCall
+from engine.generation.dropping import droppable
 from engine.generation.prompts import Prompts
 from engine.gguf.reader import GGUFFile
 from engine.text.chat_template import ChatTemplate
@@ -64,3 +65,29 @@ def test_a_long_conversation_is_rendered_a_few_times(
     found = prompts.chat(turns, 300, continue_last=False, is_shortened=True)
     assert 0 < len(found.ids) < 300
     assert n_renders <= 12
+
+
+def test_a_call_and_its_results_are_dropped_together(prompts: Prompts) -> None:
+    """And what the last calls answer stays."""
+    call = (ToolCall("f", "{}", "c"),)
+    asked = [
+        ChatMessage("user", "a" * 20), ChatMessage("assistant", "", tool_calls=call),
+        ChatMessage("tool", "b" * 20, tool_call_id="c"), ChatMessage("assistant", "c" * 20),
+    ]  # fmt: skip
+    turns = [ChatMessage("system", "s"), *asked, *asked[:3]]
+    assert droppable(turns, 1) == [range(1, 5)]
+    assert droppable([*turns, asked[3]], 2) == [range(1, 5)]
+    assert droppable([*asked, *asked], 1) == [range(4), range(4, 7)]
+    kept = prompts.chat(turns, 150, continue_last=False, is_shortened=True)
+    whole = prompts.chat([turns[0], *asked[:3]], 150, continue_last=False, is_shortened=False)
+    assert kept.ids == whole.ids
+    assert kept.n_dropped
+
+
+def test_calls_and_functions_are_counted(prompts: Prompts) -> None:
+    plain = [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
+    called = [plain[0], ChatMessage("assistant", "b", tool_calls=(ToolCall("f", "{}"),))]
+    few, many = (prompts.count(messages, "c")[0] for messages in (plain, called))
+    assert few is not None
+    assert many is not None
+    assert few < many

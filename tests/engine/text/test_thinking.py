@@ -6,6 +6,7 @@ import pytest
 
 from engine import ChatMessage, read_model_info
 from engine.generation.prompts import Prompts
+from engine.generation.wishes import PromptWishes
 from engine.gguf.reader import GGUFFile
 from engine.text.thinking import can_think, has_effort
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -41,7 +42,11 @@ def test_a_prompt_tells_the_template(tmp_path: Path, thinks: bool | None, said: 
     with GGUFFile.open(path) as file:
         prompts = Prompts(file, "m")
         made = prompts.chat(
-            (ChatMessage("user", "Hi"),), 64, continue_last=False, is_shortened=False, thinks=thinks
+            (ChatMessage("user", "Hi"),),
+            64,
+            continue_last=False,
+            is_shortened=False,
+            wishes=PromptWishes.of(thinks, ""),
         )
         assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
 
@@ -62,6 +67,6 @@ def test_a_template_is_told_how_much_to_think(tmp_path: Path) -> None:
                 64,
                 continue_last=False,
                 is_shortened=False,
-                effort=effort,
+                wishes=PromptWishes.of(None, effort),
             )
             assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
