@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Slot
 from app.engine_client.answers import RunningAnswer, RunningAnswers
 from app.engine_client.inbox import EventInbox
 from app.engine_client.model_work import NONE, ModelWork
+from app.engine_client.sharing import EngineSharing
 from app.engine_client.signals import EngineSignals
 from app.engine_client.state import AsideAnswer, EngineState
 from engine import (
@@ -62,6 +63,7 @@ class EngineClient(EngineSignals):
 
     Attributes:
         answers: the answers that were asked for and have not ended.
+        sharing: the same engine for somebody beside the window.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class EngineClient(EngineSignals):
         self._aside: AsideAnswer | None = None
         self.answers = RunningAnswers(self)
         self._state = EngineState.EMPTY
+        self.sharing = EngineSharing()
         self._inbox = EventInbox(self._take, self)
+        self._inbox.let_watch(self.sharing.take)
         self._make_host = make_host
         self._host: EngineHost | None = None
 
@@ -95,7 +99,7 @@ class EngineClient(EngineSignals):
     @property
     def is_idle(self) -> bool:
         """Whether a model is loaded and the engine does nothing at all, and nothing waits."""
-        is_free = self._aside is None and not self._states
+        is_free = self._aside is None and not self._states and not self.sharing.n_running
         return is_free and self._state is EngineState.READY
 
     @Slot()
@@ -107,6 +111,7 @@ class EngineClient(EngineSignals):
     def _running(self) -> EngineHost:
         if self._host is None:
             self._host = self._make_host(self._inbox.receiver())
+            self.sharing.use(self._host)
         return self._host
 
     def _free_host(self) -> EngineHost:
@@ -149,6 +154,7 @@ class EngineClient(EngineSignals):
     def _end_what_runs(self) -> None:
         """Cancel a load, a search and all answers, but never the saving of a state."""
         self.cancel()
+        self.sharing.cancel_all()
         for answer in self.answers:
             self.stop(answer)
 
@@ -248,6 +254,7 @@ class EngineClient(EngineSignals):
             The engine, if one runs: closing it takes so long that another thread should do it.
         """
         host, self._host = self._host, None
+        self.sharing.use(None)
         self._inbox.forget()
         for _ in range(len(self._count_numbers)):
             self.counted.emit(None)

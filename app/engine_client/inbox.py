@@ -34,9 +34,19 @@ class EventInbox(QObject):
         self._lock = threading.Lock()
         self._is_awake = self._is_closed = False
         self._host_number = 0  # events of hosts before it are dropped
+        self._watch: Callable[[HostEvent], bool] | None = None
         self._timer = QTimer(self, interval=DRAIN_MS)
         self._timer.timeout.connect(self.drain)
         self._woken.connect(self._wake)
+
+    def let_watch(self, watch: Callable[[HostEvent], bool] | None) -> None:
+        """Have each event shown to somebody else first, on the thread on which it comes.
+
+        Args:
+            watch: returns whether the event is nobody else's business; None for nobody.
+        """
+        with self._lock:
+            self._watch = watch
 
     def receiver(self) -> Callable[[HostEvent], None]:
         """Return what a host shall call with its events, on whichever thread."""
@@ -71,6 +81,8 @@ class EventInbox(QObject):
         """Take an event; runs on the engine's thread."""
         with self._lock:
             if host_number != self._host_number:
+                return
+            if self._watch is not None and self._watch(event):
                 return
             self._queue.append(event)
             wake, self._is_awake = not self._is_awake, True
