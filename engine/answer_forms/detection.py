@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Protocol
 
-from engine.answer_forms.known import HERMES, KNOWN_FORMS, AnswerFormat
+from engine.answer_forms.known import KNOWN_FORMS, AnswerFormat
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import CallBegun, CallText
 from engine.answer_forms.turns import TemplateUse, as_functions
@@ -46,19 +47,13 @@ class Renderable(Protocol):
 
 def detect(template: Renderable) -> TemplateUse:
     """Return what a template makes of functions and calls, by rendering some."""
-    use = _use_of_calls(template)
-    own = use.form if use else HERMES
-    form = _with_thinking(own, template.source)
-    takes_system = _makes(
-        template, [ChatMessage("system", RESULT), ChatMessage("user", QUESTION)], RESULT
+    use = _use_of_calls(template) or TemplateUse()
+    told = [ChatMessage("system", RESULT), ChatMessage("user", QUESTION)]
+    return replace(
+        use,
+        form=_with_thinking(use.form, template.source),
+        takes_system=_makes(template, told, RESULT),
     )
-    if use is None:
-        return TemplateUse(form=form, takes_system=takes_system)
-    return TemplateUse(
-        form=form, writes_calls=True, shows_tools=use.shows_tools, empty=use.empty,
-        has_text_arguments=use.has_text_arguments, takes_system=takes_system,
-        has_short_ids=use.has_short_ids, thought_key=use.thought_key,
-    )  # fmt: skip
 
 
 def _use_of_calls(template: Renderable) -> TemplateUse | None:
@@ -73,15 +68,13 @@ def _use_of_calls(template: Renderable) -> TemplateUse | None:
         use = TemplateUse(
             writes_calls=True, has_text_arguments=is_text, empty=empty, thought_key=key,
             has_short_ids="length != 9" in template.source,
+            has_responses="tool_responses" in template.source,
         )  # fmt: skip
         written = _rendered(template, use, called)
         answer = written[_n_alike(asked, written) :]
         form = next((form for form in KNOWN_FORMS if _has_the_call(form, answer)), None)
         if form and RESULT in _rendered(template, use, [*called, result]):
-            return TemplateUse(
-                form=form, writes_calls=True, shows_tools=PROBE.name in asked, empty=empty,
-                has_text_arguments=is_text, has_short_ids=use.has_short_ids, thought_key=key,
-            )  # fmt: skip
+            return replace(use, form=form, shows_tools=PROBE.name in asked)
     return None
 
 

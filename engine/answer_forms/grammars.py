@@ -156,5 +156,7 @@ class _Writer:
             self._rules.append(
                 _PLAIN.replace("OPENING", self._text(opening)).replace("TEXT", text).strip()
             )
-        keys = " | ".join(f'"{key}:"' for key in schema.get("properties") or {})
+        keys = " | ".join(
+            json.dumps(key + ":", ensure_ascii=False) for key in schema.get("properties") or {}
+        )
         return f'"{{" (({keys}) value ("," ({keys}) value)*)? "}}"' if keys else '"{" "}"'

@@ -101,7 +101,7 @@ class _Reader:
 
     def _token(self) -> str:
         found = _TOKEN.match(self._pattern, self._at)
-        if found is None or found[0] in (".", "^", "$", "(?"):
+        if found is None or found[0] in ".^$?*+":
             raise ValueError(f"not a pattern of a mark: {self._pattern!r}")
         self._at = found.end()
         return found[0]

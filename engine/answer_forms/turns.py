@@ -32,6 +32,7 @@ class TemplateUse:
         takes_system: whether it takes a system prompt.
         has_short_ids: whether names of calls must have nine letters and digits.
         thought_key: key of a turn under which it looks for a thought.
+        has_responses: whether it looks for the results of calls in the turn that calls.
     """
 
     form: AnswerFormat = HERMES
@@ -42,6 +43,7 @@ class TemplateUse:
     takes_system: bool = True
     has_short_ids: bool = False
     thought_key: str = "reasoning_content"
+    has_responses: bool = False
 
     def turns(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[Turn]:
         """Return the turns of a conversation, with the functions where the template shows none.
@@ -52,6 +54,8 @@ class TemplateUse:
         if self.writes_calls:
             names = {call.id: call.name for message in messages for call in message.tool_calls}
             turns = [self._turn(message, names) for message in messages]
+            if self.has_responses:
+                turns = _with_responses(turns)
         else:
             turns = _as_text(messages)
         if tools and not self.shows_tools:
@@ -191,3 +195,21 @@ def _as_text(messages: Sequence[ChatMessage]) -> list[Turn]:
             turn["reasoning_content"] = message.reasoning
         turns.append(turn)
     return turns
+
+
+def _with_responses(turns: Sequence[Turn]) -> list[Turn]:
+    """Return turns in which those that call have the results, as Gemma 4's template wants them."""
+    merged: list[Turn] = []
+    for turn in turns:
+        if turn["role"] != "tool" or not merged or "tool_calls" not in merged[-1]:
+            merged.append(turn)
+            continue
+        try:
+            response: object = json.loads(turn["content"])
+        except (ValueError, RecursionError):
+            response = turn["content"]
+        if not isinstance(response, dict):
+            response = turn["content"]
+        results = merged[-1].setdefault("tool_responses", [])
+        results.append({"name": turn["name"], "response": response})
+    return merged

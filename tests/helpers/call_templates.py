@@ -114,6 +114,9 @@ _GEMMA = """\
 {%- for m in messages %}<|turn>{{ "model" if m.role == "assistant" else m.role }}
 {% if m.tool_calls %}{% for call in m.tool_calls %}<|tool_call>call:{{ call.function.name }}
 {{- written(call.function.arguments) }}<tool_call|>{% endfor %}{% endif %}
+{%- for result in m.tool_responses or [] %}<|tool_response>response:{{ result.name }}
+{{- written(result.response if result.response is mapping else {"value": result.response}) }}
+{{- "<tool_response|>" }}{% endfor %}
 {{- m.content }}<turn|>
 {% endfor %}
 {%- if add_generation_prompt %}<|turn>model

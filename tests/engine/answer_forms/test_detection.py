@@ -1,6 +1,7 @@
 """The format of a model's answers is found by its chat template, in which calls survive."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,17 @@ def test_results_name_their_functions_and_thoughts_go_where_the_template_wants_t
     called, result = use_of("mistral").turns(CALLED, ())[1:3]
     assert called["tool_calls"][0]["id"] == result["tool_call_id"]
     assert len(result["tool_call_id"]) == 9
+
+
+def test_results_stand_in_the_turn_that_calls_where_the_template_looks_for_them() -> None:
+    results = [replace(CALLED[2], content='{"hour": 9}'), CALLED[3]]
+    question, called, thanks = use_of("gemma4").turns([*CALLED[:2], *results, QUESTION], ())
+    assert question == thanks == {"role": "user", "content": "Rain?"}
+    assert called["tool_responses"] == [
+        {"name": "clock", "response": {"hour": 9}}, {"name": "", "response": "It is 10."},
+    ]  # fmt: skip
+    text = ChatTemplate(CALL_TEMPLATES["gemma4"]).render([question, called])
+    assert "<|tool_response>response:clock{hour:9}<tool_response|>" in text
 
 
 def test_a_template_without_calls_gets_them_as_text() -> None:
