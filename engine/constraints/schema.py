@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from engine.constraints.limits import MAX_DEPTH, MAX_PLACING_SECONDS
 from engine.errors import GrammarError
@@ -40,6 +40,9 @@ KEYWORD_OF = (
 )
 """Patterns of llguidance's messages, with the keyword that they are about; "" for group 1."""
 
+NEARLY_NONE = 1e-9
+"""What a narrowed range of numbers lacks at its end."""
+
 COERCED = "Use anyOf in place of oneOf."
 
 
@@ -60,9 +63,26 @@ def read_schema(text: str) -> Schema:
         return {}
     if not isinstance(schema, dict):
         raise GrammarError('The JSON schema must be an object, such as {"type": "object"}.', "#")
-    for _ in subschemas(schema):  # that none is too deep
-        pass
+    for _, inner in subschemas(schema):
+        _without_open_ends(inner)
     return schema
+
+
+def _without_open_ends(schema: Schema) -> None:
+    """Narrow a range of numbers that is shorter than 1 and excludes a whole number at its end.
+
+    llguidance 1.9 allows the excluded number, as in more than 0 and at most 0.5.
+    """
+    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    least, most = schema.get("minimum", low), schema.get("maximum", high)
+    if _is_whole(low) and isinstance(most, int | float) and 0 <= low <= most < low + 1:
+        schema["exclusiveMinimum"] = low + NEARLY_NONE
+    if _is_whole(high) and isinstance(least, int | float) and high - 1 < least <= high <= 0:
+        schema["exclusiveMaximum"] = high - NEARLY_NONE
+
+
+def _is_whole(number: object) -> TypeGuard[float]:
+    return isinstance(number, int) or (isinstance(number, float) and number.is_integer())
 
 
 def _refuse_constant(name: str) -> NoReturn:

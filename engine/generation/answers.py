@@ -104,7 +104,7 @@ class Answers:
         matcher: Matcher | None,
     ) -> Steps:  # fmt: skip
         plain = self._prompts.plain(prompt)
-        constraint = self._constraints.of(matcher, plain.ids, thinks=False)
+        constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
     def to(self, request: Asked) -> Steps:
@@ -120,7 +120,7 @@ class Answers:
             plain = self._prompts.fill_in(request.prompt, request.suffix)
         else:
             plain = self._prompts.plain(request.prompt)
-        constraint = self._constraints.of(matcher, plain.ids, thinks=False)
+        constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(
             plain,
             request.sampling,

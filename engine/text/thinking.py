@@ -84,16 +84,19 @@ def thinking_marks(template: str) -> ThinkingMarks | None:
     return next(known, None)
 
 
-def thinking_state(prompt: str, marks: ThinkingMarks, thinks: bool | None) -> ThinkingState:
+def thinking_state(
+    prompt: str, marks: ThinkingMarks, thinks: bool | None, *, is_chat: bool
+) -> ThinkingState:
     """Return whether a prompt's end has opened thinking, or the answer may.
 
     Args:
         prompt: end of a prompt, up to where the model's answer begins.
         thinks: whether the model was asked to think; None as its template has it.
+        is_chat: whether the prompt comes from the model's template, and is no text to complete.
     """
     end = prompt.rstrip()
     if end.endswith(marks.closing[-1]):
         return "over"
-    if end.endswith(marks.opening) or marks.is_always:
+    if end.endswith(marks.opening) or (is_chat and marks.is_always):
         return "open"
-    return "over" if thinks is False else "possible"
+    return "possible" if is_chat and thinks is not False else "over"

@@ -61,7 +61,8 @@ class Constraints:
 
     def of(
         self, matcher: Matcher | None, ids: Sequence[int], begun: Sequence[int] = (),
-        said: str = "", *, thinks: bool | None = None, marks: ThinkingMarks | None = None,
+        said: str = "", *, thinks: bool | None = None, is_chat: bool = True,
+        marks: ThinkingMarks | None = None,
     ) -> AnswerConstraint | None:  # fmt: skip
         """Return the constraint of an answer; None if any is accepted.
 
@@ -70,7 +71,7 @@ class Constraints:
             ids: tokens of the prompt, with those that the answer has had.
             begun: tokens that the answer has had, if they are known.
             said: text that it has had.
-            thinks: whether the model was asked to think; None as its template has it.
+            thinks, is_chat: see `thinking_state`.
             marks: marks of its thinking; None for those of its template.
 
         Raises:
@@ -85,7 +86,7 @@ class Constraints:
         before = b"".join(map(vocabulary.bytes_of, end)).decode("utf-8", "replace")
         if not begun:
             before = before.removesuffix(said)
-        state = thinking_state(before, marks, thinks) if marks else "over"
+        state = thinking_state(before, marks, thinks, is_chat=is_chat) if marks else "over"
         constraint = AnswerConstraint(vocabulary, matcher, marks, state)
         try:
             for token in begun:

@@ -8,7 +8,7 @@ from engine import ChatMessage, read_model_info
 from engine.generation.prompts import Prompts
 from engine.generation.wishes import PromptWishes
 from engine.gguf.reader import GGUFFile
-from engine.text.thinking import can_think, has_effort
+from engine.text.thinking import can_think, has_effort, thinking_marks, thinking_state
 from tests.helpers.tiny_gguf import tiny_gguf
 
 QWEN = "{%- if enable_thinking is defined and enable_thinking is false %}{{- 'x' }}{% endif %}"
@@ -70,3 +70,31 @@ def test_a_template_is_told_how_much_to_think(tmp_path: Path) -> None:
                 wishes=PromptWishes.of(None, effort),
             )
             assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "state"),
+    [
+        ("<think>", "<|im_start|>assistant\n<think>\n", "open"),
+        ("</think>", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "over"),
+        ("<think>", "What is <think>?<|im_end|>\n<|im_start|>assistant\n", "possible"),
+        ("[THINK]", "[/INST]", "possible"),
+        ("<|channel>thought", "<|turn>model\n<|channel>thought\n<channel|>", "over"),
+        ("<seed:think>", "<seed:bos>assistant\n<seed:think>", "open"),
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "open"),
+        ("<|channel|>final", "<|start|>assistant<|channel|>final<|message|>", "over"),
+        ("<|START_THINKING|>", "<|CHATBOT_TOKEN|>", "open"),
+    ],
+)
+def test_a_prompt_s_end_says_where_thinking_is(template: str, prompt: str, state: str) -> None:
+    marks = thinking_marks(f"... {template} ...")
+    assert marks is not None
+    assert thinking_state(prompt, marks, None, is_chat=True) == state
+    wanted = "over" if state == "possible" else state
+    assert thinking_state(prompt, marks, False, is_chat=True) == wanted
+    if not marks.is_always:
+        assert thinking_state(prompt, marks, None, is_chat=False) == wanted
+
+
+def test_a_template_without_marks_knows_no_thinking() -> None:
+    assert thinking_marks("{{ messages[0].content }}") is None
