@@ -19,6 +19,12 @@ MOST_CLIENTS = 64
 
 OTHERS = "others"
 
+METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+"""Methods that sums name; whatever else clients send is one."""
+
+MOST_ASKED = 120
+"""Largest number of characters that are kept of method and path."""
+
 Phase = Literal["waiting", "reading", "writing", "ended"]
 """What a request is doing: waiting for the engine, its prompt or its answer being computed."""
 
@@ -30,7 +36,8 @@ class RequestRecord:
     Attributes:
         number: number of the request, from 1.
         client: address of the client.
-        route: method and path.
+        asked: method and path, as the client wrote them.
+        route: the same as the operation has them; "GET (none)" where there is none.
         began: time when it came, as of `time.time`.
         seconds: how long it took; 0 while it is under way.
         status: HTTP status; 0 before there is one, 499 if the client has gone before.
@@ -48,6 +55,7 @@ class RequestRecord:
 
     number: int
     client: str
+    asked: str
     route: str
     began: float = field(default_factory=time.time)
     model: str = ""
@@ -120,9 +128,11 @@ class Ledger:
         self.on_end: Callable[[RequestRecord], None] | None = None
         self._numbers = count(1)
 
-    def begin(self, client: str, route: str) -> RequestRecord:
+    def begin(self, client: str, method: str, path: str) -> RequestRecord:
         """Note that a request has come, and return what is noted of it."""
-        record = RequestRecord(next(self._numbers), client, route)
+        known = method if method in METHODS else "OTHER"
+        asked = f"{method} {path}"[:MOST_ASKED]
+        record = RequestRecord(next(self._numbers), client, asked, f"{known} (none)")
         self.running[record.number] = record
         return record
 

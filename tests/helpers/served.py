@@ -99,8 +99,13 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self._engine.links.remove(self._link)
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server, if it has not ended."""
         assert self._thread.stop()
+        if self._link in self._engine.links:
+            self._engine.links.remove(self._link)
 
     def client(self, **options: Any) -> OpenAI:
         """Return a client of the server, which does not try again."""

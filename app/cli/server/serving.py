@@ -129,7 +129,8 @@ class ServerRun:
             return
         server.should_exit = True
         if n_running := desk.admission.n_running + desk.admission.n_waiting:
-            note(f"Waiting for {n_running} answers to end; press Ctrl+C again to end them now.")
+            what = "an answer" if n_running == 1 else f"{n_running} answers"
+            note(f"Waiting for {what} to end. Ctrl+C ends it now.")
 
 
 def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
@@ -159,6 +160,6 @@ def note_request(record: RequestRecord) -> None:
     tokens = f"  {record.n_tokens} tokens{speed}" if record.n_tokens else ""
     problem = f"  {record.problem}" if record.problem else ""
     note(
-        f"{time.strftime('%H:%M:%S')}  {record.client}  {record.route}  {record.status}{tokens}"
+        f"{time.strftime('%H:%M:%S')}  {record.client}  {record.asked}  {record.status}{tokens}"
         f"  {record.seconds:.2f} s{problem}"
     )

@@ -106,7 +106,7 @@ def make_server(app: ASGIApp) -> QuietServer:
     """Return a server for an application, which starts with `serve(sockets=[...])`."""
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None,
-        log_level="error", access_log=False, proxy_headers=False, server_header=False,
+        log_level="critical", access_log=False, proxy_headers=False, server_header=False,
         limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=IDLE_S, backlog=BACKLOG,
     )  # fmt: skip
     return QuietServer(config)

@@ -31,16 +31,11 @@ from app.server.web.state_routes import STATE
 
 log = logging.getLogger(__name__)
 
-METHODS = ("GET", "HEAD", "POST", "OPTIONS")
-"""Methods that records name; whatever else clients send is one."""
-
 OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
 """All operations of a server."""
 
 
-def make_site(
-    desk: Desk, operations: Sequence[Operation] = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
-) -> Starlette:
+def make_site(desk: Desk, operations: Sequence[Operation] = OPERATIONS) -> Starlette:
     """Return the application that answers for a desk."""
 
     async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:
@@ -107,9 +102,8 @@ class Recorded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method = scope["method"] if scope["method"] in METHODS else "OTHER"
         client = scope.get("client") or ("unknown", 0)
-        record = self._ledger.begin(client[0], f"{method} (none)")
+        record = self._ledger.begin(client[0], scope["method"], scope["path"])
         scope.setdefault("state", {})["record"] = record
 
         async def noted(message: Message) -> None:
