@@ -14,15 +14,34 @@ from app.server.desk import AnswerEvents, Desk
 from app.server.ledger import RequestRecord
 from app.server.models import Spell
 from app.server.openai.chat_answer import DONE
-from app.server.openai.completion_request import DEFAULT_TOKENS, CompletionRequest
+from app.server.openai.chat_request import AnyCompletion
 from app.server.openai.errors import error_document
 from app.server.openai.forms import form_of
 from app.server.openai.logprobs import completion_logprobs
 from app.server.openai.sampling import MOST_CHOICES, sampling_of
 from app.server.openai.usage import REASONS, TokenCount
 from app.server.refusal import bad_value
+from app.server.requests.reading import asked
 from app.server.web.responses import AwaitedJson, Document, EventStream, event_bytes
 from engine import Event, Finished, Generate, ModelLoaded, TokenLogprob, TokenText
+
+DEFAULT_TOKENS = 16
+"""Most tokens of a completion where the request does not say, as in OpenAI's protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(AnyCompletion):
+    """A request for completions."""
+
+    prompt: str | tuple[str, ...] = asked(
+        "The text to go on with, or several.", least=1, most=MOST_CHOICES
+    )
+    suffix: str = asked("The text behind the gap that the answer fills in.", "")
+    echo: bool = asked("Repeat the prompt before the answer.", default=False)
+    logprobs: int | None = asked(
+        "Number of likeliest tokens to tell at each place.", None, least=0, most=20
+    )
+    best_of: int | None = asked("Must be n, if anything.", None)
 
 
 async def completions(desk: Desk, record: RequestRecord, request: CompletionRequest) -> Response:

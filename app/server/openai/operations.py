@@ -9,8 +9,8 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat import chat_completions
 from app.server.openai.chat_request import ChatRequest
-from app.server.openai.completion_request import CompletionRequest
-from app.server.openai.completions import completions
+from app.server.openai.completions import CompletionRequest, completions
+from app.server.openai.embeddings import EmbeddingRequest, embeddings
 from app.server.openai.model_list import list_document, model_document
 from app.server.openai.text_routes import (
     DetokenizeRequest,
@@ -37,6 +37,7 @@ OPENAI = (
         "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, True
     ),
     Operation("/v1/completions", "Go on with a text.", completions, CompletionRequest, True),
+    Operation("/v1/embeddings", "Return the embeddings of texts.", embeddings, EmbeddingRequest),
     Operation("/v1/models", "List the models.", _list_models),
     Operation("/v1/models/{model:path}", "Describe a model.", _show_model),
     Operation("/tokenize", "Turn a text into tokens.", tokenize, TokenizeRequest),

@@ -115,9 +115,11 @@ def test_an_answer_keeps_the_model() -> None:
     play(act, script, keep_s=0.05)
 
 
-def test_an_answer_that_nobody_reads_fails() -> None:
+def test_an_answer_that_nobody_reads_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its events do not fill the memory."""
-    script = Script(answer="x" * 200_000, chunk=1)
+    monkeypatch.setattr("app.server.link.MOST_UNREAD", 50)
+    monkeypatch.setattr("app.server.link.MOST_TOGETHER", 4)
+    script = Script(answer="x" * 5000, chunk=1)
 
     async def act(models: SingleModel, link: EngineLink, host: FakeHost) -> None:
         await models.ready("")
@@ -127,7 +129,7 @@ def test_an_answer_that_nobody_reads_fails() -> None:
             found = [event async for _, event in events]
         assert isinstance(found[-1], Failed)
         assert "was not read" in str(found[-1].error)
-        assert len(found) < 5000
+        assert len(found) == 51
 
     play(act, script)
 
