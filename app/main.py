@@ -165,6 +165,7 @@ class Shell(QObject):
             self.engine_setup.close()
         if self._help is not None:
             self._help.close()
+        self.sampling_presenter.close()
         self.monitor_presenter.close()
         self.tray.close()
         self.taskbar.close()

@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 import engine
 from app.chat.conversation import Conversation
 from app.chat.sampling import presets
+from app.chat.sampling.form_check import FormCheck
 from app.chat.sampling.presets import Chosen, params_of
 from app.chat.sampling.views.sampling_panel import SamplingPanel
 from app.chat.session import ChatSession
@@ -43,6 +44,8 @@ class SamplingPresenter(QObject):
         self._panel, self._session, self._client = panel, session, client
         self._settings, self._keep = settings, keep
         self._recommended = SamplingParams()
+        self._form_check = FormCheck(self)
+        self._form_check.checked.connect(panel.set_form_problem)
         panel.chosen_changed.connect(self._on_chosen)
         panel.own_toggled.connect(self.set_own)
         panel.prompt.changed.connect(session.set_system_prompt)
@@ -59,6 +62,10 @@ class SamplingPresenter(QObject):
     def params_for(self, chat: Conversation) -> SamplingParams:
         """Return the sampling of a chat's next answer."""
         return params_of(self._chosen_of(chat), self._recommended)
+
+    def close(self) -> None:
+        """Wait for the check of a form."""
+        self._form_check.close()
 
     def flush(self) -> None:
         """Store a typed system prompt at once, before a chat is left or a message sent."""
@@ -200,6 +207,7 @@ class SamplingPresenter(QObject):
         summary = name or tr_n("{n} changed", "{n} changed", n)
         self.summary_changed.emit(f"{tr('Sampling')} · {summary}")
         self._panel.set_host_note(*self._host_note(self.params_for(chat)))
+        self._form_check.look_at(self.params_for(chat))
 
     def _host_note(self, params: SamplingParams) -> tuple[str, list[str]]:
         """Return why the host samples in place of GPUs, and the fields that are a reason alone."""

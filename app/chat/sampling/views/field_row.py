@@ -32,6 +32,7 @@ class FieldRow:
 
     Attributes:
         note: says below the title that the host samples because of this field; else hidden.
+        problem: says below the editor what is wrong with the value; hidden if nothing is.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class FieldRow:
         meta = spec.metadata
         self._title, self._is_wide = tr(str(meta["title"])), is_wide(meta)
         self.label, self.note = label(self._title), label(tr("sampled on the host"), "warn")
+        self.problem = label(role="warn")
         made = _order_editor if spec.name == "samplers" else partial(make_editor, meta)
         self.editor, self._set = made(lambda value: on_change(spec.name, value))
         self.reset = IconButton("reset", tr("Reset {title}").format(title=self._title), size=14)
@@ -57,6 +59,7 @@ class FieldRow:
         else:
             grid.addWidget(self.editor, row, 1, side)
         grid.addWidget(self.note, row + 2, 0, 1, 3)
+        grid.addWidget(self.problem, row + 3, 0, 1, 3)
 
     def show_value(self, value: object) -> None:
         """Show a value without a signal."""
@@ -69,6 +72,11 @@ class FieldRow:
         set_role(self.label, "" if is_changed else "muted")
         self.reset.setVisible(is_changed)
         self.note.setVisible(is_on_host)
+
+    def show_problem(self, problem: str) -> None:
+        """Say what is wrong with the value, in a sentence; "" if nothing is."""
+        self.problem.setText(problem)
+        self.problem.setVisible(bool(problem))
 
     def _build(self, tip: str) -> None:
         self.editor.setAccessibleName(self._title)
@@ -85,6 +93,8 @@ class FieldRow:
         self.reset.setSizePolicy(keep)
         self.reset.setVisible(False)
         self.note.setVisible(False)
+        self.problem.setWordWrap(True)
+        self.problem.setVisible(False)
 
 
 def _order_editor(on_change: OnChange) -> tuple[QWidget, Setter]:

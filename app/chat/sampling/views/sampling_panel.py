@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from app.chat.sampling.views.field_group import FieldGroup
     from app.chat.sampling.views.field_row import FieldRow
 
+FORMS: Final = ("json_schema", "grammar", "regex")
+"""Fields that ask for a form of the answer."""
+
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     tr_later("Choice of words"): (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
@@ -34,7 +37,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     tr_later("The answer"): (
         "max_tokens", "stop", "banned_strings", "on_overflow", "ignore_eos", "seed",
     ),
-    tr_later("Form of the answer"): ("json_schema", "grammar", "regex"),
+    tr_later("Form of the answer"): FORMS,
     tr_later("Repetition"): (
         "repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_last_n", "dry_breakers",
@@ -70,6 +73,7 @@ class SamplingPanel(QScrollArea):
         self._recommended = SamplingParams()
         self._chosen: dict[str, Any] = {}
         self._on_host: Collection[str] = ()
+        self._form_problem = ""
         self._rows: dict[str, FieldRow] = {}
         self._groups: list[FieldGroup] = []
         self.prompt, self.presets = PromptEditor(), PresetMenu()
@@ -133,6 +137,16 @@ class SamplingPanel(QScrollArea):
         self._on_host = names
         self._mark()
 
+    @Slot(str)
+    def set_form_problem(self, problem: str) -> None:
+        """Say below the form of the answer what is wrong with it.
+
+        Args:
+            problem: a sentence; "" if nothing is wrong.
+        """
+        self._form_problem = problem
+        self._mark()
+
     @property
     def rows(self) -> Mapping[str, FieldRow]:
         """Rows of the fields by name, made when they are first wanted."""
@@ -173,6 +187,8 @@ class SamplingPanel(QScrollArea):
         self._reset.setEnabled(bool(changed))
         for name, row in self._rows.items():
             row.mark(is_changed=name in changed, is_on_host=name in self._on_host)
+            has_form = name in FORMS and bool(getattr(self.params, name).strip())
+            row.show_problem(self._form_problem if has_form else "")
         for group in self._groups:
             group.set_changed(sum(name in changed for name in group.rows))
 

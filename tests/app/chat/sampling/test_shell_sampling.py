@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QInputDialog
+from PySide6.QtWidgets import QInputDialog, QPlainTextEdit
 from pytestqt.qtbot import QtBot
 
 from app.chat.branches.steps import BranchSteps
@@ -193,3 +193,24 @@ def test_the_panel_says_which_values_make_the_host_sample(
     assert "top-k, top-p and min-p are off" in panel.host_note.text()
     panel.set_params(SamplingParams(temperature=0.5, banned_strings=("very",)))
     assert panel.host_note.isHidden()
+
+
+def test_a_wrong_schema_says_so_at_its_field_and_stays_with_its_chat(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    panel = shell.window.sampling
+    ask(qtbot, shell, "first")
+    panel.own.click()
+    row = panel.rows["json_schema"]
+    assert isinstance(row.editor, QPlainTextEdit)
+    row.editor.setPlainText('{"properties": {"a": {"type": "foo"}}}')
+    qtbot.waitUntil(lambda: "#/properties/a/type" in row.problem.text(), timeout=20_000)
+    assert not row.problem.isHidden()
+    row.editor.setPlainText('{"type": "object"}')
+    assert row.problem.isHidden(), "a new text is not judged by the old one"
+    ask(qtbot, shell, "second")
+    assert sent(shell).json_schema == '{"type": "object"}'
+    shell.chat_presenter.new_chat()
+    assert row.editor.toPlainText() == ""
+    assert row.problem.isHidden()
