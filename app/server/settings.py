@@ -30,6 +30,7 @@ class ServerSettings:
         most_answer_s: seconds after which an answer is ended where it is.
         ping_s: interval, in seconds, of signs of life while a stream has nothing to say.
         logs_prompts: whether the log has what is asked.
+        has_ollama: whether programs that know only Ollama's protocol may ask, too.
     """
 
     host: str = "127.0.0.1"
@@ -46,3 +47,4 @@ class ServerSettings:
     most_answer_s: float = 3600.0
     ping_s: float = 15.0
     logs_prompts: bool = False
+    has_ollama: bool = False

@@ -59,6 +59,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "(default: keep it)",
     )  # fmt: skip
     where.add_argument(
+        "--ollama", action="store_true",
+        help="answer programs that know only Ollama's protocol (/api), too",
+    )  # fmt: skip
+    where.add_argument(
         "--log-prompts", action="store_true", help="write what is asked to stderr, too"
     )
     add_load(parser)
@@ -103,6 +107,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         aliases=tuple(args.alias),
         sampling=sampling_params(args, -1),
         logs_prompts=args.log_prompts,
+        has_ollama=args.ollama,
     )
 
 

@@ -6,11 +6,12 @@ from app.server.anthropic.errors import error_document
 from app.server.anthropic.message_request import Conversation, MessageRequest
 from app.server.anthropic.messages import count_tokens, create_message
 from app.server.web.operation import Operation
+from app.server.web.responses import EVENTS
 
 ANTHROPIC = (
     Operation(
         "/v1/messages", "Answer a conversation, as Anthropic has it.", create_message,
-        MessageRequest, streams=True, shape=error_document,
+        MessageRequest, streams=EVENTS, shape=error_document,
     ),
     Operation(
         "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt.",

@@ -52,14 +52,7 @@ async def embeddings(desk: Desk, record: RequestRecord, request: EmbeddingReques
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
     async def make() -> Document:
-        async with desk.admission.places(1):
-            await desk.models.ready(record.model)
-            try:
-                done = await desk.link.run(command)
-            except EngineError as error:
-                raise refusal_of(error) from None
-        assert isinstance(done, Embedded), "the closing event of this command"
-        record.n_prompt = done.n_tokens
+        done = await embedded(desk, record, command)
         data = [
             {"object": "embedding", "index": index, "embedding": _written(vector, request)}
             for index, vector in enumerate(done.vectors)
@@ -68,6 +61,23 @@ async def embeddings(desk: Desk, record: RequestRecord, request: EmbeddingReques
         return {"object": "list", "data": data, "model": record.model, "usage": usage}
 
     return AwaitedJson(make, error_document)
+
+
+async def embedded(desk: Desk, record: RequestRecord, command: Embed) -> Embedded:
+    """Return the embeddings of texts, once the engine has room for them.
+
+    Raises:
+        Refusal: they cannot be computed.
+    """
+    async with desk.admission.places(1):
+        await desk.models.ready(record.model)
+        try:
+            done = await desk.link.run(command)
+        except EngineError as error:
+            raise refusal_of(error) from None
+    assert isinstance(done, Embedded), "the closing event of this command"
+    record.n_prompt = done.n_tokens
+    return done
 
 
 def embedding_inputs(given: EmbeddingInput, n_vocab: int) -> tuple[str | tuple[int, ...], ...]:

@@ -21,7 +21,7 @@ from app.server.openai.text_routes import (
     tokenize,
 )
 from app.server.web.operation import Operation
-from app.server.web.responses import json_response
+from app.server.web.responses import EVENTS, json_response
 
 
 async def _list_models(desk: Desk, record: RequestRecord, request: Request) -> Response:
@@ -34,9 +34,9 @@ async def _show_model(desk: Desk, record: RequestRecord, request: Request) -> Re
 
 OPENAI = (
     Operation(
-        "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, True
+        "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, EVENTS
     ),
-    Operation("/v1/completions", "Go on with a text.", completions, CompletionRequest, True),
+    Operation("/v1/completions", "Go on with a text.", completions, CompletionRequest, EVENTS),
     Operation("/v1/embeddings", "Return the embeddings of texts.", embeddings, EmbeddingRequest),
     Operation("/v1/models", "List the models.", _list_models),
     Operation("/v1/models/{model:path}", "Describe a model.", _show_model),

@@ -18,7 +18,7 @@ from app.server.openai_responses.response_answer import ResponseAnswer
 from app.server.openai_responses.response_request import ResponseRequest
 from app.server.refusal import bad_value
 from app.server.web.operation import Operation
-from app.server.web.responses import AwaitedJson, Document, EventStream, event_bytes
+from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
 from engine import Generate, Grammar, ModelLoaded
 
 
@@ -102,7 +102,7 @@ def _error_event(document: Document) -> bytes:
 RESPONSES = (
     Operation(
         "/v1/responses", "Answer a conversation, as OpenAI's newer protocol has it.",
-        create_response, ResponseRequest, streams=True,
+        create_response, ResponseRequest, streams=EVENTS,
     ),
 )  # fmt: skip
 """All operations of the protocol."""

@@ -25,7 +25,7 @@ class Operation:
         path: path as Starlette writes it.
         summary: what it does, in a sentence.
         takes: type of its body; None for none.
-        streams: whether its answer may be a stream of events.
+        streams: type of its answer where it comes bit by bit; "" if it never does.
         media_type: type of its answer where it is no JSON.
         shape: the document in which it tells refusals.
     """
@@ -34,7 +34,7 @@ class Operation:
     summary: str
     act: Act
     takes: type | None = None
-    streams: bool = False
+    streams: str = ""
     media_type: str = "application/json"
     shape: ErrorShape = error_document
 

@@ -24,6 +24,9 @@ ErrorShape = Callable[[Refusal], Document]
 
 PING = b": ping\n\n"
 
+EVENTS = "text/event-stream"
+"""Type of a stream of server-sent events."""
+
 GONE = 499
 """Status noted for a client that has gone before its answer, as nginx has it."""
 
@@ -85,22 +88,26 @@ class EventStream(Response):
 
     Args:
         frames: events as bytes; closed when the client has gone.
-        ping_s: interval of comments that show that the server is at work.
+        ping_s: interval of comments that show that the server is at work; None for none.
         last_words: returns the event that tells a refusal in the middle of the stream.
+        media_type: type of the stream, where it is one of other documents.
     """
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], shape: ErrorShape, ping_s: float,
-        last_words: Callable[[Document], bytes] = event_bytes,
+        self, frames: AsyncGenerator[bytes, None], shape: ErrorShape, ping_s: float | None,
+        last_words: Callable[[Document], bytes] = event_bytes, media_type: str = EVENTS,
     ) -> None:  # fmt: skip
         self._frames, self._shape, self._ping_s = frames, shape, ping_s
-        self._last_words = last_words
+        self._last_words, self._type = last_words, media_type
         self._is_started = False
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work() -> None:
-            pinger = asyncio.create_task(self._ping(send))
+            if self._ping_s is None:
+                await self._write(scope, receive, send)
+                return
+            pinger = asyncio.create_task(self._ping(send, self._ping_s))
             try:
                 await self._write(scope, receive, send)
             finally:
@@ -122,20 +129,20 @@ class EventStream(Response):
             await self._send(send, self._last_words(self._shape(refusal)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _ping(self, send: Send) -> None:
+    async def _ping(self, send: Send, interval_s: float) -> None:
         """Send a comment whenever nothing else was sent for a while."""
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
         while True:
-            await asyncio.sleep(max(0.0, self._sent_at + self._ping_s - loop.time()))
-            if loop.time() >= self._sent_at + self._ping_s:
+            await asyncio.sleep(max(0.0, self._sent_at + interval_s - loop.time()))
+            if loop.time() >= self._sent_at + interval_s:
                 await self._send(send, PING)
 
     async def _send(self, send: Send, frame: bytes) -> None:
         if not self._is_started:
             self._is_started = True
             headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"content-type", f"{self._type}; charset=utf-8".encode()),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),  # nginx would hold the events back
             ]

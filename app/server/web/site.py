@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.server.anthropic.operations import ANTHROPIC
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
+from app.server.ollama.operations import OLLAMA
 from app.server.openai.errors import error_document
 from app.server.openai.operations import OPENAI
 from app.server.openai_responses.operations import RESPONSES
@@ -32,11 +32,12 @@ from app.server.web.state_routes import STATE
 log = logging.getLogger(__name__)
 
 OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
-"""All operations of a server."""
+"""Operations of every server."""
 
 
-def make_site(desk: Desk, operations: Sequence[Operation] = OPERATIONS) -> Starlette:
+def make_site(desk: Desk) -> Starlette:
     """Return the application that answers for a desk."""
+    operations = OPERATIONS + (OLLAMA if desk.settings.has_ollama else ())
 
     async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:
         return json_response(openapi_document(operations))

@@ -1,0 +1,12 @@
+"""How Ollama's protocol tells a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.server.refusal import Refusal
+
+
+def error_document(refusal: Refusal) -> dict[str, Any]:
+    """Return the document that tells a refusal, its hint included."""
+    return {"error": f"{refusal} {refusal.hint}".strip()}

@@ -1,0 +1,123 @@
+"""Answers of Ollama's protocol, made of the events of the engine: whole, or line by line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from app.server.desk import AnswerEvents
+from app.server.web.responses import Document, json_bytes
+from engine import Event, Finished, TokenText, ToolCallBegun, ToolCallText
+
+REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
+"""Ollama's reasons for the end of an answer."""
+
+NS = 1e9
+"""Nanoseconds of a second."""
+
+
+def now() -> str:
+    """Return the time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class OllamaCallMade:
+    """A call of a function, which is told when it is whole."""
+
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    def document(self) -> Document:
+        """Return the call."""
+        try:
+            arguments = json.loads("".join(self.arguments) or "{}")
+        except ValueError:  # the answer was cut off in its middle
+            arguments = {}
+        return {"function": {"name": self.name, "arguments": arguments}}
+
+
+class OllamaAnswer:
+    """The response to a request, made of the events of its answer.
+
+    Args:
+        is_chat: whether the answer is a message, and not a text.
+    """
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self._model, self._is_chat = model, is_chat
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
+        self._calls: list[OllamaCallMade] = []
+        self._n_told = 0  # calls
+        self._start = time.perf_counter()
+        self._end: Finished | None = None
+
+    async def collect(self, events: AnswerEvents) -> Document:
+        """Return the whole response."""
+        async with aclosing(events):
+            async for _, event in events:
+                self._note(event)
+        text, thought = ("".join(self._texts[part]) for part in ("content", "reasoning"))
+        calls = [call.document() for call in self._calls]
+        return self._document(text, thought, calls) | self._last()
+
+    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
+        """Yield the response line by line."""
+        async with aclosing(events):
+            async for _, event in events:
+                self._note(event)
+                if isinstance(event, TokenText) and event.text:
+                    is_thought = event.part == "reasoning"
+                    text, thought = ("", event.text) if is_thought else (event.text, "")
+                    yield self._line(self._document(text, thought, []))
+                elif isinstance(event, ToolCallBegun | Finished) and (calls := self._whole(event)):
+                    yield self._line(self._document("", "", calls))
+        yield self._line(self._document("", "", []) | self._last())
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, TokenText):
+            self._texts[event.part].append(event.text)
+        elif isinstance(event, ToolCallBegun):
+            self._calls.append(OllamaCallMade(event.name))
+        elif isinstance(event, ToolCallText):
+            self._calls[-1].arguments.append(event.text)
+        elif isinstance(event, Finished):
+            self._end = event
+
+    def _whole(self, event: Event) -> list[Document]:
+        """Return the calls that are whole now and were not told."""
+        n_whole = len(self._calls) - isinstance(event, ToolCallBegun)
+        found = [call.document() for call in self._calls[self._n_told : n_whole]]
+        self._n_told = n_whole
+        return found
+
+    def _document(self, text: str, thought: str, calls: list[Document]) -> Document:
+        more: Document = {"thinking": thought} if thought else {}
+        if calls:
+            more["tool_calls"] = calls
+        head: Document = {"model": self._model, "created_at": now(), "done": False}
+        if self._is_chat:
+            return head | {"message": {"role": "assistant", "content": text, **more}}
+        return head | {"response": text, **more}
+
+    def _last(self) -> Document:
+        """Return what the last line tells beside the text."""
+        assert self._end is not None, "the answer has ended"
+        usage, timings = self._end.usage, self._end.timings
+        return {
+            "done": True,
+            "done_reason": REASONS[self._end.reason],
+            "total_duration": int((time.perf_counter() - self._start) * NS),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": int(timings.prompt_s * NS),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": int(timings.decode_s * NS),
+        }
+
+    def _line(self, document: Document) -> bytes:
+        return json_bytes(document) + b"\n"
