@@ -63,6 +63,8 @@ def _use_of_calls(template: Renderable) -> TemplateUse | None:
     called = [question, ChatMessage("assistant", "", tool_calls=(call,))]
     result = ChatMessage("tool", RESULT, tool_call_id=call.id, name=call.name)
     asked = _rendered(template, TemplateUse(writes_calls=True), [question], is_asked=True)
+    if not asked:
+        return None
     key = "thinking" if _THINKING.search(template.source) else "reasoning_content"
     for empty, is_text in product(("", None), (False, True)):
         use = TemplateUse(

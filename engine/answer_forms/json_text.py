@@ -21,6 +21,7 @@ _LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's, whic
 _LITERALS |= {word: word for word in _LITERALS.values()}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NUMBER_LETTERS = "+-.eE0123456789"
+_STRING_END = re.compile(r'["\\]')
 _HEX = "0123456789abcdefABCDEF"
 _SHORT_ESCAPES = '"\\/bfnrt'
 
@@ -190,8 +191,8 @@ class JsonReader:
     def _plain_run(self) -> str:
         """Return what has come already up to the next quote or backslash."""
         source = self._source
-        ends = [at for end in '"\\' if (at := source.text.find(end, source.at)) >= 0]
-        run = source.text[source.at : min(ends, default=len(source.text))]
+        end = _STRING_END.search(source.text, source.at)
+        run = source.text[source.at : end.start() if end else len(source.text)]
         source.at += len(run)
         return run
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.answer_forms.grammars import grammar_of_calls
-from engine.errors import GrammarError, PromptError
+from engine.errors import EngineError, PromptError
 from engine.text.thinking import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) 
     marks = form.thinking_marks if thinking_marks(prompts.template.source) else None
     try:
         return WantedForm(constraints.checked(grammar, as_text), marks)
-    except GrammarError as error:
+    except EngineError as error:
         if choice != "auto":
             raise PromptError(
                 f"No call can be required of these functions. {error}", "Simplify their schemas."
