@@ -60,7 +60,7 @@ class Source:
     def starts(self, text: str) -> Reading[bool]:
         """Return whether `text` comes next, and go behind it if it does."""
         while not self.text.startswith(text, self.at):
-            rest = self.text[self.at :]
+            rest = self.text[self.at : self.at + len(text)]
             if self.is_ended or not text.startswith(rest):
                 return False
             yield
