@@ -15,6 +15,7 @@ from app.server.refusal import Refusal
 from app.server.settings import ServerSettings
 from engine import (
     Cancelled,
+    ContextOverflow,
     DeviceError,
     EngineCrashed,
     EngineError,
@@ -101,11 +102,9 @@ def refusal_of(error: EngineError) -> Refusal:
     """Return how an error of the engine is told to a client."""
     if isinstance(error, Refusal):
         return error
-    is_ours = isinstance(error, DeviceError | EngineCrashed | ModelFileError)
     if isinstance(error, Cancelled | ModelBusy):
         return Refusal(503, str(error), error.hint, retry_after_s=5)
-    if is_ours:
+    if isinstance(error, DeviceError | EngineCrashed | ModelFileError):
         return Refusal(500, str(error), error.hint, code="engine_error")
-    is_long = type(error).__name__ == "ContextOverflow"
-    code = "context_length_exceeded" if is_long else None
-    return Refusal(400, str(error), error.hint, param="messages" if is_long else None, code=code)
+    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+    return Refusal(400, str(error), error.hint, code=code)
