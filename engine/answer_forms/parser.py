@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import groupby
 
 from engine.answer_forms.call_reader import CallReader, Types
 from engine.answer_forms.known import AnswerFormat
@@ -69,21 +71,8 @@ class AnswerParser:
 
     def _drained(self) -> list[AnswerPartEvent]:
         """Return what was told, neighbours joined."""
-        told: list[AnswerPartEvent] = []
-        for part in self._told:
-            last = told[-1] if told else None
-            if isinstance(part, PartText) and isinstance(last, PartText) and last.part == part.part:
-                told[-1] = PartText(part.part, last.text + part.text)
-            elif (
-                isinstance(part, CallText)
-                and isinstance(last, CallText)
-                and last.index == part.index
-            ):
-                told[-1] = CallText(part.index, last.text + part.text)
-            else:
-                told.append(part)
-        self._told.clear()
-        return told
+        told, self._told[:] = self._told[:], []
+        return [_joined(list(alike)) for _, alike in groupby(told, _kind)]
 
     def _open_in(self, prompt: str, regions: Sequence[Region]) -> Region | None:
         """Return the thought that a prompt has opened at its end."""
@@ -305,6 +294,21 @@ class _CallTeller:
         """Tell an empty object where no arguments came."""
         if not self._has_arguments:
             self.add("{}")
+
+
+def _kind(event: AnswerPartEvent) -> tuple[str, object]:
+    """Return what neighbours have in common that are one event."""
+    if isinstance(event, PartText):
+        return "text", event.part
+    return ("call", event.index) if isinstance(event, CallText) else ("begun", event.index)
+
+
+def _joined(events: Sequence[AnswerPartEvent]) -> AnswerPartEvent:
+    """Return events of one kind as one."""
+    first = events[0]
+    if len(events) == 1 or isinstance(first, CallBegun):
+        return first
+    return replace(first, text="".join(e.text for e in events if not isinstance(e, CallBegun)))
 
 
 def _is_before(match: re.Match[str], other: re.Match[str]) -> bool:
