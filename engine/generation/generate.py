@@ -6,7 +6,8 @@ Knows token ids and text, not what is cached or computed where: it says what it 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
+    from engine.constraints.matcher import Mask
     from engine.generation.constrained.constraint import AnswerConstraint
     from engine.sampling.token_source import Logits
     from engine.text.stream import StreamDecoder
@@ -249,8 +251,9 @@ class Generation:
         n_left = self._most - self._n_sampled
         while True:
             found = yield Follow(
-                token, self._sampler, self._never, n_left, is_timed, self._wants_logits
-            )
+                token, self._sampler, self._never, n_left, is_timed,
+                self._n_logprobs is not None, self._allowed,
+            )  # fmt: skip
             assert found is not None, "work has a result"
             if not (isinstance(found, str) and found == "context"):
                 self.ids.append(token)
@@ -271,9 +274,9 @@ class Generation:
         return token, (token_logprob(before, token, n),)
 
     @property
-    def _wants_logits(self) -> bool:
-        """Whether the host has to sample."""
-        return self._n_logprobs is not None or self._constraint is not None
+    def _allowed(self) -> Callable[[], Mask] | None:
+        """Function that returns which tokens the form of the answer allows next; None for all."""
+        return None if self._constraint is None else partial(self._constraint.allowed, self._eog)
 
     @property
     def _forbidden(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -11,6 +11,7 @@ from engine.generation.results import GenerationEvent
 from engine.sampling.token_source import SamplingWish
 
 if TYPE_CHECKING:
+    from engine.constraints.matcher import Mask
     from engine.sampling.sampler import Sampler
     from engine.sampling.token_source import Logits
 
@@ -43,6 +44,8 @@ class Follow:
         n_left: number of tokens that may still be sampled.
         is_timed: whether the token's times are an event.
         wants_logits: whether the result has to be logits, so that no device may sample.
+        allowed: returns which tokens may come next, (at most n_vocab,); None for all. A device that
+            samples ahead cannot know.
     """
 
     token: int
@@ -51,11 +54,14 @@ class Follow:
     n_left: int
     is_timed: bool = False
     wants_logits: bool = False
+    allowed: Callable[[], Mask] | None = None
 
     @property
     def wish(self) -> SamplingWish | None:
         """How a device may sample the next token, beside those of others; None if it may not."""
-        return None if self.wants_logits else SamplingWish(self.sampler, self.never)
+        if self.wants_logits:
+            return None
+        return SamplingWish(self.sampler, self.never, self.allowed)
 
 
 Work: TypeAlias = Prefill | Follow

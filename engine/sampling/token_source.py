@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +21,10 @@ class SamplingWish(NamedTuple):
     Attributes:
         sampler: settings, history and random numbers; it has accepted the computed token.
         never: ids of tokens that must not come; always the same for one sampler.
+        allowed: returns which tokens may come this time, (at most n_vocab,); called once the
+            devices compute. What it raises leaves sampling to the host. None for all.
     """
 
     sampler: Sampler
     never: Sequence[int]
+    allowed: Callable[[], NDArray[np.bool_]] | None = None

@@ -121,6 +121,8 @@ class PagedToy:
         for row, wish in enumerate(wishes):
             if wish is not None and wish.sampler.seed % 2 == 0:
                 found[row][list(wish.never)] = -np.inf
+                if wish.allowed:
+                    found[row][~wish.allowed()] = -np.inf
                 found[row] = wish.sampler.sample(found[row])
                 self.n_sampled += 1
         assert len(wishes) == len(found)

@@ -86,10 +86,15 @@ class AnswerConstraint:
         Raises:
             GrammarError: the grammar has become too complex.
         """
-        mask = self._mask()
+        mask = self.allowed(ends)
         logits[mask.size :] = -np.inf
         logits[: mask.size][~mask] = -np.inf
-        logits[[token for token in self._vocabulary.eog_ids if token not in ends]] = -np.inf
+
+    def allowed(self, ends: Collection[int]) -> Mask:
+        """Return which tokens are allowed next; see `restrict`."""
+        mask = self._mask()
+        mask[[token for token in self._vocabulary.eog_ids if token not in ends]] = False
+        return mask
 
     def accept(self, token: int) -> None:
         """Take the next token of the answer.

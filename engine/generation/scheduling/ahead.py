@@ -39,7 +39,8 @@ class Ahead:
     def can_serve(self, work: Follow) -> bool:
         """Return whether a device can do some work, and sample the next token."""
         source = self._runtime.token_source
-        if source is None or work.wants_logits or work is self._lost:
+        is_open = not work.wants_logits and work.allowed is None
+        if source is None or not is_open or work is self._lost:
             return False
         return source.serve(work.sampler, work.never)
 

@@ -4,6 +4,9 @@ The host gives the token before, so nothing runs ahead: a step samples the logit
 just started to compute, and the host reads one word for each row. What a sampler knows stays in a
 slot of the device's memory as long as it is sampled there; a slot is written anew if the host has
 sampled, or taken back, a token meanwhile.
+
+Which tokens the form of an answer allows depends on the token before, so it is never sampled ahead:
+the host makes the masks while devices compute the pass, and sends them before the kernels start.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.gpu.decode.sampler_settings import settings_of
@@ -29,12 +34,14 @@ class SampledRow(NamedTuple):
         token: token that was computed there.
         sampler: samples the next one; it has accepted `token`.
         never: tokens that must not come; always the same for one sampler.
+        mask: tokens that may come this time, (at most n_vocab,); None for all.
     """
 
     row: int
     token: int
     sampler: Sampler
     never: Sequence[int]
+    mask: NDArray[np.bool_] | None = None
 
 
 @dataclass(slots=True)
@@ -71,7 +78,7 @@ class RowSampler:
 
     def __init__(self, device: torch.device, n_vocab: int, n_slot: int) -> None:
         self._n_vocab, self.n_slot = n_vocab, n_slot
-        self._memory = SamplerSlots(device, range(n_vocab), n_slot, 1)
+        self._memory = SamplerSlots(device, range(n_vocab), n_slot, 1, has_masks=True)
         self._next = torch.zeros(2, n_slot, dtype=torch.int64, device=device)  # nobody reads it
         self._slots = [_Slot() for _ in range(n_slot)]
         self._n_pass = 0
@@ -126,7 +133,8 @@ class RowSampler:
             slot.n_step += 1
             slot.revision = row.sampler.revision
             numbers[n] = 0.0 if row.sampler.is_greedy else row.sampler.uniforms.peek(1)[0]
-        memory.choose_rows([(row.row, n) for row, n in served])
+        masks = {n: row.mask for row, n in served if row.mask is not None}
+        memory.choose_rows([(row.row, n) for row, n in served], masks)
         memory.uniforms.copy_(torch.tensor(numbers, dtype=torch.float64), non_blocking=True)
         memory.survey(logits.contiguous(), n_row=n_row)
         memory.draw(self._next[0], self._next[1], n_row)

@@ -8,9 +8,11 @@ slots; see `engine.gpu.kernels.sampling`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config.sampling import SamplingParams
@@ -50,13 +52,17 @@ class SamplerSlots:
         own: token ids of the logits.
         n_slot: number of slots.
         n_uniform: number of random numbers of each slot, a ring.
+        has_masks: whether there may be masks of the tokens that may come.
 
     Attributes:
         n_program: number of programs of each row.
         ring: (n_slot * RING,), int64: results of each slot's last steps.
     """
 
-    def __init__(self, device: torch.device, own: range, n_slot: int, n_uniform: int) -> None:
+    def __init__(
+        self, device: torch.device, own: range, n_slot: int, n_uniform: int, *,
+        has_masks: bool = False,
+    ) -> None:  # fmt: skip
         self._device, self.own, self.n_uniform = device, own, n_uniform
         n_own, self._n_wide = len(own), max(1, len(own))
         self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
@@ -81,7 +87,10 @@ class SamplerSlots:
         self.found = zeros(sample_token.N_FACT.value, i32)
         self.candidates = zeros(ROOM, i64)
         self.sums = zeros(self.n_program, f64)
-        self._rows = zeros(2, i32)
+        self._n_words = -(-n_own // 32) if has_masks else 1
+        self._masks = zeros(self._n_words, i32)
+        self._rows = zeros(3, i32)
+        self._rows[2::3] = -1
         greedy = settings_of(Sampler(SamplingParams(temperature=0)), max(1, n_own))
         assert greedy is not None, "devices know the most likely token"
         for slot in range(n_slot):
@@ -95,7 +104,7 @@ class SamplerSlots:
     @property
     def n_slot(self) -> int:
         """Number of slots."""
-        return len(self._rows) // 2
+        return len(self._rows) // 3
 
     def begin(
         self, settings: Sequence[float], sampler: Sampler, never: Sequence[int], n_step: int,
@@ -131,14 +140,28 @@ class SamplerSlots:
         """Let a slot's next steps sample nothing; for `n_step` see `begin`."""
         self._part(self.state, slot).copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
 
-    def choose_rows(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Write which rows of logits the next step samples: pairs of row and slot.
+    def choose_rows(
+        self, rows: Sequence[tuple[int, int]], masks: Mapping[int, NDArray[np.bool_]]
+    ) -> None:
+        """Write which rows of logits the next step samples; without this it is row 0 in slot 0.
 
-        Without this it is row 0 in slot 0.
+        Args:
+            rows: pairs of row and slot.
+            masks: tokens that may come, (at most n_vocab,), by slot.
         """
+        numbers = {slot: number for number, slot in enumerate(masks)}
+        found = [(row, slot, numbers.get(slot, -1)) for row, slot in rows]
         # from memory that is not pinned: it is read before the call returns
-        found = torch.tensor(rows, dtype=torch.int32).view(-1)
-        self._rows[: len(found)].copy_(found, non_blocking=True)
+        self._rows[: 3 * len(found)].copy_(
+            torch.tensor(found, dtype=torch.int32).view(-1), non_blocking=True
+        )
+        if masks:
+            bits = np.zeros((len(masks), 4 * self._n_words), np.uint8)
+            for line, mask in zip(bits, masks.values(), strict=True):
+                packed = np.packbits(mask, bitorder="little")
+                line[: len(packed)] = packed
+            words = torch.from_numpy(bits.view(np.int32)).view(-1)
+            self._masks[: len(words)].copy_(words, non_blocking=True)
 
     def survey(self, logits: Tensor | None, hidden: Tensor | None = None, n_row: int = 1) -> None:
         """Apply penalties, and find each row's largest logit and a bound of its candidates.
@@ -151,8 +174,8 @@ class SamplerSlots:
         n_own = len(self.own)
         launch(
             kernels.survey, (self.n_program, n_row), self.penalised if logits is None else logits,
-            self._rows, self.counts, self.settings, self.penalised, self._maxima, n_own,
-            FACTOR=self.factor, BLOCK=self.block, GROUP=self._group,
+            self._rows, self._masks, self.counts, self.settings, self.penalised, self._maxima,
+            n_own, FACTOR=self.factor, BLOCK=self.block, GROUP=self._group,
         )  # fmt: skip
         n_group = min(self._n_maxima, -(-n_own // self._group))
         size = power_of_two(n_group)

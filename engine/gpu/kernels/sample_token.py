@@ -97,6 +97,7 @@ def _filtered(x, there, n, best, is_whole, total, settings):
         weight = tl.where(there, tl.exp(below(x, best)), 0.0)
         if tl.load(settings + IS_TOP_K) != 0:
             total = tl.sum(weight)
+        total = tl.where(total > 0, total, 1.0)  # of nothing that may come
         n_less = tl.sum((there & (tl.cumsum(weight, axis=0) / total < top_p)).to(tl.int32))
         keep = there & (lane <= n_less)
         is_known = is_known | (n_less < n)

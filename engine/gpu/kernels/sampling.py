@@ -8,8 +8,8 @@ For `settings`, `state`, `limits` and `found` see `sample_token`. Where ranks ha
 logits each, `sharded_sampling` has other kernels for the last two.
 
 The second dimension of the grids is that of rows that are sampled side by side. `rows`, int32
-(rows, 2), has each one's row of the logits and its slot: the index of its sampler in all other
-tensors, which are dense with the slots first.
+(rows, 3), has each one's row of the logits; its slot, the index of its sampler in all other
+tensors, which are dense with the slots first; and the index of its mask, -1 without one.
 """
 
 import triton
@@ -54,11 +54,11 @@ from engine.gpu.kernels.sample_token import (
 @triton.jit
 def _slot(rows):
     """Return the slot of this program's row."""
-    return tl.load(rows + 2 * tl.program_id(1) + 1)
+    return tl.load(rows + 3 * tl.program_id(1) + 1)
 
 
 @triton.jit(do_not_specialize=["n_vocab"])
-def survey(logits, rows, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
+def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
            BLOCK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Compute logits after penalties and the largest of each GROUP; BLOCK logits for each program.
 
@@ -66,12 +66,14 @@ def survey(logits, rows, counts, settings, penalised, maxima, n_vocab, FACTOR: t
 
     Args:
         logits, penalised: input and output, F32 (n_vocab,) of each row and slot.
+        masks: a bit for each token that may come, int32 (ceil(n_vocab / 32),) of each mask.
         counts: count of each token in the history, int32 (n_vocab,); below 0 it is forbidden.
         maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
         FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
     slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # tells the compiler the factor
-    logits += tl.load(rows + 2 * tl.program_id(1)) * width
+    logits += tl.load(rows + 3 * tl.program_id(1)) * width
+    mask = tl.load(rows + 3 * tl.program_id(1) + 2)
     counts += slot * width
     penalised += slot * width
     settings += slot * N_SETTING
@@ -80,7 +82,9 @@ def survey(logits, rows, counts, settings, penalised, maxima, n_vocab, FACTOR: t
     inside = at < width
     x = tl.load(logits + at, mask=inside, other=-float("inf"))
     count = tl.load(counts + at, mask=inside, other=0)
-    x = tl.where(count < 0, -float("inf"), x)
+    word = masks + mask * ((n_vocab + 31) // 32) + at // 32
+    may_come = (tl.load(word, mask=inside & (mask >= 0), other=-1) >> (at % 32)) & 1
+    x = tl.where((count < 0) | (may_come == 0), -float("inf"), x)
     unusable = (x != x) | (x == float("inf"))
     if tl.load(settings + IS_PENALISED) != 0:
         repeat = tl.load(settings + REPEAT).to(tl.float32)

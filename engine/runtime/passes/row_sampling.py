@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from engine.errors import EngineError
 from engine.forward.batch_sizes import captured_rows
 from engine.hardware.backend_choice import captures_tokens
 from engine.parallel.executor import RankOutOfMemory
@@ -50,12 +52,13 @@ class RowSampling:
             return list(logits.cpu().numpy())
         from engine.gpu.decode.row_sampler import SampledRow
 
-        rows = [
-            SampledRow(row, token, wish.sampler, wish.never)
-            for row, (token, wish) in enumerate(zip(ids, wishes, strict=True))
-            if wish is not None
-        ]
-        tokens = self._sampled(logits, rows)
+        rows = list[SampledRow]()
+        for row, (token, wish) in enumerate(zip(ids, wishes, strict=True)):
+            if wish is not None:
+                with suppress(EngineError):  # the host raises it once more, for this row alone
+                    mask = wish.allowed() if wish.allowed else None
+                    rows.append(SampledRow(row, token, wish.sampler, wish.never, mask))
+        tokens = self._sampled(logits, rows) if rows else {}
         rest = [row for row in range(len(ids)) if row not in tokens]
         on_host = iter(logits[rest].cpu().numpy() if rest else ())
         return [tokens[row] if row in tokens else next(on_host) for row in range(len(ids))]

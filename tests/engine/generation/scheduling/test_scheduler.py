@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -125,6 +126,41 @@ def test_each_says_what_it_says_alone(kind: str) -> None:
     assert runtime.n_sampled > 60
     assert runtime.is_in_order
     assert all(pool.n_free == pool.n_pages for pool in scheduler.places.pools)
+
+
+class Alternating:
+    """A form in which even and odd tokens take turns."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        self.said: list[int] = []
+
+    def allowed(self, ends: object) -> np.ndarray:
+        return np.arange(N_VOCAB) % 2 == len(self.said) % 2
+
+    def restrict(self, logits: np.ndarray, ends: object) -> None:
+        logits[~self.allowed(ends)] = -np.inf
+
+    def accept(self, token: int) -> None:
+        self.said.append(token)
+
+
+def test_answers_with_a_form_are_sampled_on_devices_as_by_hosts() -> None:
+    """Seeds that are even are sampled there, but for the first token."""
+    runtime = made("whole")
+    scheduler = Scheduler(runtime)
+    asked = []
+    for seed in (2, 3):
+        made_by: Any = Alternating()
+        generation = Generation(64, None, params(9, seed), 1, constraint=made_by)
+        asked.append(Request(generation.run([5, 6])))
+        scheduler.submit(asked[-1])
+    for one in asked:
+        said = ids_of(read(scheduler, one))
+        assert [token % 2 for token in said] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+        scheduler.step()
+    assert runtime.n_sampled == 8
 
 
 def test_a_long_prompt_delays_a_running_answer_by_no_more_than_one_pass() -> None:

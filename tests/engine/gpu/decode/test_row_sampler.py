@@ -2,16 +2,22 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.config.sampling import SamplingParams
+from engine.errors import EngineError
 from engine.gpu.decode.row_sampler import RowSampler, SampledRow
 from engine.gpu.decode.sampler_slots import SamplerSlots
+from engine.parallel.executor import RankOutOfMemory
+from engine.runtime.passes.row_sampling import RowSampling
 from engine.sampling.sampler import Sampler
+from engine.sampling.token_source import SamplingWish
 from tests.helpers.device_sampling import GREEDY, PENALTIES, random_logits, random_params
 
 N_VOCAB = 300
@@ -138,3 +144,58 @@ def test_rows_that_the_host_must_sample_do_not_keep_others_from_it(
     assert step(few, rows, flat) == [False, False, False]
     flat[0, 17] = 1
     assert step(few, rows, flat) == [True, False, False], "also where it could not, before"
+
+
+def test_a_mask_says_which_tokens_may_come() -> None:
+    """Rows with masks, one of them for fewer tokens, stand among others without."""
+    random = np.random.default_rng(3)
+    sampler = RowSampler(torch.device("cpu"), N_VOCAB, 4)
+    rows = [Row(SamplingParams(seed=n, temperature=3, top_k=40), [2], [0]) for n in range(4)]
+    for at in range(2):
+        logits = batch(random, 4)
+        masks: dict[int, np.ndarray] = {1: random.random(N_VOCAB) < 0.1, 3: np.arange(70) % 32 > 29}
+        if at:
+            masks = {0: masks[3]}
+        wanted = [
+            SampledRow(n, row.token, row.followed, row.never, masks.get(n))
+            for n, row in enumerate(rows)
+        ]
+        found = sampler.sample(torch.from_numpy(logits), wanted)
+        for n, (row, token) in enumerate(zip(rows, found, strict=True)):
+            mask = masks.get(n, np.ones(N_VOCAB, bool))
+            logits[n, ~np.pad(mask, (0, N_VOCAB - len(mask)))] = -math.inf
+            assert token == row.expected(logits[n])
+            row.accept(token)
+    logits = np.zeros((1, N_VOCAB), np.float32)
+    nothing = SampledRow(0, rows[0].token, rows[0].followed, (), np.zeros(N_VOCAB, bool))
+    assert sampler.sample(torch.from_numpy(logits), [nothing]) == [None], (
+        "the host knows what to say"
+    )
+
+
+def test_what_one_row_lacks_concerns_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that cannot be computed leaves its row to the host; too little memory leaves all."""
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+
+    def fail() -> np.ndarray:
+        raise EngineError("the form is too complex")
+
+    def alone(do: Callable[[int], Any]) -> list[Any]:
+        if is_full:
+            raise RankOutOfMemory(0, torch.device("cpu"))
+        return [do(0)]
+
+    is_full = False
+    executor: Any = SimpleNamespace(devices=[torch.device("cpu")], run=alone, call_inline=alone)
+    rank: Any = SimpleNamespace(number=0, backend=SimpleNamespace(captures=True, samples=True))
+    sampling = RowSampling(executor, rank, N_VOCAB)
+    wishes = [SamplingWish(Sampler(GREEDY), (), allowed) for allowed in (None, fail)]
+    logits = torch.randn(3, N_VOCAB, generator=torch.Generator().manual_seed(0))
+    token, *rows = sampling.results(logits, [1, 2, 3], [*wishes, None])
+    assert token == int(logits[0].argmax())
+    assert np.array_equal(np.stack(rows), logits[1:])
+    is_full, sampling = True, RowSampling(executor, rank, N_VOCAB)
+    for _ in range(2):
+        assert np.array_equal(
+            np.stack(sampling.results(logits, [1, 2, 3], [None, *wishes])), logits
+        )
