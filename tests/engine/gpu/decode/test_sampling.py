@@ -198,7 +198,7 @@ def test_no_setting_is_overlooked() -> None:
         "mirostat", "mirostat_tau", "mirostat_eta", "logit_bias", "samplers",
     }  # fmt: skip
     ends_answers = {"max_tokens", "stop", "ignore_eos", "on_overflow"}
-    watched_by_generation = {"banned_strings"}
+    watched_by_generation = {"banned_strings", "json_schema", "grammar", "regex"}
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     assert fields == drawn_with | by_host | ends_answers | watched_by_generation
 
