@@ -73,8 +73,7 @@ def _use_of_calls(template: Renderable) -> TemplateUse | None:
             has_responses="tool_responses" in template.source,
         )  # fmt: skip
         written = _rendered(template, use, called)
-        answer = written[_n_alike(asked, written) :]
-        form = next((form for form in KNOWN_FORMS if _has_the_call(form, answer)), None)
+        form = _form_of(written[_n_alike(asked, written) :], written.rpartition(QUESTION)[2])
         if form and RESULT in _rendered(template, use, [*called, result]):
             return replace(use, form=form, shows_tools=PROBE.name in asked)
     return None
@@ -106,6 +105,17 @@ def _makes(template: Renderable, messages: Sequence[ChatMessage], text: str) -> 
         return text in template.render([{"role": m.role, "content": m.content} for m in messages])
     except TemplateError:
         return False
+
+
+def _form_of(*answers: str) -> AnswerFormat | None:
+    """Return the format in which a call is found in an answer; None for none.
+
+    Args:
+        answers: the answer from its first character on, but perhaps without the beginning of a
+            mark; and with what stands before it.
+    """
+    tried = ((form, answer) for answer in answers for form in KNOWN_FORMS)
+    return next((form for form, answer in tried if _has_the_call(form, answer)), None)
 
 
 def _has_the_call(form: AnswerFormat, answer: str) -> bool:

@@ -38,6 +38,14 @@ def test_the_format_is_found_by_a_call_that_the_template_writes(name: str) -> No
     assert (use.thought_key == "thinking") == (name == "harmony")
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "glm", "gemma4"])
+def test_a_prompt_that_opens_a_thought_hides_no_mark(name: str) -> None:
+    """Its end and a call may begin with the same characters."""
+    opening = "<|channel>thought\n<channel|>" if name == "gemma4" else "<think>\n"
+    source = CALL_TEMPLATES[name] + "{% if add_generation_prompt %}" + opening + "{% endif %}"
+    assert detect(ChatTemplate(source)).form.name == name
+
+
 NAMES = {
     "Qwen-Qwen3-0.6B": "hermes", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
     "google-gemma-2-2b-it": "hermes", "meta-llama-Llama-3.1-8B-Instruct": "llama",
