@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -78,6 +78,12 @@ def model_id(path: str) -> str:
     return Path(path).stem
 
 
+def offered_file(info: ModelInfo, aliases: Sequence[str] = ()) -> OfferedModel:
+    """Return a file as a model that clients can ask for."""
+    others = Path(info.path).name, info.name, *aliases
+    return OfferedModel(model_id(info.path), others, _file_time(info.path), info)
+
+
 class SingleModel:
     """One model, which is loaded at the start, and again after it was lost or given up.
 
@@ -91,17 +97,23 @@ class SingleModel:
         keep_s: float | None = None,
     ) -> None:  # fmt: skip
         self._link, self._params, self._keep_s = link, params, keep_s
-        others = Path(params.path).name, info.name, *aliases
-        self._offered = OfferedModel(model_id(params.path), others, _file_time(params.path), info)
+        self._offered = offered_file(info, aliases)
         self._loading: asyncio.Task[ModelLoaded] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
 
+    @property
+    def _loaded(self) -> ModelLoaded | None:
+        """What is loaded, if it is this model."""
+        model = self._link.model
+        is_own = model is not None and model.params.path == self._params.path
+        return model if is_own else None
+
     def offered(self) -> Sequence[OfferedModel]:
-        model, one = self._link.model, self._offered
+        model, one = self._loaded, self._offered
         if model is None:
             return [one]
-        return [OfferedModel(one.id, one.others, one.created, model.info, model.n_ctx)]
+        return [replace(one, info=model.info, n_ctx=model.n_ctx)]
 
     async def load(self, on_progress: Callable[[Event], None] | None = None) -> ModelLoaded:
         """Load the model.
@@ -115,8 +127,8 @@ class SingleModel:
 
     async def ready(self, name: str) -> ModelLoaded:
         self._stay()
-        if self._link.model is not None and self._unloading is None:
-            return self._link.model
+        if self._loaded is not None and self._unloading is None:
+            return self._loaded
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self.load())
         try:
@@ -170,9 +182,7 @@ class HeldModel:
         model = self._link.model
         if model is None:
             return []
-        others = Path(model.info.path).name, model.info.name, *self._aliases
-        created = _file_time(model.info.path)
-        return [OfferedModel(model_id(model.info.path), others, created, model.info, model.n_ctx)]
+        return [replace(offered_file(model.info, self._aliases), n_ctx=model.n_ctx)]
 
     async def ready(self, name: str) -> ModelLoaded:
         if self._link.model is None:

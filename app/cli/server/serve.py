@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.cli.arguments import add_load, add_model, add_sampling, load_params, sampling_params
+from app.cli.server.further_models import further_models
 from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun
 from app.cli.split.default_split import with_default_split
 from app.server.settings import DEFAULT_PORT, ServerSettings
@@ -59,6 +60,15 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "(default: keep it)",
     )  # fmt: skip
     where.add_argument(
+        "--models", action="append", default=[], metavar="FOLDER",
+        help="folder with further models, which requests may name; the one that is named is "
+        "loaded in place of the other; may be repeated",
+    )  # fmt: skip
+    where.add_argument(
+        "--only", action="store_true",
+        help="offer this model alone, and not those of the folders of other programs, too",
+    )  # fmt: skip
+    where.add_argument(
         "--ollama", action="store_true",
         help="answer programs that know only Ollama's protocol (/api), too",
     )  # fmt: skip
@@ -78,7 +88,8 @@ def run_serve(args: argparse.Namespace) -> None:
     keep_s = None if args.keep is None else args.keep * 60
     sock = listen(settings)  # before the load, which may take minutes
     try:
-        number = asyncio.run(ServerRun(settings, params, keep_s, sock).run())
+        others = None if args.only else further_models(args, given)
+        number = asyncio.run(ServerRun(settings, params, keep_s, sock, others).run())
     finally:
         sock.close()
     if number:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.loading import LoadWatch
 from app.cli.output import note, note_progress, write
+from app.cli.server.further_models import FurtherModels
 from app.process.engine_place import chosen_host
 from app.process.interruption import handle, restore
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
+from app.server.library import LibraryModels, ModelShelf
 from app.server.link import EngineLink
 from app.server.models import SingleModel
 from app.server.settings import ServerSettings
@@ -43,15 +45,14 @@ class ServerRun:
 
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
-        sock: Listener,
+        sock: Listener, others: FurtherModels | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._params, self._sock = settings, params, sock
-        self._keep_s = keep_s
+        self._keep_s, self._others = keep_s, others
         self._host: EngineHost | None = None
         self._server: QuietServer | None = None
         self._main: asyncio.Task[None] | None = None
         self._desk: Desk | None = None
-
         self._signal = 0  # the first one that came
 
     async def run(self) -> int:
@@ -63,12 +64,13 @@ class ServerRun:
         self._main = asyncio.current_task()
         link = EngineLink(self._submit, self._cancel)
         info = read_model_info(self._params.path)
-        models = SingleModel(link, self._params, info, self._settings.aliases, self._keep_s)
+        first = SingleModel(link, self._params, info, self._settings.aliases, self._keep_s)
+        models = self._models(link, first)
         link.open()
         self._host = chosen_host()(link.on_event)
         try:
             with self._signals():
-                await self._serve(link, models, info)
+                await self._serve(link, first, models, info)
         except asyncio.CancelledError:
             return self._signal
         finally:
@@ -77,10 +79,20 @@ class ServerRun:
             await asyncio.to_thread(self._host.close, CLOSE_S)
         return 0
 
-    async def _serve(self, link: EngineLink, models: SingleModel, info: ModelInfo) -> None:
+    def _models(self, link: EngineLink, first: SingleModel) -> SingleModel | LibraryModels:
+        """Return the models that requests may name."""
+        if self._others is None:
+            return first
+        shelf = ModelShelf(self._others.find)
+        return LibraryModels(link, first, shelf, self._others.choose, self._keep_s)
+
+    async def _serve(
+        self, link: EngineLink, first: SingleModel, models: SingleModel | LibraryModels,
+        info: ModelInfo,
+    ) -> None:  # fmt: skip
         watch = LoadWatch()
         try:
-            loaded = await models.load(
+            loaded = await first.load(
                 lambda event: watch(event) if isinstance(event, LoadProgress) else None
             )
         finally:
@@ -88,6 +100,8 @@ class ServerRun:
         for sentence in (*loaded.warnings, *(one.sentence for one in loaded.fallbacks)):
             note(sentence)
         settings = replace(self._settings, sampling=recommended(self._settings.sampling, info))
+        if isinstance(models, LibraryModels):
+            models.open()
         desk = self._desk = Desk(link, models, settings)
         desk.ledger.on_end = note_request
         await serve(desk, self._sock, self._tell_ready)

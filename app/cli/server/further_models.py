@@ -1,0 +1,48 @@
+"""Models beside the one of `tandem serve`, each loaded when a request names it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.cli.split.default_split import with_default_split
+from app.library.places import known_places
+from app.library.scan import scan
+from app.paths import models_dir
+from engine import LoadParams
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherModels:
+    """Where further models are, and how each is loaded.
+
+    Attributes:
+        find: looks for their files.
+        choose: says how the model of a path is loaded.
+    """
+
+    find: Callable[[], Iterable[Path]]
+    choose: Callable[[str], LoadParams]
+
+
+def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels:
+    """Return what the options say about further models.
+
+    They are loaded like the first one, but for what concerns that file alone.
+
+    Args:
+        given: how the first one is loaded, before a split was chosen for it.
+    """
+    usual = replace(
+        given, split=None, groups=None, overrides=(), n_cpu_blocks=0, n_cpu_moe=0,
+        control_vectors=(), control_layers=None, chat_template="",
+        rope_scaling="", rope_factor=0.0, rope_base=0.0,
+    )  # fmt: skip
+
+    def find() -> list[Path]:
+        places = known_places((*args.models, models_dir()))
+        return [one.path for one in scan(places) if not one.missing]
+
+    return FurtherModels(find, lambda path: with_default_split(args, replace(usual, path=path)))
