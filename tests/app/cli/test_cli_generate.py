@@ -1,5 +1,6 @@
 """`generate` and `chat`: texts and their figures."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,21 @@ def test_generate_json_has_the_documented_fields(run: Run, model: Path) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + 8
     assert {"prompt_per_s", "decode_per_s", "first_token_s"} <= set(document["timings"])
     assert outcome.err == ""
+
+
+def test_an_answer_has_the_form_that_is_asked_for(run: Run, model: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["hello", "world"]}', encoding="utf-8")
+    asked = ("generate", model, "-p", "hello", "--temp", "0")
+    assert json.loads(run(*asked, "--json-schema", f"@{schema}").out) in ("hello", "world")
+    assert run(*asked, "--grammar", 'root ::= "model"').out == "model\n"
+    assert run(*asked, "--grammar", 'start: "the"').out == "the\n"
+    wrong = run(*asked, "--json-schema", '{"items": {"type": "foo"}}')
+    assert wrong.status == 1
+    assert "#/items/type" in wrong.err
+    missing = run(*asked, "--grammar", f"@{tmp_path / 'none'}")
+    assert missing.status == 1
+    assert "cannot be read" in missing.err
 
 
 SPLITS = [

@@ -7,6 +7,9 @@ import pytest
 from engine import Grammar, GrammarError, check_grammar
 from engine.config.grammar import GrammarKind
 
+CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(40_000)) + 'a40000: "x"'
+"""A grammar whose rules refer to each other too often for llguidance's stack."""
+
 
 def problem(kind: GrammarKind, text: str) -> GrammarError:
     with pytest.raises(GrammarError) as caught:
@@ -62,3 +65,32 @@ def test_the_place_in_a_text_is_named(kind: GrammarKind, text: str, place: str) 
 
 def test_a_form_that_nothing_has_is_refused() -> None:
     assert "no text has this form" in problem("json_schema", '{"$ref": "#"}').message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("lark", CHAIN),
+        ("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000),
+        ("json_schema", json.dumps({"enum": [f"value {n}" for n in range(100_000)]})),
+        ("json_schema", json.dumps({"enum": [f"v{n}" for n in range(50_000)], "pattern": "("})),
+        ("regex", "(" * 50_000 + ")" * 50_000),
+        ("gbnf", "root ::= " + "(" * 50_000 + '"a"'),
+        ("json_schema", '{"$ref": "file:///etc/passwd"}'),
+        ("json_schema", "\ud800"),
+        ("lark", 'start: "\x00'),
+    ],
+    ids=["chain", "deep", "long", "large", "brackets", "deep gbnf", "file", "surrogate", "zero"],
+)  # fmt: skip
+def test_hostile_grammars_end_in_a_sentence(kind: GrammarKind, text: str) -> None:
+    problem(kind, text)
+    check_grammar(Grammar("regex", "a"))  # others are checked as before
+
+
+def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_grammar(Grammar("regex", "b"))  # the child has started
+    monkeypatch.setattr("engine.constraints.checker.MAX_SECONDS", 0.5)
+    hostile = {"type": "integer", "multipleOf": 1000003}
+    assert "more than 0.5 seconds" in problem("json_schema", json.dumps(hostile)).message
+    monkeypatch.undo()
+    check_grammar(Grammar("regex", "c"))
