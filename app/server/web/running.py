@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.server.desk import Desk
 from app.server.settings import ServerSettings
@@ -30,6 +31,9 @@ MOST_CONNECTIONS = 512
 
 IDLE_S = 75
 """Seconds after which a connection without a request is closed."""
+
+HEAD_S = 20.0
+"""Seconds in which the head of a request comes, from the connection or its first byte on."""
 
 START_S = 10.0
 """Seconds in which a server on a thread has started."""
@@ -94,6 +98,36 @@ def address_of(sock: Listener) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class TimedProtocol(H11Protocol):
+    """HTTP on a connection that is closed unless the head of a request comes in time.
+
+    uvicorn itself waits for the first one, and for the rest of one that has begun, for ever.
+    """
+
+    _begun: float | None = None  # when the client began with the head that it is sending
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begun = self.loop.time()
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._begun = None
+            return
+        self._begun = self._begun or self.loop.time()
+        self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        assert self._begun is not None, "the client is sending a head"
+        self._unset_keepalive_if_required()
+        left = max(0.0, self._begun + HEAD_S - self.loop.time())
+        self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+
+
 class QuietServer(uvicorn.Server):
     """uvicorn without a hand in signals, which belong to the program."""
 
@@ -105,7 +139,7 @@ class QuietServer(uvicorn.Server):
 def make_server(app: ASGIApp) -> QuietServer:
     """Return a server for an application, which starts with `serve(sockets=[...])`."""
     config = uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None,
+        app, loop="asyncio", http=TimedProtocol, ws="none", lifespan="off", log_config=None,
         log_level="critical", access_log=False, proxy_headers=False, server_header=False,
         limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=IDLE_S, backlog=BACKLOG,
     )  # fmt: skip

@@ -2,24 +2,28 @@
 
 import json
 import os
+import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
+from app.__main__ import main
+from app.cli.server import serving
 from app.server.settings import ServerSettings
 from app.server.web.running import address_of, listen
 from engine import EngineError
 from tests.helpers.command_line import Outcome, assert_refused
 from tests.helpers.served import EngineOnThread, Served
 
-REPO = Path(__file__).resolve().parents[3]
 WAIT_S = 60
 
 
@@ -71,39 +75,87 @@ def test_a_server_on_a_thread_ends_in_time_with_its_answers(demo_engine: EngineO
         httpx2.get(f"{server.address}/health", trust_env=False)
 
 
-def tandem(*arguments: object, **variables: str) -> "subprocess.Popen[str]":
-    """Start `tandem serve` with the demo model and an engine on a thread."""
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "TANDEM_ENGINE": "thread", **variables}
-    return subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", "demo", "--port", "0", *map(str, arguments)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment,
-    )  # fmt: skip
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost:"])
+def test_a_connection_without_a_request_is_closed(
+    demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """So that nobody can hold all connections there are."""
+    monkeypatch.setattr("app.server.web.running.HEAD_S", 0.2)
+    with Served(demo_engine) as server:
+        split = urlsplit(server.address)
+        with socket.create_connection((split.hostname, split.port), WAIT_S) as connection:
+            connection.sendall(sent)
+            assert connection.recv(1000) == b""
+        with httpx2.Client(base_url=server.address, trust_env=False) as client:
+            for _ in range(2):
+                assert client.get("/health").status_code == 200
+                time.sleep(0.3)  # a connection that was of use stays
+
+
+class Command:
+    """`tandem serve` with the demo model in this process, asked from a thread.
+
+    Args:
+        ask: asks the server at an address, and ends it by signals.
+    """
+
+    def __init__(self, ask: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ask, self._written = ask, queue.SimpleQueue[str]()
+        self.problems: list[BaseException] = []
+        monkeypatch.setenv("TANDEM_ENGINE", "thread")
+        monkeypatch.setattr(serving, "write", self._written.put)
+
+    def run(self, *arguments: object) -> int:
+        """Run the command and return its status."""
+        thread = threading.Thread(target=self._talk)
+        thread.start()
+        status = main(["serve", "demo", "--port", "0", *map(str, arguments)])
+        thread.join(WAIT_S)
+        assert not self.problems
+        assert self._written.empty(), "stdout has one line"
+        return status
+
+    def _talk(self) -> None:
+        try:
+            line = self._written.get(timeout=WAIT_S)
+            assert line.startswith("listening on http://127.0.0.1:")
+            self._ask(line.split()[-1])
+        except BaseException as error:
+            self.problems.append(error)
+            signal.raise_signal(signal.SIGINT)
+            raise
+
+
+def interrupt(number: signal.Signals) -> None:
+    """Send a signal to this process."""
+    os.kill(os.getpid(), number)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = tmp_path / "key"
     key.write_text("sesame open\n")
-    process = tandem("--api-key-file", key, "--alias", "gpt-4o", "--temp", "0")
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("listening on http://127.0.0.1:"), process.communicate(timeout=WAIT_S)
-    address = line.split()[-1]
     body = {"model": "gpt-4o", "prompt": "A rank", "max_tokens": 60, "ignore_eos": True}
-    headers = {"authorization": "Bearer sesame open"}
-    with httpx2.Client(base_url=address, trust_env=False, timeout=WAIT_S) as client:
-        assert client.post("/v1/completions", json=body).status_code == 401
-        streamed = {**body, "stream": True}
-        with client.stream("POST", "/v1/completions", json=streamed, headers=headers) as response:
-            lines = response.iter_lines()
-            first = next(lines)
-            process.send_signal(signal.SIGINT)
-            rest = [json.loads(one[6:]) for one in lines if one.startswith("data: {")]
-    assert first.startswith("data: ")
-    assert rest[-1]["choices"][0]["finish_reason"] == "length", "the answer has ended by itself"
-    out, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, out) == (0, "")
+    chunks: list[Any] = []
+
+    def ask(address: str) -> None:
+        headers = {"authorization": "Bearer sesame open"}
+        with httpx2.Client(base_url=address, trust_env=False, timeout=WAIT_S) as client:
+            assert client.post("/v1/completions", json=body).status_code == 401
+            client.headers.update(headers)
+            with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                assert next(lines).startswith("data: ")
+                interrupt(signal.SIGINT)
+                chunks.extend(json.loads(one[6:]) for one in lines if one.startswith("data: {"))
+
+    arguments = ("--api-key-file", key, "--alias", "gpt-4o", "--temp", "0")
+    assert Command(ask, monkeypatch).run(*arguments) == 0
+    reason = chunks[-1]["choices"][0]["finish_reason"]
+    assert reason == "length", "the answer has ended by itself"
+    err = capsys.readouterr().err
     assert "Authorization: Bearer $TANDEM_API_KEY" in err
     assert "POST /v1/completions  200  60 tokens" in err
     assert "POST /v1/completions  401" in err
@@ -113,25 +165,28 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-def test_a_second_interruption_ends_at_once() -> None:
-    process = tandem(TANDEM_API_KEY="sesame open")
-    assert process.stdout is not None
-    address = process.stdout.readline().split()[-1]
+def test_a_second_interruption_ends_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = {"prompt": "x", "max_tokens": -1, "ignore_eos": True, "on_overflow": "shift"}
-    headers = {"x-api-key": "sesame open"}
-    with (
-        httpx2.Client(base_url=address, trust_env=False, timeout=WAIT_S, headers=headers) as client,
-        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
-    ):
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: {")
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        said = iter(process.stderr.readline, "")
-        assert any("Waiting for an answer to end" in line for line in said)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 128 + signal.SIGTERM
+    monkeypatch.setenv("TANDEM_API_KEY", "sesame open")
+
+    def ask(address: str) -> None:
+        client = httpx2.Client(base_url=address, trust_env=False, timeout=WAIT_S)
+        client.headers["x-api-key"] = "sesame open"
+        streamed = {**body, "stream": True}
+        with client, client.stream("POST", "/v1/completions", json=streamed) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            interrupt(signal.SIGTERM)
+            assert any(line.startswith("data: {") for line in lines), "it goes on"
+            interrupt(signal.SIGTERM)
+            with suppress(httpx2.RemoteProtocolError):
+                assert len(list(lines)) < 1000
+
+    assert Command(ask, monkeypatch).run() == 128 + signal.SIGTERM
+    err = capsys.readouterr().err
+    assert "Waiting for an answer to end" in err
     assert "Traceback" not in err
 
 
@@ -152,7 +207,5 @@ def test_a_second_interruption_ends_at_once() -> None:
 def test_options_that_make_no_sense_are_a_sentence(
     arguments: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from app.__main__ import main
-
     status = main(["serve", "demo", *arguments])
     assert_refused(Outcome(status, *capsys.readouterr()), problem)
