@@ -22,7 +22,15 @@ from app.server.link import EngineLink
 from app.server.models import SingleModel
 from app.server.settings import ServerSettings
 from app.server.web.running import Listener, QuietServer, address_of, serve
-from engine import Command, LoadParams, LoadProgress, ModelInfo, SamplingParams, read_model_info
+from engine import (
+    Command,
+    LoadParams,
+    LoadProgress,
+    ModelInfo,
+    SamplingParams,
+    one_line,
+    read_model_info,
+)
 
 if TYPE_CHECKING:
     from engine import EngineHost
@@ -172,8 +180,8 @@ def note_request(record: RequestRecord) -> None:
         return
     speed = f", {record.tokens_per_s:.1f}/s" if record.tokens_per_s else ""
     tokens = f"  {record.n_tokens} tokens{speed}" if record.n_tokens else ""
-    problem = f"  {record.problem}" if record.problem else ""
+    problem = f"  {one_line(record.problem)}" if record.problem else ""
     note(
-        f"{time.strftime('%H:%M:%S')}  {record.client}  {record.asked}  {record.status}{tokens}"
+        f"{time.strftime('%H:%M:%S')}  {record.client}  {one_line(record.asked)}  {record.status}{tokens}"
         f"  {record.seconds:.2f} s{problem}"
     )

@@ -54,7 +54,7 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
 def _described(operation: Operation, path: str, named: dict[str, Schema]) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type.partition(";")[0]: {}}
     if operation.streams:
-        content[operation.streams] = {"schema": {"type": "string"}}
+        content[operation.streams] = {}
     if operation.media_type == "application/json":
         content[operation.media_type] = {"schema": {"type": "object"}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}

@@ -144,6 +144,7 @@ def test_the_command_serves_until_it_is_interrupted(
         headers = {"authorization": "Bearer sesame open"}
         with httpx2.Client(base_url=address, trust_env=False, timeout=WAIT_S) as client:
             assert client.post("/v1/completions", json=body).status_code == 401
+            assert client.get("/%0aforged%20line").status_code == 401
             client.headers.update(headers)
             with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
                 lines = answer.iter_lines()
@@ -160,6 +161,7 @@ def test_the_command_serves_until_it_is_interrupted(
     assert "POST /v1/completions  200  60 tokens" in err
     assert "POST /v1/completions  401" in err
     assert "sesame" not in err
+    assert "\nforged line" not in err
     assert "A rank" not in err
     assert "Traceback" not in err
 
