@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from engine.gpu.launch.interpreter_types import share_shapes, shorten_checks
+
 _lock = threading.RLock()
 
 
@@ -23,8 +25,8 @@ def _patch_interpreter() -> None:
     """Disable the interpreter's slowest steps, and mend what its versions have wrong.
 
     The steps are checks for integer overflow, patching Triton's functions again for each function
-    that a kernel calls, and building a table of types for each result. A Triton version that is
-    built differently stays as it is.
+    that a kernel calls, building a table of types for each result, and what `interpreter_types`
+    does without. A Triton version that is built differently stays as it is.
     """
     from triton.language import standard
     from triton.runtime import interpreter
@@ -41,6 +43,8 @@ def _patch_interpreter() -> None:
         function.__call__ = _call
     if hasattr(interpreter, "_get_np_dtype"):
         interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
+    share_shapes()
+    shorten_checks()
     made = interpreter.InterpreterBuilder
     made.binary_op = _with_truth(made.binary_op, interpreter.TensorHandle)
 
