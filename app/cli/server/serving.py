@@ -180,8 +180,9 @@ def note_request(record: RequestRecord) -> None:
         return
     speed = f", {record.tokens_per_s:.1f}/s" if record.tokens_per_s else ""
     tokens = f"  {record.n_tokens} tokens{speed}" if record.n_tokens else ""
+    asked = one_line(record.asked)
     problem = f"  {one_line(record.problem)}" if record.problem else ""
     note(
-        f"{time.strftime('%H:%M:%S')}  {record.client}  {one_line(record.asked)}  {record.status}{tokens}"
+        f"{time.strftime('%H:%M:%S')}  {record.client}  {asked}  {record.status}{tokens}"
         f"  {record.seconds:.2f} s{problem}"
     )

@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from app.__main__ import main
+from app.cli.output import note
 from app.cli.server import serving
 from app.server.settings import ServerSettings
 from app.server.web.running import address_of, listen
@@ -102,8 +103,10 @@ class Command:
     def __init__(self, ask: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
         self._ask, self._written = ask, queue.SimpleQueue[str]()
         self.problems: list[BaseException] = []
+        self.is_ending = threading.Event()
         monkeypatch.setenv("TANDEM_ENGINE", "thread")
         monkeypatch.setattr(serving, "write", self._written.put)
+        monkeypatch.setattr(serving, "note", self._note)
 
     def run(self, *arguments: object) -> int:
         """Run the command and return its status."""
@@ -114,6 +117,11 @@ class Command:
         assert not self.problems
         assert self._written.empty(), "stdout has one line"
         return status
+
+    def _note(self, text: str) -> None:
+        note(text)
+        if "Waiting for an answer to end" in text:
+            self.is_ending.set()
 
     def _talk(self) -> None:
         try:
@@ -181,15 +189,15 @@ def test_a_second_interruption_ends_at_once(
             lines = answer.iter_lines()
             assert next(lines).startswith("data: {")
             interrupt(signal.SIGTERM)
+            assert command.is_ending.wait(WAIT_S)
             assert any(line.startswith("data: {") for line in lines), "it goes on"
             interrupt(signal.SIGTERM)
             with suppress(httpx2.RemoteProtocolError):
                 assert len(list(lines)) < 1000
 
-    assert Command(ask, monkeypatch).run() == 128 + signal.SIGTERM
-    err = capsys.readouterr().err
-    assert "Waiting for an answer to end" in err
-    assert "Traceback" not in err
+    command = Command(ask, monkeypatch)
+    assert command.run() == 128 + signal.SIGTERM
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
