@@ -72,6 +72,11 @@ class ToyRuntime:
                 rows.append(self.compute().cpu().numpy().copy())
         return np.stack(rows)[batch.first_logit :]
 
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[object]
+    ) -> Sequence[np.ndarray]:
+        return list(self.forward(ids, batch))
+
     def finish(self) -> None:
         """Do nothing: every token is computed at once."""
 
@@ -172,6 +177,11 @@ class SplitToy:
     def forward(self, ids: Sequence[int], batch: Batch) -> np.ndarray:
         first, *_ = [toy.forward(ids, batch) for toy in self.toys]
         return first
+
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[object]
+    ) -> Sequence[np.ndarray]:
+        return list(self.forward(ids, batch))
 
     def finish(self) -> None:
         """Do nothing: every token is computed at once."""
