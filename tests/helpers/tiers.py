@@ -30,6 +30,15 @@ def paired(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
     ]
 
 
+def first_in_full(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Return all pairs as parameters of one test; quick are those of first[0], and a diagonal."""
+    return [
+        _case(a, b, is_quick=i == 0 or j == i % len(second))
+        for i, a in enumerate(first)
+        for j, b in enumerate(second)
+    ]
+
+
 def slow(*cases: Sequence[Any]) -> list[Any]:
     """Return cases, each with the values of all its parameters, that only the sweep runs."""
     return [_case(*case, is_quick=False) for case in cases]

@@ -28,13 +28,21 @@ WINDOWS, WINDOWS_ARM = "x86_64-pc-windows-msvc", "aarch64-pc-windows-msvc"
 MACOS, MACOS_ARM = "x86_64-apple-macosx10.15.0", "arm64-apple-macosx11.0.0"
 
 
-def cases(triple: str, main: str, *others: str, quick: Container[str] = MODULES) -> list[Any]:
-    """Return all modules for some instruction sets; those like others are left to `-m slow`."""
+UNIQUE = [name for name in MODULES if name not in LIKE_OTHERS]
+
+
+def third(n: int) -> Container[str]:
+    """Return every third module, from `n` on; like others is none of them."""
+    return UNIQUE[n::3]
+
+
+def cases(triple: str, main: str, *others: str, quick: Container[str] = ()) -> list[Any]:
+    """Return all modules for some instruction sets; all but the quick ones are slow."""
     return [
         pytest.param(
             name, isa_named(isa), triple, id=f"{name}-{isa}-{triple}",
             marks=[]
-            if isa == main and name in quick and name not in LIKE_OTHERS
+            if isa == main and name in quick
             else [pytest.mark.slow],
         )
         for isa in dict.fromkeys([main, *others]) if isa for name in MODULES
@@ -150,9 +158,9 @@ def _build_needy(module: ir.Module) -> None:
 @pytest.mark.parametrize(
     ("name", "isa", "triple"),
     [
-        *cases(LINUX, "generic", *X86),
-        *cases(LINUX_ARM, "neon", "generic"),
-        *cases(WINDOWS, "avx2", *X86),
+        *cases(LINUX, "generic", *X86, quick=third(0)),
+        *cases(LINUX_ARM, "neon", "generic", quick=third(1)),
+        *cases(WINDOWS, "avx2", *X86, quick=third(2)),
         *cases(WINDOWS_ARM, "", "neon"),
         *cases(MACOS_ARM, "neon", quick=("product-Q4_K", "attention-f16", "store-f16", "rope")),
         *cases(MACOS, "", "avx2", "avx512"),
