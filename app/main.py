@@ -40,6 +40,8 @@ from app.process.engine_place import MakeHost
 from app.process.interpreter import Interpreter
 from app.process.single_window import OpenRequest
 from app.process.sweeper import Sweeper
+from app.remote_models.address import is_remote
+from app.remote_page.part import RemotePart
 from app.settings import Settings, SettingsStore
 from app.shell.answer_figures import AnswerFigures
 from app.shell.idle import IdleUnloader
@@ -102,10 +104,14 @@ class Shell(QObject):
         current = self.settings.current
         start_language(app, current.language)
         apply_theme(app, current.theme, current.zoom)
-        self.client = EngineClient(make_host, self)
+        self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
+        self.remote = RemotePart(
+            make_host, lambda: self.engine_setup is not None and self.engine_setup.is_missing,
+            self.settings, self.keep, self.monitor, self,
+        )  # fmt: skip
+        self.client = EngineClient(self.remote.make_host, self)
         self.start_up = StartUp(rig, self)
         self.split = SplitSession(machine_factory=self.start_up.machine, parent=self)
-        self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
         self._monitor_head = MonitorHead()
         self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
         self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
@@ -161,6 +167,7 @@ class Shell(QObject):
         self.side_panels.close()
         self.library.close()
         self.updates.close()
+        self.remote.close()
         if self.engine_setup is not None:
             self.engine_setup.close()
         if self._help is not None:
@@ -322,7 +329,7 @@ class Shell(QObject):
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
         more = self.chat_listing, self.open_on_send, self.crashes, self.recovery, self.updates
-        for source in (*presenters, *others, *more):
+        for source in (*presenters, *others, *more, self.remote):
             source.noticed.connect(self._notify)
         banner = self.window.banner
         for success in (self.client.loaded, self.client.resplit_done):
@@ -338,6 +345,7 @@ class Shell(QObject):
         self.models.selected.connect(self.side_panels.set_model)
         self.models.loaded.connect(self._on_loaded)
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
+        self.models.emptied.connect(self.remote.unwatch)
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)
         self.client.finished.connect(self.tray.note_answer)
@@ -368,7 +376,9 @@ class Shell(QObject):
         window.zoom_requested.connect(self.keeper.zoom)
         self.keeper.kept.connect(self.settings_page.refresh)
         self.keeper.kept.connect(self.idle.restart)
-        self.library.opened.connect(self.models.open)
+        for part in (self.library, self.remote):
+            part.opened.connect(self.models.open)
+        window.model_bar.remote_requested.connect(self.remote.open)
         window.start_view.prompt_chosen.connect(self.chat_presenter.send)
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)
@@ -415,6 +425,10 @@ class Shell(QObject):
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self.settings_page.note_load()
+        self.remote.watch(loaded.info.path)
+        if is_remote(loaded.info.path):
+            self.monitor.set_ranks(())
+            return
         devices = loaded.params.all_devices
         self.monitor.set_ranks(devices)
         if set(devices) != {"cpu"}:  # the load has measured what CUDA takes by itself

@@ -94,6 +94,7 @@ class Settings:
         releases_checked: when the address of releases was asked last, in seconds since 1970.
         newest_release: the release that it has told of.
         dismissed_release: version of which nothing more is said.
+        servers: addresses of servers of remote models, the last used first, without keys.
         unknown: keys of other versions, written back untouched.
     """
 
@@ -184,6 +185,7 @@ class Settings:
         ),
         "Chats", words=tr_later("title automatic rename summary"),
     )  # fmt: skip
+    servers: tuple[str, ...] = _option((), "Servers of remote models")
     checks_releases: bool = _shown(
         False, tr_later("Look for a new release once a day"),
         tr_later(
@@ -205,6 +207,11 @@ class Settings:
         """Return a copy with `path` first among the recent models."""
         others = tuple(p for p in self.recent_models if p != path)
         return replace(self, recent_models=(path, *others)[:MAX_RECENT])
+
+    def with_server(self, url: str) -> Settings:
+        """Return a copy with `url` first among the servers of remote models."""
+        others = tuple(server for server in self.servers if server != url)
+        return replace(self, servers=(url, *others)[:MAX_RECENT])
 
     def with_plan(self, path: str, plan: Mapping[str, Any]) -> Settings:
         """Return a copy with another split for the model at `path`."""

@@ -87,7 +87,7 @@ class RunningAnswers:
         self._rate.count(n_tokens)
         answer.rate.count(n_tokens)
         answer.meter.count(n_tokens)
-        answer.ids += event.ids
+        answer.ids += [token for token in event.ids if token >= 0]  # servers tell no ids
         answer.stage = AnswerStage.WRITING
 
     def tell_text(self, number: int | None = None) -> None:

@@ -13,6 +13,7 @@ from app.model.session import ModelSession
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
 from app.notice import Notice
+from app.remote_models.address import is_remote, split_path
 from app.settings import Settings, SettingsStore
 from app.split.session import SplitSession
 from app.translation import tr
@@ -105,12 +106,15 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_selected(self, info: ModelInfo) -> None:
+        self._views.bar.show_selected(info)
+        if is_remote(info.path):
+            self._split.set_elsewhere(split_path(info.path).host)
+            return
         self._split.set_model(info)
         plan = self._settings.current.plans.get(info.path)
         if isinstance(plan, dict):
             self._split.restore(plan)
         self._split.set_state("ready")
-        self._views.bar.show_selected(info)
 
     @Slot(object)
     def _on_suggested(self, choice: Choice) -> None:
@@ -121,7 +125,8 @@ class ModelPresenter(QObject):
     @Slot(object)
     def _on_loading(self, info: ModelInfo) -> None:
         self._views.bar.show_loading(info)
-        self._split.set_state("loading")
+        if not is_remote(info.path):
+            self._split.set_state("loading")
         self._loading_name = info.name
         self._show()
 
@@ -148,8 +153,9 @@ class ModelPresenter(QObject):
         demo = paths.demo_model()
         self._is_demo = demo is not None and loaded.info.path == str(demo)
         self._views.bar.show_loaded(loaded)
-        self._split.set_state("loaded")
-        self._split.set_loaded(loaded)
+        if not is_remote(loaded.info.path):
+            self._split.set_state("loaded")
+            self._split.set_loaded(loaded)
         self._keep(self._settings.current.with_recent(loaded.info.path))
         self._keep_plan()
         self._show()
@@ -162,12 +168,12 @@ class ModelPresenter(QObject):
             self._split.set_state("empty")
         else:
             self._views.bar.show_selected(info)
-            self._split.set_state("ready")
+            self._split.set_state("empty" if is_remote(info.path) else "ready")
         self._show()
 
     @Slot()
     def _keep_plan(self) -> None:
-        if self._models.info is not None:
+        if self._models.info is not None and not is_remote(self._models.info.path):
             current = self._settings.current
             self._keep(current.with_plan(self._models.info.path, self._split.to_dict()))
 

@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 import engine
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
+from app.remote_models.address import is_remote, remote_info
 from app.translation import tr
 from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit
 
@@ -107,11 +108,14 @@ class ModelSession(QObject):
         return bool(wanted)
 
     def open(self, path: str) -> None:
-        """Read a file's header on a thread, then load the model."""
-        if self._is_held:
+        """Read a file's header on a thread, then load the model; a remote one is loaded at once."""
+        if self._is_held and not is_remote(path):
             self._waiting = path
             return
         self._number += 1
+        if is_remote(path):
+            self._open_remote(path)
+            return
         number, suggest = self._number, self._suggest()
 
         def read() -> None:
@@ -122,13 +126,23 @@ class ModelSession(QObject):
         self._reader = threading.Thread(target=read, name="tandem-header", daemon=True)
         self._reader.start()
 
+    def _open_remote(self, path: str) -> None:
+        try:
+            info = remote_info(path)
+        except EngineError as error:
+            self.noticed.emit(Notice.of(error))
+            return
+        self._waiting = ""
+        self._on_read(self._number, info, None)
+
     @Slot()
     def load(self) -> None:
         """Load the selected model with the present plan."""
         if self._info is None or self._must_wait(self._info):
             return
         try:
-            params = self._plan()
+            path = self._info.path
+            params = LoadParams(path) if is_remote(path) else self._plan()
         except EngineError as error:
             self.noticed.emit(Notice.of(error))
             return
@@ -147,11 +161,12 @@ class ModelSession(QObject):
         self.loading.emit(loaded.info)
 
     def _must_wait(self, info: ModelInfo) -> bool:
-        """Return whether there is no engine; `unblock` then opens the model."""
-        if self._is_blocked:
+        """Return whether there is no engine, which a file needs; `unblock` then opens the model."""
+        if self._is_blocked and not is_remote(info.path):
             self._wanted = info.path
             self.blocked.emit(info)
-        return self._is_blocked
+            return True
+        return False
 
     def apply(self, params: LoadParams) -> None:
         """Change the split of the loaded model; the chat goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from app.translation import tr
@@ -12,6 +13,8 @@ LOCAL = {"127.0.0.1", "localhost", "::1"}
 DEFAULT_PATH = "/v1"
 ENDS = ("/chat/completions", "/completions", "/models")
 """Ends of addresses that people copy from examples."""
+
+EXAMPLE = "http://192.168.0.7:11435"
 
 PORTS = {"http": 80, "https": 443}
 
@@ -78,6 +81,11 @@ def short_name(path: str) -> str:
         return one_line(path, 80)
 
 
+def model_caption(path: str) -> str:
+    """Return what a model is called where only its path is known: its file, or its server."""
+    return short_name(path) if is_remote(path) else Path(path).name
+
+
 def parse_url(text: str) -> RemoteAddress:
     """Return the address of a server that a person has typed, such as "nas:11435".
 
@@ -139,5 +147,5 @@ def _unusable(text: str) -> EngineError:
     shown = one_line(text.rpartition("@")[2], 80)  # what stands before an @ may be a password
     return EngineError(
         tr("“{url}” is no address of a server of models.").format(url=shown),
-        tr("Enter one such as http://192.168.0.7:11435."),
+        tr("Enter one such as {url}.").format(url=EXAMPLE),
     )

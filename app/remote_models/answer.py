@@ -36,6 +36,9 @@ DONE: Final = "[DONE]"
 REASONS: Final[Mapping[str, FinishReason]] = {"length": "length"}
 """Our name of the reasons for which an answer ends; all others are an end of the model's own."""
 
+LEAST_S: Final = 0.05
+"""Seconds of text below which its speed is unknown: it has come at once."""
+
 MOST_COUNT: Final = 1 << 40
 
 
@@ -184,7 +187,7 @@ class AnswerReader:
             decode_s=decode_s,
             first_token_s=first_s,
             prompt_per_s=n_read / first_s if first_s else 0.0,
-            decode_per_s=n_later / decode_s if decode_s else 0.0,
+            decode_per_s=n_later / decode_s if decode_s > LEAST_S else 0.0,
         )
 
     def _not_understood(self) -> EngineError:

@@ -57,12 +57,14 @@ class Connection:
 
     Args:
         address: server, to which alone the key goes.
-        key: API key; "" for none.
         stall_s: seconds without a byte after which a stream fails.
+
+    Attributes:
+        key: API key; "" for none.
     """
 
     def __init__(self, address: RemoteAddress, key: str = "", stall_s: float = STALL_S) -> None:
-        self._address, self._key, self._stall_s = address, key, stall_s
+        self._address, self.key, self._stall_s = address, key, stall_s
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._is_aborted = False
@@ -123,8 +125,8 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         """Send a request and check the status of its answer."""
         headers = {"User-Agent": f"tandem/{package_version()}", "Accept": accepts, **ENCODING}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
         method, json_body = ("GET", None) if body is None else ("POST", dict(body))
         verify = _trusted() if url.startswith("https:") else False  # without TLS, that is unused
         with (
@@ -165,7 +167,7 @@ class Connection:
         status, host = response.status_code, self._address.host
         said = self.cleaned(_said(response))
         if status in (401, 403):
-            text = tr("{host} does not accept the key.") if self._key else tr("{host} wants a key.")
+            text = tr("{host} does not accept the key.") if self.key else tr("{host} wants a key.")
             hint = tr("Enter the key that belongs to this server.")
         elif status == 404:
             text = tr("{host} has no such model or address.")
@@ -183,8 +185,8 @@ class Connection:
 
     def cleaned(self, said: str) -> str:
         """Return what a server has said as one short line, without the key."""
-        if self._key:
-            said = said.replace(self._key, "…")
+        if self.key:
+            said = said.replace(self.key, "…")
         return one_line(said, MOST_SAID)
 
     @contextmanager

@@ -105,6 +105,11 @@ class RemoteHost:
         self._listed = ListedModel("")
         self._is_closed = False
 
+    @property
+    def serves_tandem(self) -> bool:
+        """Whether a Tandem serves the model."""
+        return self._listed.is_tandem
+
     def submit(self, command: Command) -> int:
         """Queue a command and return the number that its events will carry."""
         with self._lock:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from app.remote_models.address import RemoteAddress, is_remote
 from engine import (
     Command,
-    EngineHost,
     Failed,
     FallbacksChanged,
     HostEvent,
@@ -21,6 +20,7 @@ from engine import (
 
 if TYPE_CHECKING:
     from app.remote_models.host import RemoteHost
+    from engine import EngineHost
 
 FIRST_REMOTE: Final = 1 << 40
 """Number of the first command to a server; those of a process never get there."""
@@ -28,7 +28,7 @@ FIRST_REMOTE: Final = 1 << 40
 REMOTE_CLOSE_S: Final = 1.0
 """Longest wait in seconds for threads to end that may be looking for a server in vain."""
 
-MakeLocal = Callable[[Callable[[HostEvent], None]], EngineHost]
+MakeLocal = Callable[[Callable[[HostEvent], None]], "EngineHost"]
 
 
 class HostSwitch:
@@ -57,6 +57,16 @@ class HostSwitch:
         self._is_remote = False  # where the loaded model is, or was last
         if starts_local:
             self._engine()
+
+    @property
+    def engine(self) -> EngineHost | None:
+        """The engine of this machine, once it has started."""
+        return self._local
+
+    @property
+    def serves_tandem(self) -> bool:
+        """Whether the loaded model is one of another Tandem."""
+        return self._is_remote and self._remote is not None and self._remote.serves_tandem
 
     def submit(self, command: Command) -> int:
         """Queue a command where it belongs; see `EngineHost`."""

@@ -8,6 +8,7 @@ from app.chat.session import ChatSession
 from app.engine_client import EngineClient, RunningAnswer
 from app.library.page import LibraryPage
 from app.monitor.views.monitor_panel import MonitorPanel
+from app.remote_models.address import is_remote
 from app.shell.side_panels import SidePanels
 from app.split.session import SplitSession
 from engine import Finished
@@ -39,10 +40,13 @@ class AnswerFigures(QObject):
         """Note the speed of an answer; one that shared the model is slower than the model is."""
         if not answer.was_alone:
             return
-        rate = finished.timings.decode_per_s
-        self._split.note_answer(finished)
-        self._side_panels.note_answer(finished, self._client.model)
+        rate, model = finished.timings.decode_per_s, self._client.model
+        is_here = model is not None and not is_remote(model.info.path)
+        if is_here:
+            self._split.note_answer(finished)
+            self._side_panels.note_answer(finished, model)
         if rate > 0:
-            self._library.note_speed(self._client.model, rate)
+            if is_here:
+                self._library.note_speed(model, rate)
             self._monitor.add_rate(rate)  # a short answer ends before the first reading of it
             self._monitor.add_rate(0.0)

@@ -11,6 +11,7 @@ from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, EngineState
 from app.model.session import ModelSession
 from app.notice import Notice
+from app.remote_models.address import is_remote
 from app.translation import tr, tr_n
 
 MINUTE_MS = 60_000
@@ -82,6 +83,8 @@ class IdleUnloader(QObject):
     def _unload(self) -> None:
         model = self._client.model
         if model is None or self._client.state is not EngineState.READY:
+            return
+        if is_remote(model.info.path):  # which takes no memory here
             return
         self._is_leaving = True
         self._models.eject()

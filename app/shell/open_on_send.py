@@ -11,6 +11,7 @@ from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, EngineState
 from app.model.session import ModelSession
 from app.notice import Notice
+from app.remote_models.address import is_remote, short_name
 from app.settings import SettingsStore
 from app.translation import tr
 from engine import one_line
@@ -64,8 +65,10 @@ class OpenOnSend(QObject):
         if not path:
             self.noticed.emit(Notice(text, tr("Open a model first.")))
             return
-        name = one_line(Path(path).stem, 40)
-        action = tr("Load {name} and send").format(name=name)
+        if is_remote(path):
+            action = tr("Connect to {name} and send").format(name=short_name(path))
+        else:
+            action = tr("Load {name} and send").format(name=one_line(Path(path).stem, 40))
         self.noticed.emit(Notice(text, "", "warning", action, lambda: self._load(path)))
 
     def _last(self) -> str:
@@ -73,7 +76,7 @@ class OpenOnSend(QObject):
         if self._models.info is not None:
             return self._models.info.path
         recent = self._settings.current.recent_models
-        return next((path for path in recent if Path(path).is_file()), "")
+        return next((path for path in recent if _is_there(path)), "")
 
     def _load(self, path: str) -> None:
         self._wait()
@@ -101,3 +104,8 @@ class OpenOnSend(QObject):
         chat, self._chat = self._chat, ""
         if chat and chat == self._session.current.id:
             self._composer.submit()
+
+
+def _is_there(path: str) -> bool:
+    """Return whether a model may be opened; nobody asks a server before."""
+    return is_remote(path) or Path(path).is_file()

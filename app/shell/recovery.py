@@ -10,6 +10,7 @@ from app.chat.session import ChatSession
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.model.session import ModelSession
 from app.notice import Notice
+from app.remote_models.address import is_remote
 from app.translation import tr, tr_n
 from engine import EngineCrashed, EngineError, ModelLoaded
 
@@ -69,11 +70,14 @@ class Recovery(QObject):
         lost, selected = self._lost, self._models.info
         if lost is None and selected is None:
             return
+        is_there = lost is not None and is_remote(lost.info.path)
         is_former = lost is not None and selected is not None and selected.path != lost.info.path
         if lost is not None and self._chats.lost_answers:
-            further = tr("Load the former model and go on"), tr("Load again and go on")
+            again = tr("Connect again and go on") if is_there else tr("Load again and go on")
+            further = tr("Load the former model and go on"), again
         else:
-            further = tr("Load the former model"), tr("Load again")
+            again = tr("Connect again") if is_there else tr("Load again")
+            further = tr("Load the former model"), again
         action = further[0] if is_former else further[1]
         self.noticed.emit(Notice.of(error, action=action, on_action=self._load))
 

@@ -77,6 +77,7 @@ class SplitPicture:
         can_load: whether there is a model that can be loaded with the settings.
         has_changed: whether the settings differ from the loaded ones.
         can_apply: whether a loaded model can change to the settings without a reload.
+        elsewhere: name of the server that computes the model in use; "" where this machine does.
         chosen_because: sentence on why these settings were suggested; "" if the person chose them.
     """
 
@@ -98,6 +99,7 @@ class SplitPicture:
     speed: SpeedFigures = field(default_factory=SpeedFigures)
     fit: FitFigures = field(default_factory=FitFigures)
     chosen_because: str = ""
+    elsewhere: str = ""
 
     @property
     def can_start(self) -> bool:

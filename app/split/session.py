@@ -95,6 +95,12 @@ class SplitSession(QObject):
         self.model_changed.emit(info.n_ctx_train if info else 0)
         self._schedule()
 
+    def set_elsewhere(self, server: str) -> None:
+        """Plan for no model: that in use is computed by a server with this name."""
+        self.set_model(None)
+        self.set_state("empty")
+        self._state.elsewhere = server
+
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Use the latest memory figures; while a model loads, those from before stay."""
         self._state.set_snapshots(snapshots)

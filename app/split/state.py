@@ -54,6 +54,7 @@ class SplitState:
         load_state: state of the model in the engine.
         history: undo and redo of the settings.
         speed: predicted and measured speed.
+        elsewhere: name of the server that computes the model in use; "" where this machine does.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SplitState:
         self.loaded: ModelLoaded | None = None
         self._loaded_at = 0.0
         self.load_state: LoadState = "empty"
+        self.elsewhere = ""
         self.history = SettingsHistory()
         self.speed = SpeedSource(machine_factory)
         self._factory = planner_factory
@@ -112,7 +114,7 @@ class SplitState:
     def set_model(self, info: ModelInfo | None) -> None:
         """Plan for this model; None is no model."""
         is_other = info is not None and (self.info is None or self.info.path != info.path)
-        self._model_error = ""
+        self._model_error = self.elsewhere = ""
         self._fit = None
         self.speed.forget()
         try:
@@ -366,6 +368,7 @@ class SplitState:
             speed=self._speed(evaluation, has_changed),
             fit=self._fit_figures(),
             chosen_because=self._chosen_because,
+            elsewhere=self.elsewhere,
         )
 
     def _evaluation(self) -> tuple[Evaluation | None, str]:

@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.views.message_view import AnswerView, UserView
 from app.engine_client import RunningAnswer
 from app.main import Shell
+from app.remote_models.switch import HostSwitch
 from engine import Generate
 from tests.helpers.fake_host import FakeHost
 
@@ -19,7 +20,8 @@ MakeShell = Callable[..., Shell]
 
 
 def host_of(shell: Shell) -> FakeHost:
-    host = shell.client._host
+    assert isinstance(shell.client._host, HostSwitch)
+    host = shell.client._host.engine
     assert isinstance(host, FakeHost)
     return host
 

@@ -25,6 +25,7 @@ with ending_at_once():  # as the program itself imports
     from app import main as program
     from app.chat.message import Message
     from app.notice import Notice
+    from app.remote_models.switch import HostSwitch
     from engine import ProcessHost, Rig, SamplingParams
     from engine.programs import program_command
     from engine.remote import process_host
@@ -94,7 +95,8 @@ class Driver(QObject):
 
     def note(self, **facts: Any) -> None:
         """Write what a person sees now, and the engine's process."""
-        host = self._client._host
+        switch = self._client._host
+        host = switch.engine if isinstance(switch, HostSwitch) else None
         pid = host.pid if isinstance(host, ProcessHost) else None
         line = json.dumps({"at": time.time(), "engine": pid, **facts})
         os.write(1, (line + "\n").encode())

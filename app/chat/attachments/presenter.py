@@ -169,7 +169,7 @@ class AttachmentPresenter(QObject):
     def _room(self, without: DraftFile) -> int:
         """Return the tokens that a file may have beside chat, answer and the files before it."""
         model = self._client.model
-        if model is None:
+        if model is None or not model.n_ctx:  # of a server that does not tell it
             return 1 << 40
         earlier = self.files[: self.files.index(without)]
         used = self._session.current.context_tokens + sum(f.n_tokens or 0 for f in earlier)

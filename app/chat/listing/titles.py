@@ -99,7 +99,8 @@ class ChatTitler(QObject):
         model = self._client.model
         if model is None or not self._is_wanted() or not needs_title(chat):
             return False
-        return chat.context_tokens <= min(LONGEST_CHAT, model.n_ctx - ROOM)
+        n_ctx = model.n_ctx or LONGEST_CHAT + ROOM  # of a server that does not tell it
+        return chat.context_tokens <= min(LONGEST_CHAT, n_ctx - ROOM)
 
     def _ask_for(self, chat: Conversation) -> None:
         assert self._client.model is not None

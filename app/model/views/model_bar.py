@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.model.views.slower_chip import SlowerChip
+from app.remote_models.address import is_remote, model_caption, split_path
 from app.scale import px
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_n
@@ -30,6 +30,7 @@ class ModelBar(QFrame):
 
     open_requested = Signal()
     demo_requested = Signal()
+    remote_requested = Signal()
     recent_chosen = Signal(str)
     load_requested = Signal()
     cancel_requested = Signal()
@@ -92,12 +93,15 @@ class ModelBar(QFrame):
         if has_demo:
             demo = self.menu.addAction(tr("Demo model"))
             demo.triggered.connect(self.demo_requested)
+        remote = self.menu.addAction(tr("Remote model…"))
+        set_tip(remote, tr("A model that another machine computes"))
+        remote.triggered.connect(self.remote_requested)
         if recent:
             self.menu.addSeparator()
             title = self.menu.addAction(tr("Recent"))  # styled menus draw no section titles
             title.setEnabled(False)
         for path in recent:
-            action = self.menu.addAction(caption_text(Path(path).name))
+            action = self.menu.addAction(caption_text(model_caption(path)))
             set_tip(action, path)
             action.setData(path)
             action.triggered.connect(self._choose_recent)
@@ -111,7 +115,7 @@ class ModelBar(QFrame):
     def show_selected(self, info: ModelInfo) -> None:
         """Show a selected model that can be loaded."""
         self._set_info(info)
-        self._show(pills=1, button_text=tr("Load"))
+        self._show(pills=1, button_text=tr("Connect") if is_remote(info.path) else tr("Load"))
         self._on_press = self.load_requested
         set_role(self._button, "primary")
 
@@ -134,6 +138,9 @@ class ModelBar(QFrame):
     def show_loaded(self, loaded: ModelLoaded) -> None:
         """Show the loaded model."""
         self._set_info(loaded.info)
+        if is_remote(loaded.info.path):
+            self._show_connected(loaded)
+            return
         context, kv_type = context_text(loaded.n_ctx), loaded.params.kv_type
         text = tr("{context} context · KV {kv_type}")
         self._context.setText(text.format(context=context, kv_type=kv_type))
@@ -143,6 +150,17 @@ class ModelBar(QFrame):
         self._set_loaded_text(loaded.params)
         self._show(pills=3, button_text=tr("Eject"))
         self.set_fallbacks(loaded.fallbacks)
+        self._on_press = self.eject_requested
+        set_role(self._button, "")
+
+    def _show_connected(self, loaded: ModelLoaded) -> None:
+        """Show a model of a server, which tells no more than its context."""
+        text = tr("{context} context").format(context=context_text(loaded.n_ctx))
+        self._context.setText(text)
+        set_tip(self._context, "")
+        self._loaded.setText(tr("● connected"))
+        set_tip(self._loaded, split_path(loaded.info.path).url)
+        self._show(pills=3 if loaded.n_ctx else 2, button_text=tr("Disconnect"))
         self._on_press = self.eject_requested
         set_role(self._button, "")
 
@@ -170,6 +188,9 @@ class ModelBar(QFrame):
 
     def _set_info(self, info: ModelInfo) -> None:
         self._set_name(info.name)
+        if is_remote(info.path):
+            self._size.setText(tr("remote"))
+            return
         self._size.setText(f"{info.quant} · {decimal_size(info.n_bytes)}")
 
     def _set_loaded_text(self, params: LoadParams) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.remote_models.address import model_caption
 from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import button
@@ -105,7 +104,7 @@ class StartView(QWidget):
     def _fill_recent(self, paths: tuple[str, ...]) -> None:
         _empty(self._recent)
         for path in paths:
-            name = one_line(Path(path).name)
+            name = one_line(model_caption(path))
             made = button("", "quiet", tr("Open {name}").format(name=name))
             made.setText(caption_text(_cut(name, made), 0))
             set_tip(made, path)

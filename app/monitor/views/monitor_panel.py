@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import (
     QFrame,
@@ -34,6 +34,7 @@ from app.theme import theme_signals
 from app.translation import tr, tr_n
 from app.units import GIB, decimal
 from app.widgets.sizes import scaled
+from app.widgets.text import ElidedLabel
 from engine import DeviceInfo, DeviceSnapshot, TokenTimes
 
 MOST_IN_LINE: Final = 4
@@ -46,6 +47,7 @@ class MonitorPanel(QWidget):
 
     Attributes:
         plots: graphs by name; only chosen ones are visible and drawn.
+        server: figures of the server that computes the model in use.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -88,6 +90,12 @@ class MonitorPanel(QWidget):
             self.memory.set_top(max(sizes))
         if self.isVisible():
             self._draw()
+
+    @Slot(str)
+    def show_server(self, text: str) -> None:
+        """Show the figures of the server that computes the model in use; "" for none."""
+        self.server.set_full_text(text)
+        self.server.setVisible(bool(text))
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
         """Add the present rate of all answers, 0 at the end; the next snapshot draws it."""
@@ -174,7 +182,16 @@ class MonitorPanel(QWidget):
     def _build(self) -> None:
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "panel")
-        self._stack = QStackedLayout(self)
+        self.server = ElidedLabel()
+        self.server.setProperty("role", "muted")
+        self.server.setContentsMargins(16, 8, 16, 0)
+        self.server.hide()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.server)
+        self._stack = QStackedLayout()
+        column.addLayout(self._stack, 1)
         self._stack.addWidget(self._make_graphs())
         self._stack.addWidget(self._make_overview())
         self._lay_out()

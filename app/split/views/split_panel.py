@@ -66,6 +66,7 @@ class SplitPanel(SplitLayout):
             picture.speed,
             has_model=picture.has_model,
             chosen=picture.chosen_because,
+            elsewhere=picture.elsewhere,
         )
         self.comparison.set_loaded(loaded, rank_labels(loaded.params.devices if loaded else ()))
         self.problem.setText("\n".join(picture.problems))

@@ -42,13 +42,15 @@ class SplitSummary(QWidget):
         self.show_figures(None, SpeedFigures(), has_model=False)
 
     def show_figures(
-        self, plan: Plan | None, speed: SpeedFigures, *, has_model: bool, chosen: str = ""
-    ) -> None:
+        self, plan: Plan | None, speed: SpeedFigures, *, has_model: bool, chosen: str = "",
+        elsewhere: str = "",
+    ) -> None:  # fmt: skip
         """Show a plan and its speed.
 
         Args:
             has_model: whether a model is selected.
             chosen: sentence on why this plan was suggested; replaces what limits the speed.
+            elsewhere: name of the server that computes the model in use; "" for none.
         """
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
@@ -64,7 +66,9 @@ class SplitSummary(QWidget):
         self.reason.setText(translated(chosen) or limit)
         set_tip(self.reason, limit if chosen else "")
         self.reason.setVisible(forecast is not None)
-        self.note.setText(" ".join(notes(plan, speed)) if plan else _empty_text(has_model))
+        self.note.setText(
+            " ".join(notes(plan, speed)) if plan else _empty_text(has_model, elsewhere)
+        )
         self.note.setVisible(bool(self.note.text()))
 
     def _build(self) -> None:
@@ -116,7 +120,10 @@ def _rooms(plan: Plan) -> Iterator[str]:
         yield tr("Requests at once: {rooms}.").format(rooms=texts[0])
 
 
-def _empty_text(has_model: bool) -> str:
+def _empty_text(has_model: bool, elsewhere: str) -> str:
+    if elsewhere:
+        text = tr("{host} computes the selected model, so there is nothing to split here.")
+        return text.format(host=elsewhere)
     return "" if has_model else tr("Open a model to see what it needs.")
 
 

@@ -1,0 +1,199 @@
+"""Finds models on other machines, and remembers which servers were used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtWidgets import QWidget
+
+from app.background import LatestJob
+from app.notice import Notice
+from app.remote_models.address import RemoteAddress, parse_url
+from app.remote_models.connection import Connection
+from app.remote_models.keys import KeyStore, Place, cleaned_key
+from app.remote_models.models import ListedModel, list_models
+from app.remote_page.views.remote_dialog import RemoteDialog
+from app.settings import Settings, SettingsStore
+from app.translation import tr, tr_n
+from engine import Cancelled, EngineError
+
+
+class RemoteConnecting(QObject):
+    """The dialog of remote models and what it asks of servers and keyring.
+
+    Args:
+        over: parent of the dialog.
+        keep: stores settings and has them written.
+    """
+
+    noticed = Signal(object)  # Notice
+    open_requested = Signal(str)  # address of a model, in the place of a path
+
+    def __init__(
+        self,
+        keys: KeyStore,
+        settings: SettingsStore,
+        keep: Callable[[Settings], None],
+        over: QWidget,
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._keys, self._settings, self._keep = keys, settings, keep
+        self._over = over
+        self.dialog: RemoteDialog | None = None
+        self._connection: Connection | None = None
+        self._listed: RemoteAddress | None = None  # the server whose models are shown
+        self._lister = LatestJob("tandem-remote-list", self)
+        self._lister.done.connect(self._on_listed)
+        self._lister.failed.connect(self._on_failed)
+        self._keeper = LatestJob("tandem-remote-key", self)
+        self._keeper.done.connect(self._on_kept)
+        self._keeper.failed.connect(lambda error: self.noticed.emit(Notice.of(error)))
+
+    @Slot()
+    def open(self) -> None:
+        """Show the dialog."""
+        dialog = self.dialog = RemoteDialog(self._settings.current.servers, self._over)
+        dialog.edited.connect(self._on_edited)
+        dialog.list_requested.connect(self._list)
+        dialog.chosen.connect(self._connect)
+        dialog.forget_requested.connect(self._forget)
+        dialog.finished.connect(self._on_closed)
+        self._on_edited()
+        dialog.open()
+
+    def close(self) -> None:
+        """End all work on threads."""
+        self._abort()
+        self._lister.close()
+        self._keeper.close()
+
+    def _abort(self) -> None:
+        """End the question that is under way."""
+        self._lister.drop()
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _address(self) -> RemoteAddress | None:
+        """Return the server that is typed; None while that is none."""
+        assert self.dialog is not None
+        try:
+            return parse_url(self.dialog.address.currentText())
+        except EngineError:
+            return None
+
+    @Slot()
+    def _on_edited(self) -> None:
+        """Show what is known of the server that is typed, and warn of a key in the open."""
+        if self.dialog is None:
+            return
+        dialog, address = self.dialog, self._address()
+        is_kept = address is not None and self._keys.has(address)
+        has_key = is_kept or bool(dialog.key.text().strip())
+        dialog.show_key(is_kept=is_kept)
+        is_open = address is not None and address.is_in_the_open
+        warning = tr("Without https, others on the way can read your messages.")
+        if has_key:
+            warning = tr("Without https, others on the way can read your messages and the key.")
+        dialog.show_warning(warning if is_open else "")
+        is_known = address is not None and address.url in self._settings.current.servers
+        dialog.forget.setVisible(is_known or is_kept)
+        if self._listed is not None and address != self._listed:
+            self._abort()
+            self._listed = None
+            dialog.show_models(())
+            dialog.show_status("")
+
+    @Slot()
+    def _list(self) -> None:
+        """Ask the server for its models."""
+        assert self.dialog is not None
+        self._abort()
+        try:
+            address = parse_url(self.dialog.address.currentText())
+            typed = cleaned_key(self.dialog.key.text())
+        except EngineError as error:
+            self._on_failed(error)
+            return
+        self._listed = address
+        self.dialog.show_models(())
+        text = tr("Asking {host} …").format(host=address.host)
+        self.dialog.show_status(text, is_busy=True)
+
+        connection = self._connection = Connection(address, typed)
+
+        def ask() -> list[ListedModel]:
+            connection.key = typed or self._keys.get(address)
+            return list_models(address, connection)
+
+        self._lister.run(ask)
+
+    @Slot(object)
+    def _on_listed(self, models: list[ListedModel]) -> None:
+        if self.dialog is None:
+            return
+        self.dialog.show_models(models)
+        n = len(models)
+        text = tr_n("{n} model", "{n} models", n) if n else tr("This server has no model.")
+        self.dialog.show_status(text, is_error=not n)
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        if self.dialog is not None and not isinstance(error, Cancelled):
+            self.dialog.show_models(())
+            self.dialog.show_status(f"{error.message} {error.hint}".strip(), is_error=True)
+
+    @Slot(str)
+    def _connect(self, model: str) -> None:
+        """Keep the key, remember the server and use the model."""
+        assert self.dialog is not None
+        address, typed = self._listed, self.dialog.key.text()
+        if address is None:
+            return
+        self._keep(self._settings.current.with_server(address.url))
+        path = replace(address, model=model).path
+        self.dialog.accept()
+        if not typed.strip():
+            self.open_requested.emit(path)
+            return
+        self._keeper.run(lambda: (path, self._keys.put(address, typed)))
+
+    @Slot(object)
+    def _on_kept(self, kept: tuple[str, Place]) -> None:
+        path, place = kept
+        if place == "file":
+            text = tr("There is no keyring, so the key is in a file that only you can read.")
+            self.noticed.emit(Notice(text))
+        elif place == "nowhere" and path:
+            text = tr("The key cannot be kept: it is used until Tandem closes.")
+            self.noticed.emit(Notice(text, "", "warning"))
+        if path:
+            self.open_requested.emit(path)
+
+    @Slot()
+    def _forget(self) -> None:
+        """Forget the server that is typed, and its key."""
+        assert self.dialog is not None
+        address = self._address()
+        if address is None:
+            return
+        current = self._settings.current
+        servers = tuple(url for url in current.servers if url != address.url)
+        recent = tuple(
+            path for path in current.recent_models if not path.startswith(f"{address.url}#")
+        )
+        self._keep(replace(current, servers=servers, recent_models=recent))
+        self._keeper.run(lambda: ("", self._keys.put(address, "")))
+        self.dialog.address.removeItem(self.dialog.address.findText(address.url))
+        self.dialog.address.setCurrentText("")
+        self.dialog.key.clear()
+
+    @Slot()
+    def _on_closed(self) -> None:
+        self._abort()
+        dialog, self.dialog, self._listed = self.dialog, None, None
+        if dialog is not None:
+            dialog.key.clear()
+            dialog.deleteLater()
