@@ -12,16 +12,22 @@ from app.chat.views.message_view import AnswerView, UserView
 from app.engine_client import RunningAnswer
 from app.main import Shell
 from app.remote_models.switch import HostSwitch
-from engine import Generate
+from engine import EngineHost, Generate
 from tests.helpers.fake_host import FakeHost
 
 MODEL = "/models/tiny.gguf"
 MakeShell = Callable[..., Shell]
 
 
+def engine_of(shell: Shell) -> EngineHost | None:
+    """Return the engine of this machine; None before it has started."""
+    switch = shell.client._host
+    assert switch is None or isinstance(switch, HostSwitch)
+    return switch and switch.engine
+
+
 def host_of(shell: Shell) -> FakeHost:
-    assert isinstance(shell.client._host, HostSwitch)
-    host = shell.client._host.engine
+    host = engine_of(shell)
     assert isinstance(host, FakeHost)
     return host
 

@@ -18,7 +18,7 @@ from app.paths import demo_model
 from app.process.engine_place import VARIABLE, chosen_host
 from app.theme import apply_theme
 from engine import EngineError, ProcessHost, SamplingParams, ThreadHost
-from tests.helpers.shell_driver import ask, banner, shown, until_idle
+from tests.helpers.shell_driver import ask, banner, engine_of, shown, until_idle
 
 WAIT_MS = 60_000
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
@@ -55,7 +55,7 @@ def test_the_program_has_a_child_with_the_engine_which_ends_with_it(number: int)
 
 
 def engine_pid(shell: Shell) -> int:
-    host = shell.client._host
+    host = engine_of(shell)
     assert isinstance(host, ProcessHost)
     assert host.pid is not None
     return host.pid

@@ -33,6 +33,7 @@ from tests.helpers.shell_driver import (
     MakeShell,
     ask,
     banner,
+    engine_of,
     host_of,
     running,
     shown,
@@ -56,7 +57,7 @@ def click(qtbot: QtBot, shell: Shell) -> None:
 
 
 def host(shell: Shell) -> ProcessHost:
-    found = shell.client._host
+    found = engine_of(shell)
     assert isinstance(found, ProcessHost)
     return found
 
