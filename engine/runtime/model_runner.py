@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
@@ -12,18 +11,19 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from torch import Tensor
 
-from engine.errors import CommError, EngineError
-from engine.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, Piece
-from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_rows
+from engine.errors import EngineError
+from engine.forward.batch import FIRST_TOKEN, Batch, Piece
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
 from engine.runtime.cache_memory import CacheMemory
 from engine.runtime.interface import page_groups
-from engine.runtime.passes import micro_batches
 from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.passes.row_sampling import RowSampling
-from engine.runtime.rank import FEW_ROWS, Rank, Replay, rehearsed_rows, token_steps
+from engine.runtime.rank import Rank, Replay, token_steps
+from engine.runtime.recording.one_shot_use import OneShotUse
+from engine.runtime.recording.sizes import RecordedSizes, are_captured, may_repeat, padded
+from engine.runtime.recording.warm_up import warm_up
 
 if TYPE_CHECKING:
     from engine.forward.cache_size import CacheSize
@@ -64,7 +64,7 @@ class ModelRunner:
         ranks: the ranks, in rank order; empty once closed.
         batches: batches of prompts.
         token_source: samples tokens where they are computed; None if the host samples all.
-        one_shots: one-shot all-reduces of the ranks' kernels; None if there are none, or retired.
+        meeting: use of the one-shot all-reduces of the ranks' kernels.
         groups: see `PagedRuntime`.
         n_slots: number of places for the recurrent states of sequences.
         n_single: number of passes over single tokens since the recordings were last dropped, by
@@ -78,8 +78,9 @@ class ModelRunner:
     ) -> None:  # fmt: skip
         self.ranks: list[Rank] = []
         self.token_source: TokenSource | None = None
-        self.one_shots: OneShotControl | None = getattr(executor.group, "one_shots", None)
-        self.n_single = Counter[int]()
+        self.meeting = OneShotUse(getattr(executor.group, "one_shots", None))
+        self._sizes = RecordedSizes()
+        self.n_single = self._sizes.n_single
         self.executor = executor
         self.n_vocab, self.n_ctx, self.n_batch = n_vocab, size.n_ctx, size.n_batch
         self.groups = page_groups(size, sights)
@@ -87,11 +88,13 @@ class ModelRunner:
         self.can_rewind = can_rewind
         self._guard = guard
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
-        self._refusals: dict[int, str] = {}
         self.batches = PromptBatches(executor)
         self._row_sampling: RowSampling | None = None
-        self._has_tried_again = False
-        self._recorded: list[int] = []  # sizes beside one, the one used last at the end
+
+    @property
+    def one_shots(self) -> OneShotControl | None:
+        """One-shot all-reduces of the ranks' kernels; None if there are none, or retired."""
+        return self.meeting.control
 
     @property
     def memory(self) -> CacheMemory:
@@ -103,53 +106,11 @@ class ModelRunner:
         """Whether any rank has kernels whose calls can be recorded or captured."""
         return any(rank.backend.records or rank.backend.captures for rank in self.ranks)
 
-    @property
-    def _captures(self) -> bool:
-        """Whether any rank captures tokens on its device."""
-        return any(rank.backend.captures for rank in self.ranks)
-
-    @property
-    def _n_until_recorded(self) -> int:
-        """Number of tokens computed singly up to the recorded one, which is included.
-
-        The first one allocates what is kept. A capture computes its token without recording first,
-        so there it can be the first one.
-        """
-        return 1 if self._captures else 2
-
     def warm_up(self) -> None:
-        """Compile, record and measure now, so that the first prompt and token do not wait for it.
+        """Compile, record and measure now, so that the first answer does not wait for it."""
+        warm_up(self)
 
-        If the ranks' kernels wait for each other in vain, all is computed once more, then without
-        one-shot all-reduces.
-        """
-        if not self.has_kernels:
-            return
-        while True:
-            try:
-                self._warm_up()
-            except CommError as error:
-                if self.executor.lost or not self._may_try_again(str(error)):
-                    raise
-            else:
-                self._has_tried_again = False
-                return
-
-    def _warm_up(self) -> None:
-        """Compute the passes of `warm_up` once."""
-        for _ in range(self._n_until_recorded):
-            self.compute([0], Batch.of_one(0, 1, 0))
-        if any(rank.backend.compiles for rank in self.ranks):
-            most = min(self.n_ctx, self.n_batch)
-            for n in rehearsed_rows(most):
-                is_done = self._rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
-                if not is_done:
-                    self.compute([0] * n, Batch.of_one(0, n, n - 1))
-            self._try_micro_batches(min(most, micro_batches.TRIED_ROWS))
-        for rank in self.ranks:
-            rank.backend.prepare()
-
-    def _rehearse(self, n: int) -> bool:
+    def rehearse(self, n: int) -> bool:
         """Compute n tokens while no kernel waits for another rank; return whether any could wait.
 
         A device's first pass allocates memory and loads libraries, which waits for its kernels. If
@@ -234,67 +195,22 @@ class ModelRunner:
 
     def _computed_rows(self, ids: Sequence[int], batch: Batch, read: Callable[[Tensor], T]) -> T:
         """Run the rows of a batch; return what `read` makes of their logits."""
-        has_singles = self.has_kernels and self._may_repeat(batch)
-        if not has_singles:
+        ranks = self.ranks
+        if not self.has_kernels or not may_repeat(batch, ranks, can_rewind=self.can_rewind):
             return self._read(lambda: self._computed(ids, batch), read)
-        wide_ids, wide = self._padded(ids, batch)
+        wide_ids, wide = padded(ids, batch, ranks)
         n = len(wide_ids)
         self.n_single[n] += captures_tokens()
-        if all(n in rank.recordings for rank in self.ranks):
-            self._note_recorded(n)
+        if self._sizes.has(n, ranks):
+            self._sizes.note(n, ranks)
             return self._read(lambda: self._replayed(wide_ids, wide)[: len(ids)], read)
-        if self.n_single[n] == self._n_until_recorded and n not in self._refusals:
+        if self._sizes.is_due(n, ranks):
             found = self._read(lambda: self._record(wide_ids, wide)[: len(ids)], read)
-            self._note_recorded(n)
+            self._sizes.note(n, ranks)
             if n == 1:
                 self.sample_on_device(ids[0], batch.pieces[0])
             return found
         return self._read(lambda: self._computed(ids, batch), read)
-
-    def _note_recorded(self, n: int) -> None:
-        """Note that a recording is used, and drop the one on CPUs that was not used for longest."""
-        if n == 1 or self._captures or not all(n in rank.recordings for rank in self.ranks):
-            return
-        self._recorded = [*(size for size in self._recorded if size != n), n]
-        if len(self._recorded) > MOST_RECORDED:
-            dropped = self._recorded.pop(0)
-            self.n_single[dropped] = 0
-            for rank in self.ranks:
-                rank.recordings.pop(dropped, None)
-
-    def _may_repeat(self, batch: Batch) -> bool:
-        """Return whether a pass computes single tokens as a recording of so many would."""
-        pieces = batch.pieces
-        if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
-            return False
-        if len(pieces) > MOST_AT_ONCE:
-            return False
-        if self.can_rewind:
-            return True
-        has_size = not self._captures or len(pieces) in CAPTURED_ROWS
-        return has_size and all(piece.slot == row for row, piece in enumerate(pieces))
-
-    def _padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
-        """Return single tokens as a size that is captured, by computing the last one repeatedly.
-
-        Its keys and values are written to the same place again.
-        """
-        n_more = captured_rows(len(ids)) - len(ids) if self._captures else 0
-        if not n_more:
-            return ids, batch
-        pieces = batch.pieces + batch.pieces[-1:] * n_more
-        return [*ids, *[ids[-1]] * n_more], batch._replace(pieces=pieces)
-
-    def _try_micro_batches(self, n: int) -> None:
-        """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
-        if n < micro_batches.LEAST_ROWS or not any(rank.micro_batches for rank in self.ranks):
-            return
-
-        def compute(in_micro_batches: bool) -> None:
-            self.batches.in_micro_batches = in_micro_batches
-            self.compute([0] * n, Batch.of_one(0, n, n - 1))
-
-        self.batches.in_micro_batches = micro_batches.micro_batches_pay(compute)
 
     def _computed(self, ids: Sequence[int], batch: Batch) -> Tensor:
         """Compute tokens on all ranks, without recordings; return the logits."""
@@ -368,7 +284,7 @@ class ModelRunner:
         """
         ranks = self.ranks
         self.batches.finish()
-        if not self._captures:
+        if not are_captured(ranks):
             return self._logits(lambda rank: ranks[rank].record(ids, batch))
         from engine.gpu.decode.rank_capture import Unproven, capture_on_all
         from engine.gpu.launch.graph import NotRepeatable
@@ -378,29 +294,15 @@ class ModelRunner:
             try:
                 replays, results = capture_on_all(self.executor, tasks, self.one_shots)
             except NotRepeatable as error:
-                if not isinstance(error, Unproven) or not self._may_try_again(str(error)):
+                if not isinstance(error, Unproven) or not self.meeting.may_try_again(str(error)):
                     self._refuse(len(ids), str(error))
                     return self._computed(ids, batch)
             else:
-                self._has_tried_again = False
+                self.meeting.note_success()
                 for rank, part in zip(ranks, replays.parts, strict=True):
                     rank.recordings[len(ids)], rank.refusal = Replay(part), ""
                 self._note_parts(len(ids))
                 return _only(results)
-
-    def _may_try_again(self, why: str) -> bool:
-        """Return whether to repeat what failed because kernels of ranks meet, or might have.
-
-        The first time it is repeated as it was: what had to be allocated or loaded is there by
-        then. The second time one-shot all-reduces are retired.
-        """
-        if self.one_shots is None:
-            return False
-        if self._has_tried_again:
-            return self._retire_one_shots(why)
-        log.info("kernels of the ranks meet once more: %s", why)
-        self._has_tried_again = True
-        return True
 
     @property
     def _gpus(self) -> list[str]:
@@ -419,18 +321,10 @@ class ModelRunner:
         if is_for_gpus and not is_known:
             self.fallbacks.report("exchange", self._gpus, "its kernels cannot do all of them")
 
-    def _retire_one_shots(self, why: str) -> bool:
-        """Stop using one-shot all-reduces; return whether they were in use."""
-        if self.one_shots is None:
-            return False
-        self.one_shots.retire(why)
-        self.one_shots = None
-        return True
-
     def _refuse(self, n: int, why: str) -> None:
         """Give up recording n single tokens, for good."""
         log.warning("%d tokens at once are computed step by step: %s", n, why)
-        self._refusals[n] = why
+        self._sizes.refuse(n)
         if n > 1:
             return
         self.fallbacks.report("graph", self._gpus, why)
@@ -492,11 +386,8 @@ class ModelRunner:
 
     def drop_recordings(self) -> None:
         """Drop the ranks' recordings and the token source."""
-        self.n_single.clear()
-        self._recorded.clear()
         self.token_source = self._row_sampling = None
-        for rank in self.ranks:
-            rank.recordings.clear()
+        self._sizes.clear(self.ranks)
 
     def close(self) -> None:
         """Free everything, and raise nothing; safe to call twice.

@@ -364,7 +364,7 @@ class Warming(ModelRunner):
             [EVERYTHING],
             can_rewind=True,
         )
-        self.one_shots, self._fails = one_shots, fails
+        self.meeting.control, self._fails = one_shots, fails
         self.asked: list[tuple[int, bool]] = []
         rank: Any = SimpleNamespace(
             backend=SimpleNamespace(
@@ -391,7 +391,7 @@ class Capturing(ModelRunner):
             [EVERYTHING],
             can_rewind=True,
         )
-        self.one_shots = one_shots
+        self.meeting.control = one_shots
         rank: Any = SimpleNamespace(
             backend=SimpleNamespace(records=False, captures=True, compiles=False, samples=True),
             micro_batches=None, recordings={}, is_idle=False, refusal="", device=CPU,

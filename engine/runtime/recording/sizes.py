@@ -1,0 +1,100 @@
+"""Passes over single tokens by their number of tokens: which are recorded, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.forward.batch import MOST_AT_ONCE
+from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_rows
+
+if TYPE_CHECKING:
+    from engine.forward.batch import Batch
+    from engine.runtime.rank import Rank
+
+
+def are_captured(ranks: Sequence[Rank]) -> bool:
+    """Return whether any rank captures tokens on its device."""
+    return any(rank.backend.captures for rank in ranks)
+
+
+def n_until_recorded(ranks: Sequence[Rank]) -> int:
+    """Return the number of passes of one size up to the recorded one, which is included.
+
+    The first one allocates what is kept. A capture computes its tokens without recording first, so
+    there it can be the first one.
+    """
+    return 1 if are_captured(ranks) else 2
+
+
+class RecordedSizes:
+    """Numbers of tokens of the passes that are recorded; the recordings lie in the ranks.
+
+    Attributes:
+        n_single: number of passes over single tokens since `clear`, by their number of tokens.
+    """
+
+    def __init__(self) -> None:
+        self.n_single = Counter[int]()
+        self._refused: set[int] = set()
+        self._used: list[int] = []  # sizes beside one, the one used last at the end
+
+    def has(self, n: int, ranks: Sequence[Rank]) -> bool:
+        """Return whether all ranks have a recording of n single tokens."""
+        return all(n in rank.recordings for rank in ranks)
+
+    def is_due(self, n: int, ranks: Sequence[Rank]) -> bool:
+        """Return whether a pass over n single tokens, counted already, is to be recorded."""
+        return self.n_single[n] == n_until_recorded(ranks) and n not in self._refused
+
+    def note(self, n: int, ranks: Sequence[Rank]) -> None:
+        """Note that a recording is used, and drop the one on CPUs that was not used for longest."""
+        if n == 1 or are_captured(ranks) or not self.has(n, ranks):
+            return
+        self._used = [*(size for size in self._used if size != n), n]
+        if len(self._used) > MOST_RECORDED:
+            dropped = self._used.pop(0)
+            self.n_single[dropped] = 0
+            for rank in ranks:
+                rank.recordings.pop(dropped, None)
+
+    def refuse(self, n: int) -> None:
+        """Note that n single tokens cannot be recorded, ever."""
+        self._refused.add(n)
+
+    def clear(self, ranks: Sequence[Rank]) -> None:
+        """Drop all recordings, and count anew."""
+        self.n_single.clear()
+        self._used.clear()
+        for rank in ranks:
+            rank.recordings.clear()
+
+
+def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool:
+    """Return whether a pass computes single tokens as a recording of so many would.
+
+    Args:
+        can_rewind: whether there are no recurrent states, whose places are part of a recording.
+    """
+    pieces = batch.pieces
+    if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
+        return False
+    if len(pieces) > MOST_AT_ONCE:
+        return False
+    if can_rewind:
+        return True
+    has_size = not are_captured(ranks) or len(pieces) in CAPTURED_ROWS
+    return has_size and all(piece.slot == row for row, piece in enumerate(pieces))
+
+
+def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Sequence[int], Batch]:
+    """Return single tokens as a size that is captured, by computing the last one repeatedly.
+
+    Its keys and values are written to the same place again.
+    """
+    n_more = captured_rows(len(ids)) - len(ids) if are_captured(ranks) else 0
+    if not n_more:
+        return ids, batch
+    pieces = batch.pieces + batch.pieces[-1:] * n_more
+    return [*ids, *[ids[-1]] * n_more], batch._replace(pieces=pieces)
