@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.config.load import LoadParams, PeerMode
 from engine.config.sampling import SamplingParams
-from engine.errors import EngineError, ModelFileError, SplitError
+from engine.errors import EngineError
 from engine.events import Generate, StateLoaded, StateSaved
 from engine.generation.answers import Answers
 from engine.generation.occupancy import Occupancy
@@ -28,7 +26,7 @@ from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.generation.scheduling.stream import AnswerStream
 from engine.generation.state_file import StateFiles
-from engine.gguf.identity import model_hash
+from engine.gguf.identity import check_unchanged, model_hash
 from engine.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import explain_faults, has_stopped
@@ -40,15 +38,6 @@ from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
-
-KEPT_BY_A_SPLIT = (
-    "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
-    "control_layers", "rope_scaling", "rope_factor", "rope_base", "chat_template", "fast_prompts",
-)  # fmt: skip
-"""Settings of a load that a loaded model keeps when it is split anew."""
-
-NOTHING: Mapping[str, int] = MappingProxyType({})
-"""An empty mapping that nobody can fill: the default of `reserve`."""
 
 
 def load_model(
@@ -67,7 +56,7 @@ def load_model(
     n_cpu_blocks: int = 0,
     n_cpu_moe: int = 0,
     kv_on_host: bool = False,
-    reserve: Mapping[str, int] = NOTHING,
+    reserve: Mapping[str, int] = arguments.NOTHING,
     p2p: PeerMode = "auto",
     fast_prompts: bool = False,
     on_progress: ProgressSink = ignore,
@@ -273,14 +262,8 @@ class Model(Inquiries):
         Raises:
             EngineError: see `split_as`.
         """
-        changes: dict[str, Any] = {"split": arguments.shares(split)}
-        if devices is not None:
-            changes["devices"] = arguments.device_names(devices)
-        if split_mode is not None:
-            changes["split_mode"] = split_mode
-        if overrides is not None:
-            changes["overrides"] = arguments.override_pairs(overrides)
-        self.split_as(replace(self.params, **changes), on_progress, is_cancelled)
+        params = arguments.split_otherwise(self.params, split, devices, split_mode, overrides)
+        self.split_as(params, on_progress, is_cancelled)
 
     def split_as(
         self,
@@ -299,9 +282,10 @@ class Model(Inquiries):
                 changed, or it was cancelled.
         """
         with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
-            self._check_same(params)
+            self._check_loaded()
+            arguments.check_kept(self.params, params)
             with GGUFFile.open(params.path) as file:
-                self._check_unchanged(file)
+                check_unchanged(file, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
                 with self.scheduler.emptied() as places:
                     runtime = open_runtime(
@@ -309,23 +293,6 @@ class Model(Inquiries):
                     )
                     self.scheduler.move(runtime.runner)
             self.runtime, self.params = runtime, params
-
-    def _check_unchanged(self, file: GGUFFile) -> None:
-        if file.stamps != self._stamps:
-            raise ModelFileError(
-                file.path,
-                f"{file.path.name} has changed since the model was loaded.",
-                "Load it again.",
-            )
-
-    def _check_same(self, params: LoadParams) -> None:
-        self._check_loaded()
-        for name in KEPT_BY_A_SPLIT:
-            if getattr(params, name) != getattr(self.params, name):
-                raise SplitError(
-                    f"A loaded model can be split anew, but its '{name}' cannot change.",
-                    "Load it again for that.",
-                )
 
     @property
     def n_cached(self) -> int:

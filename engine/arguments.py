@@ -1,13 +1,25 @@
-"""Conversion of what callers pass to `engine.api` into the fields of `LoadParams`."""
+"""Conversion of what callers pass to `engine.api` into `LoadParams`, and what can change there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from engine.config.load import ControlVector
+from engine.config.load import ControlVector, LoadParams
 from engine.devices.selection import parse_devices, parse_target
 from engine.errors import SplitError
+
+KEPT_BY_A_SPLIT = (
+    "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
+    "control_layers", "rope_scaling", "rope_factor", "rope_base", "chat_template", "fast_prompts",
+)  # fmt: skip
+"""Settings of a load that a loaded model keeps when it is split anew."""
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+"""An empty mapping that nobody can fill: the default of `reserve`."""
 
 
 def device_names(devices: Sequence[str] | str) -> tuple[str, ...]:
@@ -58,3 +70,39 @@ def reserve_pairs(reserve: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
         NoDevice: a name is not one of a device.
     """
     return tuple((parse_devices(device)[0], n_bytes) for device, n_bytes in reserve.items())
+
+
+def split_otherwise(
+    params: LoadParams,
+    split: Sequence[float] | None,
+    devices: Sequence[str] | str | None,
+    split_mode: str | None,
+    overrides: Sequence[tuple[str, str]] | None,
+) -> LoadParams:
+    """Return parameters of a load with another split; None leaves all but the shares as they are.
+
+    Raises:
+        EngineError: a value makes no sense.
+    """
+    changes: dict[str, Any] = {"split": shares(split)}
+    if devices is not None:
+        changes["devices"] = device_names(devices)
+    if split_mode is not None:
+        changes["split_mode"] = split_mode
+    if overrides is not None:
+        changes["overrides"] = override_pairs(overrides)
+    return replace(params, **changes)
+
+
+def check_kept(params: LoadParams, wanted: LoadParams) -> None:
+    """Check that a loaded model can be split anew as is wanted.
+
+    Raises:
+        SplitError: a setting differs that a loaded model keeps.
+    """
+    for name in KEPT_BY_A_SPLIT:
+        if getattr(wanted, name) != getattr(params, name):
+            raise SplitError(
+                f"A loaded model can be split anew, but its '{name}' cannot change.",
+                "Load it again for that.",
+            )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from engine.errors import ModelFileError
+
 if TYPE_CHECKING:
     from engine.gguf.reader import GGUFFile
 
@@ -32,3 +34,15 @@ def model_hash(file: GGUFFile) -> str:
         start = max(0, len(raw) - SAMPLE_BYTES) // 2
         digest.update(raw[start : start + SAMPLE_BYTES].read().data)
     return digest.hexdigest()
+
+
+def check_unchanged(file: GGUFFile, stamps: object) -> None:
+    """Check that a file is the one that was opened before, see `GGUFFile.stamps`.
+
+    Raises:
+        ModelFileError: another one lies under its path now.
+    """
+    if file.stamps != stamps:
+        raise ModelFileError(
+            file.path, f"{file.path.name} has changed since the model was loaded.", "Load it again."
+        )
