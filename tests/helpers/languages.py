@@ -33,8 +33,9 @@ UPDATE = "python -m tests.helpers.languages update"
 NOT_IN_WINDOW = (
     "app/cli", "app/__main__.py", "app/process/display.py", "app/process/engine_place.py",
     "app/engine_pack/children", "app/process/qt_libraries.py", "app/translation.py",
+    "app/server", "app/engine_client/sharing.py",
 )  # fmt: skip
-"""Files and folders that show nothing in the window; what a terminal shows is English."""
+"""Files and folders that show nothing in the window; what terminals and clients get is English."""
 
 _WITH_CONTEXT = {1: (1,), 2: ((2, "c"), 1)}
 KEYWORDS = {"tr": _WITH_CONTEXT, "tr_later": _WITH_CONTEXT, "tr_n": (1, 2)}

@@ -1,0 +1,211 @@
+"""Sends generated requests to a server: what its OpenAPI page allows, and what it does not.
+
+    python -m tests.fuzz.server_attacker 10000 --seed 1
+
+prints how many answers had which status, the slowest, and the memory. A status of 500 and above, an
+answer that is no document of its kind, one that takes too long, and work that goes on in the engine
+behind the last request are findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import psutil
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+
+from engine import Generate
+from tests.helpers.served import EngineOnThread, Served
+
+SLOWEST_S = 60.0
+"""Seconds after which an answer of a small model is a hang."""
+
+MOST_TOKENS = 8
+"""Most tokens of an answer, so that thousands of requests take minutes."""
+
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
+
+
+@dataclass
+class Findings:
+    """What came of many requests.
+
+    Attributes:
+        statuses: numbers of answers by operation and status.
+        problems: what should not be, each as a sentence.
+        slowest: seconds of the slowest answer, and which it was.
+    """
+
+    statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")
+
+    def note(self, name: str, reply: httpx2.Response, seconds: float, body: object) -> None:
+        """Note an answer, and what is wrong with it."""
+        self.statuses[name, reply.status_code] += 1
+        self.slowest = max(self.slowest, (seconds, name))
+        told = f"{name} with {str(body)[:400]}: {reply.status_code}"
+        if reply.status_code >= 500:
+            self.problems.append(f"{told}: {reply.text[:300]}")
+        elif problem := wrong_document(reply):
+            self.problems.append(f"{told}: {problem}: {reply.text[:300]}")
+        elif seconds > SLOWEST_S:
+            self.problems.append(f"{told} after {seconds:.0f} s")
+
+
+def wrong_document(reply: httpx2.Response) -> str:
+    """Return why an answer is no document of its kind; "" if it is one."""
+    kind = reply.headers.get("content-type", "").partition(";")[0]
+    lines = reply.text.splitlines()
+    if kind == "text/event-stream":
+        found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        found = [line for line in found if line != "[DONE]"]
+    else:
+        found = {"application/x-ndjson": lines, "application/json": [reply.text]}.get(kind, [])
+    for text in found:
+        try:
+            json.loads(text)
+        except ValueError as error:
+            return f"no JSON ({error})"
+    return ""
+
+
+def shorten(body: Any, known: set[str], chance: random.Random) -> Any:
+    """Make a request cheap, and mostly one that is answered: few unknown fields, short answers."""
+    if not isinstance(body, dict):
+        return body
+    if chance.random() < 0.8:
+        body = {key: value for key, value in body.items() if key in known}
+    if chance.random() < 0.9 and isinstance(body.get("model", ""), str):
+        body["model"] = ""
+    lengths = [name for name in LENGTHS if name in known]
+    given_lengths = [name for name in lengths if isinstance(body.get(name), int | float)]
+    for name in given_lengths:
+        body[name] = min(body[name], MOST_TOKENS) if body[name] > 0 else MOST_TOKENS
+    if lengths and not given_lengths:
+        body[lengths[0]] = MOST_TOKENS
+    if "options" in known:
+        body["options"] = {"num_predict": MOST_TOKENS}
+    return body
+
+
+def attack(address: str, n: int, number: int) -> Findings:
+    """Send n requests, shared out evenly between the operations.
+
+    Args:
+        number: number from which all requests follow.
+    """
+    findings, chance = Findings(), random.Random(number)
+    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    with httpx2.Client(base_url=address, timeout=2 * SLOWEST_S, trust_env=False) as client:
+        for operation in operations:
+            name = f"{operation.method.upper()} {operation.path}"
+            known = _fields(schema.raw_schema, operation.path, operation.method)
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+
+                def ask(case: Case, name: str = name, known: set[str] = known) -> None:
+                    body = shorten(case.body, known, chance)
+                    reply, seconds = _sent(client, case, body)
+                    findings.note(name, reply, seconds, body)
+
+                _many(operation, mode, max(1, n // (2 * len(operations))), number, ask)
+    return findings
+
+
+def _fields(document: dict[str, Any], path: str, method: str) -> set[str]:
+    """Return the names of the fields that an operation's body may have."""
+    operation = document["paths"][path][method]
+    if "requestBody" not in operation:
+        return set()
+    found = operation["requestBody"]["content"]["application/json"]["schema"]
+    name = found.get("$ref", "").rpartition("/")[2]
+    return set((document["components"]["schemas"].get(name) or found).get("properties", ()))
+
+
+def _many(operation: Any, mode: GenerationMode, n: int, number: int, ask: Any) -> None:
+    """Call `ask` with n generated cases of an operation."""
+
+    def ask_one(case: Case) -> None:
+        ask(case)
+
+    try:
+        cases = operation.as_strategy(generation_mode=mode)
+        seed(number)(
+            settings(
+                max_examples=n, deadline=None, database=None, phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )(given(case=cases)(ask_one))
+        )()  # fmt: skip
+    except (schemathesis.errors.SchemathesisError, Unsatisfiable):
+        return  # nothing of this kind can be generated, such as a wrong request without a body
+
+
+def _sent(client: httpx2.Client, case: Case, body: Any) -> tuple[httpx2.Response, float]:
+    """Send a case with a body; return the answer and its seconds."""
+    begun = time.perf_counter()
+    content = None
+    if case.method.upper() != "GET":
+        content = body if isinstance(body, bytes) else json.dumps(body, default=str).encode()
+    path = case.formatted_path or case.path
+    reply = client.request(case.method.upper(), path, content=content)
+    return reply, time.perf_counter() - begun
+
+
+def still_running(engine: EngineOnThread, address: str) -> Iterator[str]:
+    """Yield what a server and its engine still do although nobody asks any more."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = httpx2.get(f"{address}/metrics", trust_env=False).text
+        if "tandem_answers_running 0\n" in left:
+            return
+        time.sleep(0.05)
+    n = sum(isinstance(one, Generate) for one in engine.submitted.values())
+    yield f"of {n} answers, some have not ended"
+
+
+def main() -> int:
+    """Attack a server with the demo model, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("n", type=int, help="number of requests")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)  # a line for each unknown field
+    engine = EngineOnThread(parallel=4)
+    process = psutil.Process(os.getpid())
+    try:
+        with Served(engine, has_ollama=True) as server:
+            attack(server.address, 200, args.seed + 1)  # all is imported and compiled by then
+            before = process.memory_info().rss
+            findings = attack(server.address, args.n, args.seed)
+            findings.problems += still_running(engine, server.address)
+            grown = process.memory_info().rss - before
+    finally:
+        engine.close()
+    for (name, status), n in sorted(findings.statuses.items()):
+        sys.stdout.write(f"{n:7} {status} {name}" + "\n")
+    total, seconds = sum(findings.statuses.values()), findings.slowest[0]
+    sys.stdout.write(
+        f"{total} requests, slowest {seconds:.2f} s ({findings.slowest[1]}), "
+        f"memory {grown / 2**20:+.1f} MiB, {len(findings.problems)} findings" + "\n"
+    )
+    sys.stdout.writelines(f"{problem}\n" for problem in findings.problems[:50])
+    return bool(findings.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
