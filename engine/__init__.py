@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         ToolCallBegun,
         ToolCallText,
         Usage,
+        join_texts,
     )
     from engine.generation.scoring import Perplexity, perplexity
     from engine.gguf.header import is_header_whole
@@ -391,6 +392,7 @@ __all__ = [
     "import_plan",
     "inspect_model",
     "is_header_whole",
+    "join_texts",
     "json_escaped",
     "known_facts",
     "known_links",
@@ -477,6 +479,7 @@ _HOME = {
     "generation.results": (
         "AnswerPart", "ContextShifted", "FinishReason", "Finished", "PrefillProgress", "Timings",
         "TokenLogprob", "TokenText", "ToolCallBegun", "ToolCallText", "Usage",
+        "join_texts",
     ),
     "pack": ("delete_pack", "leave_pack", "make_holdable", "pack_folders", "use_pack"),
     "programs": (

@@ -85,8 +85,9 @@ class RequestRecord:
 
     def _note_tokens(self, n: int) -> None:
         elapsed = time.perf_counter() - self.start
+        self.phase = "writing"  # again, where a full context had tokens computed once more
         if not self.n_tokens:
-            self.phase, self.first_token_s, self.n_first = "writing", elapsed, n
+            self.first_token_s, self.n_first = elapsed, n
         self.n_tokens += n
         if elapsed > self.first_token_s:
             later = self.n_tokens - self.n_first

@@ -30,6 +30,7 @@ from engine import (
     Tuned,
     TuneProgress,
     TuneStarted,
+    join_texts,
 )
 
 if TYPE_CHECKING:
@@ -242,5 +243,4 @@ def _together(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Ev
         return None
     if len(first.ids) >= MOST_TOGETHER:
         return None
-    text, ids = first.text + second.text, first.ids + second.ids
-    return index, TokenText(text, ids, first.part, first.logprobs + second.logprobs)
+    return index, join_texts((first, second))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from engine.runtime.timeline import TokenTimes
@@ -96,6 +98,16 @@ class TokenText:
     ids: tuple[int, ...]
     part: AnswerPart = "content"
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+def join_texts(texts: Sequence[TokenText]) -> TokenText:
+    """Return texts of one part of an answer, in their order, as one."""
+    return TokenText(
+        "".join(text.text for text in texts),
+        tuple(chain.from_iterable(text.ids for text in texts)),
+        texts[0].part,
+        tuple(chain.from_iterable(text.logprobs for text in texts)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

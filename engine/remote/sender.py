@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable
 
 from engine.errors import EngineCrashed
 from engine.events import Failed, HostEvent
-from engine.generation.results import PrefillProgress, TokenText
+from engine.generation.results import PrefillProgress, TokenText, join_texts
 from engine.progress import LoadProgress, StateProgress
 from engine.remote.channel import Channel
 from engine.remote.codec import MessageError
@@ -105,7 +104,7 @@ class EventSender:
 
 
 def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
-    """Return events with the text of tokens of an answer in one, up to its next other event.
+    """Return events with the texts of an answer joined, up to its next part or other event.
 
     Writing each by itself would take as long as a small model takes for a token. Answers that run
     at once send theirs in turn; an event that cannot wait keeps its place among all.
@@ -115,20 +114,17 @@ def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
     growing: dict[int, int] = {}  # that place, by generation, where more may follow
     for event in events:
         if isinstance(event.event, TokenText):
-            place = growing.setdefault(event.generation, len(found))
-            tokens.setdefault(place, []).append(event.event)
-            if place < len(found):
+            place = growing.get(event.generation)
+            if place is not None and tokens[place][0].part == event.event.part:
+                tokens[place].append(event.event)
                 continue
+            growing[event.generation] = len(found)
+            tokens[len(found)] = [event.event]
         elif isinstance(event.event, PATIENT):
             growing.pop(event.generation, None)
         else:
             growing.clear()
         found.append(event)
     for place, texts in tokens.items():
-        found[place] = HostEvent(found[place].generation, _joined(texts))
+        found[place] = HostEvent(found[place].generation, join_texts(texts))
     return tuple(found)
-
-
-def _joined(tokens: Sequence[TokenText]) -> TokenText:
-    ids = tuple(chain.from_iterable(token.ids for token in tokens))
-    return TokenText("".join(token.text for token in tokens), ids)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from engine import (
+    AnswerPart,
     EngineCrashed,
     Failed,
     Finished,
     HostEvent,
     StateLoaded,
     Timings,
+    TokenLogprob,
     TokenText,
     TokenTimes,
     Usage,
@@ -98,6 +100,21 @@ def test_only_texts_of_one_answer_that_follow_each_other_are_joined() -> None:
     joined = HostEvent(1, TokenText("12", (1, 2)))
     assert merged(events) == (joined, *events[2:])
     assert merged(()) == ()
+
+
+def test_parts_stay_apart_and_keep_what_is_known_of_their_tokens() -> None:
+    def text(letter: str, part: AnswerPart) -> HostEvent:
+        known = TokenLogprob(ord(letter), -0.5, ((1, -0.25),))
+        return HostEvent(1, TokenText(letter, (ord(letter),), part, (known,)))
+
+    thought = [text("a", "reasoning"), text("b", "reasoning")]
+    said = [text("c", "content"), text("d", "content")]
+    both = [event.event for event in merged([*thought, *said])]
+    assert [(one.text, one.part) for one in both if isinstance(one, TokenText)] == [
+        ("ab", "reasoning"), ("cd", "content"),
+    ]  # fmt: skip
+    told = [known.id for one in both if isinstance(one, TokenText) for known in one.logprobs]
+    assert bytes(told) == b"abcd"
 
 
 def test_tokens_of_answers_that_run_at_once_are_merged_for_each() -> None:
