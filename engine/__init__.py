@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         TuneProgress,
         TuneStarted,
         Unload,
+        model_after,
     )
     from engine.files import (
         atomic_write,
@@ -409,6 +410,7 @@ __all__ = [
     "measure_device",
     "measure_facts",
     "measure_link",
+    "model_after",
     "model_key",
     "one_line",
     "pack_folders",
@@ -470,7 +472,7 @@ _HOME = {
         "Command", "EngineReady", "Event", "Failed", "FallbacksChanged", "Generate", "HostEvent",
         "Load", "LoadState", "ModelLoaded", "ModelResplit", "ModelUnloaded", "Resplit", "SaveState",
         "StateLoaded", "StateSaved", "Tune", "TuneProgress", "TuneStarted", "Tuned",
-        "Unload",
+        "Unload", "model_after",
     ),
     "inquiries.questions": (
         "ApplyTemplate", "CountTokens", "Detokenize", "Detokenized", "Embed", "Embedded",

@@ -320,3 +320,17 @@ class Tune:
 
 
 Command = Load | Resplit | Generate | SaveState | LoadState | Tune | Unload | Question
+
+
+def model_after(event: object, before: ModelLoaded | None) -> ModelLoaded | None:
+    """Return the model that is loaded after an event of the engine; None if there is none.
+
+    Args:
+        before: the model that was loaded until then.
+    """
+    if isinstance(event, ModelLoaded):
+        return event
+    if isinstance(event, ModelResplit | Tuned):
+        return event.model
+    is_lost = isinstance(event, Failed) and event.is_model_lost
+    return None if is_lost or isinstance(event, ModelUnloaded) else before

@@ -17,6 +17,7 @@ from engine import (
     Tuned,
     TuneProgress,
     TuneStarted,
+    model_after,
 )
 
 NONE = -1
@@ -68,14 +69,7 @@ class ModelWork:
 
     def note(self, event: Event) -> None:
         """Update the loaded model after any command, without a signal."""
-        if isinstance(event, ModelLoaded):
-            self.model = event
-        elif isinstance(event, ModelResplit | Tuned):
-            self.model = event.model
-        elif isinstance(event, ModelUnloaded) or (
-            isinstance(event, Failed) and event.is_model_lost
-        ):
-            self.model = None
+        self.model = model_after(event, self.model)
 
     def on_fallbacks(self, event: FallbacksChanged) -> None:
         """Note what makes the loaded model's GPUs slower, whichever command has led to it."""

@@ -18,23 +18,20 @@ from engine import (
     Failed,
     FallbacksChanged,
     LoadProgress,
-    ModelLoaded,
-    ModelResplit,
-    ModelUnloaded,
     PrefillProgress,
     StateProgress,
     TokenText,
     TokenTimes,
     ToolCallBegun,
     ToolCallText,
-    Tuned,
     TuneProgress,
     TuneStarted,
     join_texts,
+    model_after,
 )
 
 if TYPE_CHECKING:
-    from engine import HostEvent
+    from engine import HostEvent, ModelLoaded
 
 PROGRESS = (
     LoadProgress, StateProgress, PrefillProgress, ContextShifted, TokenText, TokenTimes,
@@ -162,16 +159,9 @@ class EngineLink:
 
     def _note(self, event: Event) -> None:
         """Remember what an event says about the model, whoever has sent the command."""
-        if isinstance(event, ModelLoaded):
-            self.model = event
-        elif isinstance(event, ModelResplit | Tuned):
-            self.model = event.model
-        elif isinstance(event, ModelUnloaded):
-            self.model = None
-        elif isinstance(event, Failed) and event.is_model_lost:
-            self.model = None
-            if self.on_loss is not None:
-                self.on_loss(event.error)
+        self.model = model_after(event, self.model)
+        if isinstance(event, Failed) and event.is_model_lost and self.on_loss is not None:
+            self.on_loss(event.error)
 
     def _take(self, number: int, event: Event) -> None:
         if (found := self._asked.get(number)) is None:
