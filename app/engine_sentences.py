@@ -44,6 +44,8 @@ FORMS: Final = (
     tr_later("Load the model again to go on; your chats are kept."),
     tr_later("{device} has stopped working: {problem}."),
     tr_later("Restart Tandem to use {device} again; models still run on the CPU."),
+    tr_later("Port {port} of {host} is in use already."),
+    tr_later("This system does not let you listen on port {port}."),
 )
 """Sentences as the engine makes them; the first that fits is taken."""
 

@@ -42,6 +42,7 @@ from app.process.single_window import OpenRequest
 from app.process.sweeper import Sweeper
 from app.remote_models.address import is_remote
 from app.remote_page.part import RemotePart
+from app.serving.session import ServerSession
 from app.settings import Settings, SettingsStore
 from app.shell.answer_figures import AnswerFigures
 from app.shell.idle import IdleUnloader
@@ -114,7 +115,8 @@ class Shell(QObject):
         self.split = SplitSession(machine_factory=self.start_up.machine, parent=self)
         self._monitor_head = MonitorHead()
         self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
-        self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
+        self.serving = ServerSession(self.client, self.settings, self.keep, self)
+        self.side_panels = SidePanels(self.split, self.client, self.split_panel, self.serving, self)
         self.split_panel.footer.add_button(self.side_panels.find)
         self.window = MainWindow(self._panels())
         self.keeper = SettingsKeeper(app, self.settings, self.window, self)
@@ -165,6 +167,7 @@ class Shell(QObject):
         self.idle.stop()
         self.split.stop()
         self.side_panels.close()
+        self.serving.close()
         self.library.close()
         self.updates.close()
         self.remote.close()
@@ -206,6 +209,7 @@ class Shell(QObject):
         self.models.release()
         if self._rig is None:
             self.poller.start()
+        self.serving.begin()
 
     def keep(self, settings: Settings) -> None:
         """Use other settings, and have them written."""
@@ -213,8 +217,8 @@ class Shell(QObject):
 
     def _panels(self) -> Panels:
         side = self.side_panels
-        monitor = self.monitor, self._monitor_head
-        return Panels(self.split_panel, side.plans, side.map_place, side.links_place, *monitor)
+        places = side.plans, side.map_place, side.links_place, side.server_place
+        return Panels(self.split_panel, *places, self.monitor, self._monitor_head)
 
     def _make_services(self) -> None:
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
@@ -384,6 +388,7 @@ class Shell(QObject):
         window.regenerate_requested.connect(self.session.regenerate)
         window.stop_requested.connect(self.session.stop)
         window.closing.connect(self.close)
+        self.serving.changed.connect(lambda: window.server.show_running(bool(self.serving.address)))
         self.session.busy_changed.connect(window.set_busy)
         self.chat_presenter.opened.connect(window.show_chat)
         self.model_presenter.changed.connect(window.show_name)

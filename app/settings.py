@@ -176,6 +176,12 @@ class Settings:
     speeds: Mapping[str, Any] = _option({}, "Measured speed of each model")
     pending_engine: str = _option("", "Engine whose installation is not finished")
     monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
+    server_port: int = _option(11435, "Port of the server")
+    server_needs_key: bool = _option(False, "Whether the server asks for a key")
+    server_on_network: bool = _option(False, "Whether other machines reach the server")
+    server_for_pages: bool = _option(False, "Whether web pages may ask the server")
+    server_pages: tuple[str, ...] = _option((), "Web pages that may ask the server")
+    server_at_start: bool = _option(False, "Whether the server starts with the window")
 
     auto_titles: bool = _shown(
         True, tr_later("Let the model name new chats"),

@@ -60,17 +60,24 @@ def find_model(models: Models, name: str) -> OfferedModel:
     """Return the model that a client asks for; the first one if it names none.
 
     Raises:
-        Refusal: there is no such model.
+        Refusal: there is no such model, or none at all at the moment.
     """
     offered = models.offered()
+    if not offered:
+        raise no_model()
     for one in offered:
         if name in ("", one.id, *one.others):
             return one
-    names = ", ".join(one.id for one in offered) or "none at all"
+    names = ", ".join(one.id for one in offered)
     raise Refusal(
         404, f"There is no model {name[:100]!r} here; there is {names}.",
         param="model", code="model_not_found",
     )  # fmt: skip
+
+
+def no_model() -> Refusal:
+    """Return the refusal of a request while no model is loaded."""
+    return Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=30)
 
 
 def model_id(path: str) -> str:
@@ -186,7 +193,7 @@ class HeldModel:
 
     async def ready(self, name: str) -> ModelLoaded:
         if self._link.model is None:
-            raise Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=30)
+            raise no_model()
         return self._link.model
 
 

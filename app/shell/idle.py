@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
@@ -86,6 +87,9 @@ class IdleUnloader(QObject):
             return
         if is_remote(model.info.path):  # which takes no memory here
             return
+        if left_ms := self._shared_left_ms():
+            self._timer.start(left_ms)
+            return
         self._is_leaving = True
         self._models.eject()
         text = tr_n(
@@ -94,6 +98,13 @@ class IdleUnloader(QObject):
             self._minutes(), name=model.info.name,
         )  # fmt: skip
         self.noticed.emit(Notice(text, tr("Your next message loads it again.")))
+
+    def _shared_left_ms(self) -> int:
+        """Return the milliseconds until programs that use the server count as unused, too."""
+        sharing, whole_ms = self._client.sharing, self._minutes() * MINUTE_MS
+        if sharing.n_running:
+            return whole_ms
+        return max(0, whole_ms - round(1000 * (time.monotonic() - sharing.used_at)))
 
     @Slot()
     def _on_unloaded(self) -> None:

@@ -37,6 +37,7 @@ from app.chat.views.composer import Composer
 from app.chat.views.message_column import COLUMN_WIDTH
 from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
+from app.serving.views.server_chip import ServerChip
 from app.shell.drop import SUFFIX, DropHint, accept_copy, dropped_model
 from app.translation import tr
 from app.widgets.banner import Banner
@@ -70,6 +71,7 @@ class Panels:
     plans: QWidget
     placement: QWidget
     links: QWidget
+    server: QWidget
     monitor: QWidget
     monitor_head: QWidget
 
@@ -96,7 +98,9 @@ class MainWindow(QMainWindow):
         self.resize(SIZE)
         self.setMinimumHeight(480)  # the width follows from the panels that are shown
         self.model_bar, self.running = ModelBar(self), RunningChip(self)
-        self.model_bar.add_chip(self.running)
+        self.server = ServerChip(self)
+        for chip in (self.server, self.running):
+            self.model_bar.add_chip(chip)
         self.chat_list = ChatList(self)
         self.chat_view = ChatView(self)
         self.start_view = StartView(self)
@@ -113,6 +117,7 @@ class MainWindow(QMainWindow):
         self.chat_list.search_left.connect(self.focus_middle)
         self.chat_view.zoomed.connect(self.zoom_requested)
         self.composer.sampling_clicked.connect(self.toggle_sampling)
+        self.server.clicked.connect(lambda: self.show_dock(self.server_dock, True))
         for page in (self.model_bar, self.start_view):
             page.open_requested.connect(self.pick_model)
         self._make_docks(panels)
@@ -243,12 +248,14 @@ class MainWindow(QMainWindow):
         self.split_dock = self._dock("split", tr("Split"), panels.split, right, panels.plans)
         self.placement_dock = self._dock("map", tr("Map"), panels.placement, right)
         self.links_dock = self._dock("links", tr("Links"), panels.links, right)
+        self.server_dock = self._dock("server", tr("Server"), panels.server, right)
         self.sampling_dock = self._dock("sampling", tr("Sampling"), self.sampling, right)
         self.monitor_dock = self._dock(
             "monitor", tr("Monitor"), panels.monitor, side.BottomDockWidgetArea, panels.monitor_head
         )
         self.right_docks = (
-            self.split_dock, self.placement_dock, self.links_dock, self.sampling_dock,
+            self.split_dock, self.placement_dock, self.links_dock, self.server_dock,
+            self.sampling_dock,
         )  # fmt: skip
         for dock in self.right_docks[1:]:
             self.tabifyDockWidget(self.split_dock, dock)
@@ -278,6 +285,7 @@ class MainWindow(QMainWindow):
         rail.add_panel("split", tr("Split"), self.split_dock)
         rail.add_panel("map", tr("Tensor map"), self.placement_dock)
         rail.add_panel("links", tr("Links between devices"), self.links_dock)
+        rail.add_panel("server", tr("Server for other programs"), self.server_dock)
         rail.add_panel("monitor", tr("Monitor"), self.monitor_dock)
         rail.add_space()
         text = with_keys(tr("Sampling and system prompt"), "sampling")

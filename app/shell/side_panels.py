@@ -1,4 +1,4 @@
-"""Panels beside the split panel: the map of tensors, links, saved plans, the search."""
+"""Panels beside the split panel: tensor map, links, server, saved plans, the search."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from app.cli.command import command_for
 from app.engine_client import EngineClient
 from app.plans.presenter import PlansPresenter
 from app.plans.views.plan_menu import PlanMenu
+from app.serving.session import ServerSession
 from app.split.picture import SplitPicture
 from app.split.session import SplitSession
 from app.translation import tr
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from app.links.views.links_panel import LinksPanel
     from app.placement.presenter import PlacementPresenter
     from app.placement.views.placement_panel import PlacementPanel
+    from app.serving.presenter import ServerPresenter
+    from app.serving.views.server_panel import ServerPanel
     from app.tune.presenter import TunePresenter
     from engine import Prediction, Rig
 
@@ -36,10 +39,11 @@ class SidePanels(QObject):
     Args:
         split: session of the split, which all of them show or change.
         over: parent of the dialog of the search.
+        serving: session of the server.
 
     Attributes:
-        map_place, links_place: places for docks of their own; what is in them is made when it is
-            first seen.
+        map_place, links_place, server_place: places for docks of their own; what is in them is
+            made when it is first seen.
         plans: menu for the title of the split panel.
         find: button that opens the search, for the foot of the split panel.
     """
@@ -47,13 +51,17 @@ class SidePanels(QObject):
     noticed = Signal(object)  # Notice
 
     def __init__(
-        self, split: SplitSession, client: EngineClient, over: QWidget, parent: QObject
-    ) -> None:
+        self, split: SplitSession, client: EngineClient, over: QWidget, serving: ServerSession,
+        parent: QObject,
+    ) -> None:  # fmt: skip
         super().__init__(parent)
         self._split = split
         self.plans = PlanMenu()
         self.map_place = LateWidget(self._make_map)
         self.links_place = LateWidget(self._make_links)
+        self.server_place = LateWidget(self._make_server)
+        self._serving = serving
+        self._server: ServerPresenter | None = None
         self._placement: PlacementPresenter | None = None
         self._links: LinksPresenter | None = None
         self._picture: SplitPicture | None = None
@@ -92,6 +100,11 @@ class SidePanels(QObject):
         """The links between devices."""
         return self.links_place.content
 
+    @property
+    def server(self) -> ServerPanel:
+        """The page of the server."""
+        return self.server_place.content
+
     def _make_map(self) -> PlacementPanel:
         from app.placement.presenter import PlacementPresenter
         from app.placement.views.placement_panel import PlacementPanel
@@ -113,6 +126,14 @@ class SidePanels(QObject):
         self._links.lacks_engine = self._lacks_engine
         if self._picture is not None:
             panel.set_token(_token_time(self._picture))
+        return panel
+
+    def _make_server(self) -> ServerPanel:
+        from app.serving.presenter import ServerPresenter
+        from app.serving.views.server_panel import ServerPanel
+
+        panel = ServerPanel()
+        self._server = ServerPresenter(self._serving, panel, self._client, self)
         return panel
 
     def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
@@ -151,7 +172,9 @@ class SidePanels(QObject):
 
     def close(self) -> None:
         """End all work on threads."""
-        for presenter in (self._placement, self._links, self._plans, self._search):
+        for presenter in (
+            self._placement, self._links, self._server, self._plans, self._search,
+        ):  # fmt: skip
             if presenter is not None:
                 presenter.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 import pytest
 
 from app.engine_sentences import FORMS, _pattern, translated
 from app.notice import Notice
+from app.server.web.running import _not_listening
 from app.translation import use_language
 from engine import EngineError
 from engine.errors import (
@@ -38,6 +40,7 @@ MADE = (
     EngineError("The model has been unloaded."),
     DeviceStopped("cuda:0", "an illegal address"),
     crash_of(Death(1, "", (), False), "while it was idle"),
+    *(_not_listening("127.0.0.1", 80, OSError(n, "")) for n in (errno.EADDRINUSE, errno.EACCES)),
 )
 SPEEDS = (
     *(reason.format(part="47 %") for reason in REASONS.values()),

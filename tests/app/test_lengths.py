@@ -15,6 +15,7 @@ from app.chat.message import AnswerStats, Message
 from app.main import Shell
 from app.notice import Notice
 from app.preferences.page import SettingsPage
+from app.serving.views.server_panel import state_text
 from app.settings import Settings, SettingsStore
 from app.shell.language import start_language
 from app.translation import languages, tr
@@ -26,6 +27,7 @@ from tests.helpers.fake_host import FakeHost, Script
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.main_states import ANSWER, QUESTION, THOUGHT
 from tests.helpers.screenshots import RIG, base_settings
+from tests.helpers.server_views import server_view
 
 SMALL = 1024, 700
 """Width and height of the smallest window in which all must be readable, in pixels."""
@@ -139,6 +141,19 @@ def shortcuts(shell: Shell) -> QWidget:
     return shell.help.shortcuts
 
 
+def server(shell: Shell) -> QWidget:
+    """Show the server's page with all that can be on it."""
+    shown = dock("server")(shell)
+    shell.keep(replace(shell.settings.current, server_needs_key=True, server_for_pages=True))
+    panel = shell.side_panels.server
+    panel.access.pages.setText("localhost")
+    panel.access.pages.editingFinished.emit()
+    panel.show_view(server_view())
+    panel.show_state(is_on=True, state=state_text(server_view()), problem="")
+    shell.window.server.show_running(True)
+    return shown
+
+
 SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "start": lambda shell: shell.window,
     "chat": chat,
@@ -147,6 +162,7 @@ SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "short of memory": short_of_memory,
     "map": dock("map"),
     "links": dock("links"),
+    "server": server,
     "sampling": dock("sampling"),
     "settings": page("settings_page"),
     "models": page("library"),

@@ -25,10 +25,12 @@ from app.engine_client import AnswerStage, RunningAnswer
 from app.main import Shell
 from app.notice import Notice
 from app.paths import demo_model
+from app.serving.views.server_panel import state_text
 from app.translation import tr
 from app.updates import session
 from tests.helpers.engine_states import ENGINE_STATES, patches
 from tests.helpers.screenshots import new_shell, pause, wait, write_models
+from tests.helpers.server_views import server_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,22 @@ def links(shell: Shell) -> QWidget:
     return shell.window
 
 
+def server(shell: Shell) -> QWidget:
+    """Show the page of the server while programs use it."""
+    values = {"server_on_network": True, "server_for_pages": True}
+    shell.serving.key = "J8fM3xQ0vTn5rYk2bWc7hLz9"
+    shell.keep(replace(shell.settings.current, **values))
+    shell.window.show_dock(shell.window.server_dock, True)
+    shell.window.server.show_running(True)
+    pause(300)
+    panel = shell.side_panels.server
+    panel.show_view(server_view())
+    panel.show_state(is_on=True, state=state_text(server_view()), problem="")
+    panel.show_address("http://192.168.1.20:11435/v1", needs_key=True)
+    pause(800)
+    return shell.window
+
+
 def failure(shell: Shell) -> QWidget:
     """Show an error with a way out."""
     text = "The model needs 9.3 GiB, and CPU 0 has 4.1 GiB free."
@@ -290,6 +308,7 @@ STATES: dict[str, Callable[[Shell], QWidget]] = {
     "sampling": sampling,
     "map": tensor_map,
     "links": links,
+    "server": server,
     "failure": failure,
     **ENGINE_STATES,
     "shortcuts": shortcuts,

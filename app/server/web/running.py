@@ -214,17 +214,22 @@ class ServerThread:
 
     def stop(self) -> bool:
         """End the server and its answers; return whether it has ended in time."""
-        thread, loop = self._thread, self._loop
+        thread = self._thread
         if thread is None:
             return True
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has just ended by itself
-                loop.call_soon_threadsafe(self._end)
+        self.call(self._end)
         thread.join(STOP_S)
         if thread.is_alive():
             return False
         self._thread = self._loop = self._server = None
         return True
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Have a function called soon inside the server's loop, unless it has ended."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(function)
 
     def _end(self) -> None:
         if self._server is not None:

@@ -1,0 +1,214 @@
+"""The server as the window has it: on or off, its address, its key, and what went wrong."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app import paths
+from app.background import LatestJob
+from app.engine_client import EngineClient
+from app.engine_sentences import translated
+from app.serving.choices import ServerChoices, choices_of
+from app.settings import Settings, SettingsStore
+from app.translation import tr
+from engine import EngineError
+
+if TYPE_CHECKING:
+    from app.serving.running import RunningServer
+
+KEY_NAME: Final = "server of this window"
+"""Name of the server's key among the keys of other servers."""
+
+KEY_BYTES = 24
+"""Number of random bytes of a new key."""
+
+KEY_CLOSE_S = 0.5
+"""Longest wait for a keyring at the end, in seconds; it may be asking the person something."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a change of the server has come to.
+
+    Attributes:
+        number: number of the change.
+        address: address of the server; "" if none runs.
+        error: why none runs that should; None if that is so.
+    """
+
+    number: int
+    address: str = ""
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptKey:
+    """A key, and whether it is there after a restart."""
+
+    key: str
+    is_kept: bool
+
+
+class ServerSession(QObject):
+    """Starts, restarts and ends the server on threads, as the settings say.
+
+    Args:
+        keep: uses other settings, and has them written.
+
+    Attributes:
+        is_wanted: whether the server is switched on.
+        address: its address while it runs, such as "http://127.0.0.1:11435"; else "".
+        problem: sentences on why it does not run though it was switched on; else "".
+        key: its key; "" until it is known.
+        key_problem: sentence on why the key is lost at the end; else "".
+    """
+
+    changed = Signal()
+    viewed = Signal(object)  # LedgerView
+
+    def __init__(
+        self, client: EngineClient, settings: SettingsStore, keep: Callable[[Settings], None],
+        parent: QObject,
+    ) -> None:  # fmt: skip
+        super().__init__(parent)
+        self._sharing, self._settings, self._keep = client.sharing, settings, keep
+        self.is_wanted = self._has_begun = self._is_closed = False
+        self.address = self.problem = self.key = self.key_problem = ""
+        self._running: RunningServer | None = None  # changed by the job alone
+        self._n_asked = self._n_done = 0
+        self._job = LatestJob("tandem-serving", self)
+        self._job.done.connect(self._on_done)
+        self._key_job = LatestJob("tandem-server-key", self)
+        self._key_job.done.connect(self._on_key)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the window."""
+        return self._settings.current
+
+    @property
+    def choices(self) -> ServerChoices:
+        """What the settings say about the server."""
+        return choices_of(self._settings.current)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the server is being started or ended."""
+        return self._n_asked != self._n_done or (self.is_wanted and not self.address)
+
+    @Slot()
+    def begin(self) -> None:
+        """Start it if it starts with the window; does nothing later."""
+        if not self._has_begun and self._settings.current.server_at_start:
+            self.switch(True)
+        self._has_begun = True
+
+    @Slot(bool)
+    def switch(self, on: bool) -> None:
+        """Start or end the server."""
+        self.is_wanted, self.problem = on, ""
+        self._apply()
+
+    def change(self, **values: Any) -> None:
+        """Change settings of the server, which is started again if it runs."""
+        before = self.choices
+        self._keep(replace(self._settings.current, **values))
+        if self.choices != before:
+            if self.choices.needs_key and not self.key:
+                self.want_key()
+            elif self.is_wanted:
+                self._apply()
+        self.changed.emit()
+
+    @Slot()
+    def want_key(self) -> None:
+        """Find the key, or make one if there is none."""
+        self._key_job.run(lambda: _kept_key(is_new=False))
+
+    @Slot()
+    def renew_key(self) -> None:
+        """Make another key; programs that know the old one are refused from then on."""
+        self._key_job.run(lambda: _kept_key(is_new=True))
+
+    @Slot()
+    def look(self) -> None:
+        """Have `viewed` tell what the server does, if it runs."""
+        if self._running is not None and self.address:
+            self._running.view(self.viewed.emit)
+
+    def close(self) -> None:
+        """End the server, and wait for the threads."""
+        self._is_closed = True
+        self.is_wanted = False
+        self._key_job.close(KEY_CLOSE_S)
+        self._job.close()
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
+
+    def _apply(self) -> None:
+        """Start the server anew, or end it."""
+        choices = self.choices if self.is_wanted else None
+        if choices is not None and choices.needs_key and not self.key:
+            self.want_key()  # which leads back here
+        else:
+            self._n_asked += 1
+            number, key = self._n_asked, self.key if choices and choices.needs_key else ""
+            self._job.run(lambda: self._replace(number, choices, key))
+        self.changed.emit()
+
+    def _replace(self, number: int, choices: ServerChoices | None, key: str) -> _Outcome:
+        """End the server and start another one, if one is wanted; runs on the job's thread."""
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
+        if choices is None or self._is_closed:
+            return _Outcome(number)
+        from app.serving.running import RunningServer  # late: HTTP takes long to import
+
+        server = RunningServer(self._sharing, choices, key)
+        try:
+            server.start()
+        except EngineError as error:
+            return _Outcome(number, error=error)
+        self._running = server
+        return _Outcome(number, server.address)
+
+    @Slot(object)
+    def _on_done(self, outcome: _Outcome) -> None:
+        if outcome.number != self._n_asked:
+            return
+        self._n_done, self.address = outcome.number, outcome.address
+        if outcome.error is not None:
+            self.is_wanted = False
+            hint = tr("Choose another port.")  # the server's own names options of a command
+            self.problem = f"{translated(outcome.error.message)} {hint}"
+        self.changed.emit()
+
+    @Slot(object)
+    def _on_key(self, found: _KeptKey) -> None:
+        is_other, self.key = found.key != self.key, found.key
+        self.key_problem = (
+            "" if found.is_kept else tr("The key cannot be saved. It is lost when Tandem ends.")
+        )
+        if self.is_wanted and is_other and self.choices.needs_key:
+            self._apply()
+        self.changed.emit()
+
+
+def _kept_key(*, is_new: bool) -> _KeptKey:
+    """Return the key that is kept, or a new one, which is kept; waits for the keyring."""
+    from app.remote_models.address import RemoteAddress
+    from app.remote_models.keys import KeyStore
+
+    name, store = RemoteAddress(KEY_NAME), KeyStore(paths.api_keys_file())
+    key = "" if is_new else store.get(name)
+    if key:
+        return _KeptKey(key, is_kept=True)
+    key = secrets.token_urlsafe(KEY_BYTES)
+    return _KeptKey(key, store.put(name, key) != "nowhere")

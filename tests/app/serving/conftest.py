@@ -1,0 +1,59 @@
+"""A window's server before a scripted engine, with a keyring in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QObject
+from pytestqt.qtbot import QtBot
+
+from app import paths
+from app.engine_client import EngineClient
+from app.serving.session import ServerSession
+from app.settings import SettingsStore
+from engine import LoadParams
+from tests.helpers.fake_host import FakeHost, Script
+
+PARAMS = LoadParams("/models/tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def ring(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Put a keyring in memory in place of the system's."""
+    kept: dict[str, str] = {}
+    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
+    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
+    monkeypatch.setattr("keyring.delete_password", lambda _, name: kept.pop(name))
+    return kept
+
+
+@pytest.fixture
+def parent() -> QObject:
+    return QObject()
+
+
+@pytest.fixture
+def client(qtbot: QtBot, parent: QObject, script: Script) -> Iterator[EngineClient]:
+    """Yield a client with a loaded model."""
+    made = EngineClient(lambda on_event: FakeHost(on_event, script), parent)
+    with qtbot.waitSignal(made.loaded):
+        made.load(PARAMS)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def store() -> SettingsStore:
+    """Return settings with a port that is free."""
+    made = SettingsStore(paths.settings_file())
+    made.put(replace(made.current, server_port=0))
+    return made
+
+
+@pytest.fixture
+def session(client: EngineClient, store: SettingsStore, parent: QObject) -> Iterator[ServerSession]:
+    made = ServerSession(client, store, store.put, parent)
+    yield made
+    made.close()
