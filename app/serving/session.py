@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -203,6 +202,8 @@ class ServerSession(QObject):
 
 def _kept_key(*, is_new: bool) -> _KeptKey:
     """Return the key that is kept, or a new one, which is kept; waits for the keyring."""
+    import secrets
+
     from app.remote_models.address import RemoteAddress
     from app.remote_models.keys import KeyStore
 

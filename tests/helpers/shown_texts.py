@@ -60,6 +60,20 @@ NAMES = {
         "conversation. Reply with the title only."
     },
     "app/chat/saving.py": {"restore "},
+    "app/engine_client/sharing.py": {  # for other programs
+        "The engine was replaced.",
+        "Try again in a moment.",
+        "No model is loaded.",
+        "Open one in Tandem.",
+    },
+    "app/serving/session.py": {"server of this window"},
+    "app/serving/views/access.py": {"http://localhost:3000, https://example.org"},
+    "app/serving/views/server_panel.py": {  # for a terminal
+        ' -H "Authorization: Bearer YOUR_KEY"',
+        r'"{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"',
+        '-H "Content-Type: application/json"',
+        "curl ",
+    },
     "app/chat/views/hit_list.py": {"MMM yyyy"},
     "app/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Portion", "Rule", "Table"},
