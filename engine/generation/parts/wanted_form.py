@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.answer_forms.grammars import grammar_of_calls
-from engine.errors import EngineError, PromptError
+from engine.answer_forms.turns import NO_PARAMETERS
+from engine.config.grammar import Grammar
+from engine.constraints.checker import check_grammar
+from engine.errors import EngineError, GrammarError, PromptError
 from engine.text.thinking import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
-    from engine.config.grammar import Grammar
     from engine.config.sampling import SamplingParams
     from engine.constraints.matcher import Matcher
     from engine.generation.constrained.maker import Constraints
@@ -74,11 +76,29 @@ def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) 
         return WantedForm(constraints.checked(grammar, as_text), marks)
     except EngineError as error:
         if choice != "auto":
+            _check_parameters(tools)
             raise PromptError(
                 f"No call can be required of these functions. {error}", "Simplify their schemas."
             ) from error
         log.info("calls are not held to the schemas of their functions: %s", error)
         return WantedForm(None)
+
+
+def _check_parameters(tools: Sequence[Tool]) -> None:
+    """Check the schemas of functions one by one.
+
+    Raises:
+        PromptError: one cannot be used; unlike an error of the grammar that is made of all of
+            them, it names the function and the place in its schema.
+    """
+    for tool in tools:
+        try:
+            check_grammar(Grammar("json_schema", tool.parameters or NO_PARAMETERS))
+        except GrammarError as error:
+            raise PromptError(
+                f"The parameters of the function {tool.name} cannot be used. {error}",
+                "Correct them, or leave tool_choice open.",
+            ) from error
 
 
 def callable_tools(request: AskedForm) -> Sequence[Tool]:
