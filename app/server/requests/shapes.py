@@ -6,6 +6,7 @@ Descriptions are JSON Schema (draft 2020-12), as OpenAPI 3.1 has them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ Schema = dict[str, Any]
 
 @dataclass(slots=True)
 class Notes:
-    """What is noticed while a document is read: the places of fields that nobody knows."""
+    """Observations made while a document is read: the places of unknown fields."""
 
     unknown: list[str] = field(default_factory=list)
 
@@ -62,7 +63,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
-        return "a list"
+        return f"a list of {len(value)}"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
@@ -220,7 +221,10 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True)
 class EitherShape:
-    """A value of one of several shapes; of those of one kind, the first that reads it counts."""
+    """A value of one of several shapes; the first that reads it counts.
+
+    If none does, the error is that of the shape that has read furthest.
+    """
 
     options: tuple[Shape, ...]
 
@@ -235,15 +239,21 @@ class EitherShape:
         fitting = [option for option in self.options if option.fits(value)]
         if not fitting:
             raise wrong(path, self.noun, value)
-        for option in fitting[:-1]:
+        refusals = list[Refusal]()
+        for option in fitting:
             try:
                 return option.read(value, path, notes)
-            except Refusal:
-                continue
-        return fitting[-1].read(value, path, notes)
+            except Refusal as refusal:
+                refusals.insert(0, refusal)
+        raise max(refusals, key=_indices)
 
     def schema(self, named: dict[str, Schema]) -> Schema:
         return {"anyOf": [option.schema(named) for option in self.options]}
+
+
+def _indices(refusal: Refusal) -> list[int]:
+    """Return the indices in the place of a wrong value; the further it was read, the larger."""
+    return [int(index) for index in re.findall(r"\[(\d+)\]", refusal.param or "")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def test_numbers_are_the_same_in_both_encodings_and_from_tokens(client: OpenAI) 
         ({"input": ""}, "is empty"),
         ({"input": []}, "at least 1"),
         ({"input": ["x", ""]}, "is empty"),
+        ({"input": [1, 2, "x"]}, r"input\[2\] must be a whole number"),
         ({"input": [[1, 99999]]}, "from 0 to 1535"),
         ({"input": "x", "dimensions": 12}, "must be 256"),
     ],

@@ -29,6 +29,7 @@ CHAT = "/v1/chat/completions"
             "messages[0].content[0].type", "reads text alone",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        ({"messages": []}, "messages", "a list of at least 1 and at most 10000, not a list of 0."),
         ({"temperature": True}, "temperature", "must be a number from 0.0 to 5.0, not true."),
         ({"temperature": "hot"}, "temperature", 'not "hot".'),
         ({"temperature": 9}, "temperature", "from 0.0 to 5.0, not 9."),
@@ -73,7 +74,7 @@ def test_a_wrong_field_is_named(
     [
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
-        (b"[]", "The request body must be an object, not a list."),
+        (b"[]", "The request body must be an object, not a list of 0."),
         (b'{"temperature": NaN}', "is no number"),
         (b'{"messages": [], "top_p": 1e999}', "too large"),
         (b'{"seed": 1' + b"0" * 5000 + b"}", "is not JSON"),
