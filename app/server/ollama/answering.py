@@ -17,6 +17,7 @@ from app.server.ollama.ollama_request import (
     OllamaGenerateRequest,
     OllamaOptions,
     OllamaTurn,
+    model_of,
 )
 from app.server.openai.forms import ANY_OBJECT
 from app.server.openai.messages import offered_tools
@@ -82,7 +83,7 @@ async def _answer(
     is_chat: bool,
 ) -> Response:  # fmt: skip
     """Answer a command; without one, say that the model is loaded."""
-    model = desk.find(request.model, record)
+    model = desk.find(model_of(request.model), record)
     if command is None:
         await desk.models.ready(model.id)
         return json_response(_nothing_asked(model.id, is_chat=is_chat))

@@ -11,6 +11,7 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.ollama.errors import error_document
 from app.server.ollama.ollama_answer import NS
+from app.server.ollama.ollama_request import model_of
 from app.server.openai.embeddings import MOST_INPUTS, embedded, embedding_inputs
 from app.server.requests.reading import JsonObject, asked
 from app.server.web.responses import AwaitedJson, Document
@@ -36,7 +37,7 @@ async def embed(desk: Desk, record: RequestRecord, request: OllamaEmbedRequest) 
         Refusal: the request cannot be answered.
     """
     begun = time.perf_counter()
-    info = desk.find(request.model, record).info
+    info = desk.find(model_of(request.model), record).info
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
     async def make() -> Document:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.models import OfferedModel
-from app.server.ollama.ollama_request import OllamaShowRequest
+from app.server.ollama.ollama_request import OllamaShowRequest, model_of
 from app.server.web.responses import Document, json_response
 
 VERSION = "0.14.0"
@@ -46,7 +46,7 @@ async def show(desk: Desk, record: RequestRecord, request: OllamaShowRequest) ->
     Raises:
         Refusal: there is no such model.
     """
-    one = desk.find(request.model or request.name, record)
+    one = desk.find(model_of(request.model or request.name), record)
     info = one.info
     facts = {
         "general.architecture": info.architecture, "general.basename": info.name,

@@ -10,6 +10,11 @@ from app.server.openai.sampling import MOST_STOPS, SEEDS
 from app.server.requests.reading import JsonObject, asked, asked_like
 
 
+def model_of(name: str) -> str:
+    """Return the name of a model without the tag that Ollama gives models that have no other."""
+    return name.removesuffix(":latest")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaOptions:
     """Settings of an answer; those of the engine's memory are without effect."""
@@ -37,7 +42,7 @@ class OllamaOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaFunction:
-    """What an assistant has called."""
+    """A function that the assistant has called, with its arguments."""
 
     name: str = asked("Name of the function.")
     arguments: JsonObject | None = asked("Arguments of the call.", None)
@@ -68,7 +73,7 @@ class OllamaTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyOllamaRequest:
-    """What requests for chats and for texts have in common."""
+    """Fields that requests for chats and for texts share."""
 
     model: str = asked("Name of the model; any that is loaded if it is empty.", "")
     stream: bool = asked("Send the answer as it is written.", default=True)
