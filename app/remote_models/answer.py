@@ -43,7 +43,7 @@ MOST_COUNT: Final = 1 << 40
 
 
 class AnswerReader:
-    """What an answer has been so far.
+    """Reader of a streamed answer, with what has come of it so far.
 
     Args:
         command: the request; `in_parts` says how a thought is told.

@@ -16,7 +16,7 @@ MOST_LINES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """What a server does at one moment.
+    """Figures of a server at one moment.
 
     Attributes:
         tokens_per_s: speed of all answers together.

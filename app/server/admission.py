@@ -1,4 +1,4 @@
-"""Places of the engine, and the line before them."""
+"""Admission of answers to the engine: a number of places, and a queue before them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RETRY_S = (1, 60)
 
 
 class Admission:
-    """Places of the engine, and the line before them, in the order of arrival.
+    """Places of the engine, and the queue before them, in the order of arrival.
 
     Args:
         most_running: number of places.

@@ -39,7 +39,7 @@ AnswerEvents = AsyncGenerator[tuple[int, Event], None]
 
 
 class Desk:
-    """What all requests share.
+    """The engine, models, limits and records that all requests share.
 
     Attributes:
         ledger: what is noted of requests.

@@ -1,4 +1,4 @@
-"""What the server does and has done: requests under way, the last ones, and sums of all."""
+"""Record of the server's requests: those under way, the last ones, and sums of all."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class LibraryModels:
             return await self._now.ready(name)
 
     async def _change(self, name: str) -> None:
-        """Go over to another model, once all answers have ended."""
+        """Switch to another model, once all answers have ended."""
         model = next((one for one in self.offered() if one.id == name), None)
         if model is None:
             raise Refusal(404, f"{name[:100]} is not there any more.", code="model_not_found")
@@ -136,7 +136,7 @@ class LibraryModels:
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Forget what waits."""
+        """End the search for models, and the wait for unloading one."""
         self._now.close()
         if self._looking is not None:
             self._looking.cancel()

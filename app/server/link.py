@@ -206,7 +206,7 @@ class AskedEvents(AsyncIterator[tuple[int, Event]]):
         return self._waiting.popleft()
 
     def end(self, index: int | None = None) -> None:
-        """Have one of the commands, or all, end with what it has; its last events still come."""
+        """End one of the commands, or all, where they are; their last events still come."""
         for number in self._numbers if index is None else [self._numbers[index]]:
             self._link.end(number)
 

@@ -170,7 +170,7 @@ class SingleModel:
             self._unloading = None
 
     def close(self) -> None:
-        """Forget what waits."""
+        """End the wait for unloading the model."""
         if self._timer is not None:
             self._timer.cancel()
 

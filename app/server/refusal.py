@@ -1,4 +1,4 @@
-"""The error of a request that is not answered."""
+"""Refusals: errors of requests, with their HTTP status."""
 
 from __future__ import annotations
 

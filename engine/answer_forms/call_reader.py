@@ -21,11 +21,11 @@ class CallTeller(Protocol):
     """Receiver of one call."""
 
     def begin(self, name: str) -> None:
-        """Hear the name of the function; from now on, what is read is a call."""
+        """Receive the name of the function, whose arguments follow."""
         ...
 
     def add(self, text: str) -> None:
-        """Hear more of the arguments."""
+        """Receive more of the arguments."""
         ...
 
 
@@ -131,7 +131,7 @@ class CallReader:
             tell("}")
 
     def _key(self, opening: Mark) -> Reading[str | None]:
-        """Go behind the mark before a value; return the argument's name, None for no mark."""
+        """Skip the mark before a value and return the argument's name; None for no mark."""
         source = self._source
         yield from source.skip_space()
         while True:
@@ -176,4 +176,4 @@ class CallReader:
 
 
 def _ignored(text: str) -> None:
-    """Hear what nobody wants to know."""
+    """Ignore a piece of a call."""

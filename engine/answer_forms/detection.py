@@ -30,7 +30,7 @@ _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
 class Renderable(Protocol):
-    """A chat template."""
+    """Interface of a chat template that can be rendered."""
 
     @property
     def source(self) -> str: ...

@@ -104,7 +104,7 @@ class JsonReader:
         return key
 
     def colon(self) -> Reading[None]:
-        """Go behind the colon behind a key."""
+        """Skip the colon after a key."""
         yield from self._source.skip_space()
         yield from self._source.expect(":")
 
@@ -157,7 +157,7 @@ class JsonReader:
             tell("]")
 
     def _quote(self) -> Reading[str | None]:
-        """Go behind an opening quote; return what closes it, None where there is none."""
+        """Skip an opening quote and return the one that closes it; None where there is none."""
         for opening, closing in (*self._dialect.quotes, ('"', '"')):
             if (yield from self._source.starts(opening)):
                 return closing

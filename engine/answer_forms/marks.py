@@ -75,7 +75,7 @@ class Mark:
 
 
 class _Reader:
-    """Reader of a regular expression of the small kind."""
+    """Reader of a regular expression with as much syntax as marks need."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0

@@ -133,7 +133,7 @@ class AnswerParser:
     def _next_mark(
         self, teller: _PartTeller, watched: Sequence[tuple[Mark, Region | None]]
     ) -> Reading[tuple[re.Match[str], Region | None] | None]:
-        """Tell text up to the next mark, and go behind it; None at the end."""
+        """Tell the text before the next mark, skip the mark and return it; None at the end."""
         source = self._source
         while True:
             best: tuple[re.Match[str], Region | None] | None = None
@@ -258,7 +258,7 @@ class _PartTeller:
             self.has_told = True
 
     def mark(self) -> None:
-        """Hear of a mark: white space beside it is dropped."""
+        """Drop the white space beside a mark."""
         self._spaces, self._is_behind_mark = "", True
 
     def end(self) -> None:
@@ -280,7 +280,7 @@ class _CallTeller:
         self._has_arguments = self.has_begun = False
 
     def begin(self, name: str) -> None:
-        """Tell the name; nobody goes back before the call any more."""
+        """Tell the name; reading cannot go back before the call any more."""
         self._told.append(CallBegun(self._index, name))
         self.has_begun = True
         self._keeping.close()

@@ -52,7 +52,7 @@ class Source:
         return self.text[self.at]
 
     def skip_space(self, spaces: str = " \t\r\n") -> Reading[str]:
-        """Go behind white space; return the character there."""
+        """Skip white space and return the character after it."""
         while (char := (yield from self.peek())) and char in spaces:
             self.at += 1
         return char
@@ -68,7 +68,7 @@ class Source:
         return True
 
     def expect(self, text: str) -> Reading[None]:
-        """Go behind `text`.
+        """Skip `text`.
 
         Raises:
             BrokenForm: something else comes next.

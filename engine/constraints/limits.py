@@ -1,4 +1,4 @@
-"""What a grammar may take; strangers write it."""
+"""Limits of what compiling a grammar may take, as strangers write it."""
 
 from __future__ import annotations
 

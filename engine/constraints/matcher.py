@@ -26,7 +26,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Matcher:
-    """A grammar, and how much of it has been said.
+    """Matcher of one grammar, with the tokens that it has accepted so far.
 
     Attributes:
         trigger: see `Grammar`.

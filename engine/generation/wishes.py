@@ -1,4 +1,4 @@
-"""What a request wishes of its prompt, beside the messages."""
+"""Tools and template variables that a request wishes in its prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"}
 
 @dataclass(frozen=True, slots=True)
 class PromptWishes:
-    """What a request wishes of its prompt.
+    """Tools and template variables that a request wishes in its prompt.
 
     Attributes:
         variables: variables of the chat template.

@@ -1,4 +1,4 @@
-"""What a loaded model is asked between two passes of its answers: questions, answers, who answers.
+"""Questions to a loaded model, answered between two passes of its answers.
 
 Imports no front end: neither `api` nor `host`, and not `events`, which names the questions.
 """

@@ -16,7 +16,7 @@ from engine import LoadParams
 
 @dataclass(frozen=True, slots=True)
 class FurtherModels:
-    """Where further models are, and how each is loaded.
+    """Finder of further models, and of the way in which each is loaded.
 
     Attributes:
         find: looks for their files.

@@ -1,4 +1,4 @@
-"""How Anthropic's protocol tells a refusal."""
+"""Error documents of Anthropic's protocol."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ToolOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolWish:
-    """Which tools the model may or must call."""
+    """The choice of the tools that the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"] = asked("None, any, at least one, or this one.")
     name: str = asked("Name of the tool that must be called.", "")
@@ -68,7 +68,7 @@ class ToolWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingWish:
-    """Whether the model shall think before it answers."""
+    """The wish that the model thinks before it answers, or does not."""
 
     type: Literal["enabled", "disabled", "adaptive"] = asked("Adaptive is the same as enabled.")
     budget_tokens: int | None = asked("Without effect.", None)
@@ -95,7 +95,7 @@ class OutputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What is asked, and with which tools; its tokens can be counted."""
+    """A conversation with its tools, whose tokens can be counted."""
 
     model: str = asked("Name of the model; any that is loaded if it is empty.")
     messages: tuple[MessageTurn, ...] = asked("The conversation.", least=1, most=MOST_MESSAGES)

@@ -1,4 +1,4 @@
-"""How Ollama's protocol tells a refusal."""
+"""Error documents of Ollama's protocol."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class ContentPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction:
-    """What an assistant has called."""
+    """A function that the assistant has called, with its arguments."""
 
     name: str = asked("Name of the function.")
     arguments: str | JsonObject = asked("Text of a JSON object.", "{}")
@@ -114,7 +114,7 @@ class ResponseFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What a stream has beside the answer."""
+    """Further content of a stream, beside the answer."""
 
     include_usage: bool = asked("Send the numbers of tokens at the end.", default=False)
     include_obfuscation: bool | None = asked("Without effect.", None)
@@ -122,7 +122,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyCompletion(SamplingFields):
-    """What requests for chat completions and for completions have in common."""
+    """Fields that requests for chat completions and for completions share."""
 
     model: str = asked("Name of the model; any that is loaded if it is empty.", "")
     stream: bool = asked("Send the answer as it is written.", default=False)

@@ -1,4 +1,4 @@
-"""How OpenAI's protocol tells a refusal."""
+"""Error documents of OpenAI's protocol."""
 
 from __future__ import annotations
 

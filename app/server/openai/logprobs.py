@@ -1,4 +1,4 @@
-"""How likely the tokens of an answer were, in the forms of both kinds of completions."""
+"""Documents of the probabilities of tokens, for chat completions and for completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests of OpenAI's protocol say about sampling and the end of answers."""
+"""Sampling and the end of answers, as requests of OpenAI's protocol ask for them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class TextFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextConfig:
-    """What the text of an answer is like."""
+    """Settings of the text of an answer."""
 
     format: TextFormat | None = asked("The form of the answer.", None)
     verbosity: str | None = asked("Without effect.", None)
@@ -75,7 +75,7 @@ class TextConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningWish:
-    """How much the model thinks."""
+    """The wish for how much the model thinks."""
 
     effort: Effort | None = asked("How much the model thinks, if it can.", None)
     summary: str | None = asked("Without effect: thoughts come as they are.", None)

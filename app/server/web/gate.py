@@ -1,4 +1,4 @@
-"""Who may ask: hosts, web pages and keys are checked before anything else.
+"""Access control: hosts, web pages and keys are checked before anything else.
 
 A web page of anywhere can make a browser send requests to this machine, also under a name that its
 owner points here (DNS rebinding). So only names of this machine count, and pages that are listed.

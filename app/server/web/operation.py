@@ -1,4 +1,4 @@
-"""What a server can be asked: path, request and what answers it, as one declaration."""
+"""Operations of a server: path, request and handler in one declaration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Act = Callable[[Desk, RequestRecord, Any], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path.
+    """An HTTP method of a path, with its request and its handler.
 
     Attributes:
         path: path as Starlette writes it.

@@ -21,7 +21,7 @@ GAP = b"\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ConstraintState:
-    """How far an answer is.
+    """State of one answer with a form: what has come of it, and what may come next.
 
     Attributes:
         waits: texts that come before the grammar begins, in this order; anything may stand before

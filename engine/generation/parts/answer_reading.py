@@ -1,4 +1,4 @@
-"""How an answer that comes in parts is read: by which form, and from where."""
+"""Reading of an answer in parts: its form, and the place where it begins."""
 
 from __future__ import annotations
 

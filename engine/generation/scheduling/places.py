@@ -21,7 +21,7 @@ CHECKPOINT_BYTES = 2 << 30
 
 @dataclass(eq=False, slots=True)
 class CachePlace:
-    """CachePlace of one sequence in the cache.
+    """Place of one sequence in the cache.
 
     Attributes:
         sequence: its tokens and pages.
