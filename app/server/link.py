@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
+from app.server.refusal import Refusal
 from engine import (
     Command,
     ContextShifted,
@@ -87,7 +88,7 @@ class EngineLink:
         with self._lock:
             self._loop, self._is_woken = None, False
             self._arrived.clear()
-        self.fail(EngineError("The server has been stopped."))
+        self.fail(Refusal(503, "The server has been stopped."))
 
     def on_event(self, event: HostEvent) -> None:
         """Take an event of the engine, on any thread; the loop is woken once for many."""
@@ -214,7 +215,7 @@ class AskedEvents(AsyncIterator[tuple[int, Event]]):
         """Add an event; return False if too many are unread, which ends the command."""
         is_too_much = not is_last and len(self._waiting) >= MOST_UNREAD
         if is_too_much:
-            event = Failed(EngineError("The answer was not read."))
+            event = Failed(Refusal(408, "The answer was not read."))
         self._n_running -= is_last or is_too_much
         if self._waiting and (both := _together(self._waiting[-1], (index, event))):
             self._waiting[-1] = both

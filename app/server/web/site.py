@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.server.anthropic.operations import ANTHROPIC
-from app.server.desk import Desk
+from app.server.desk import Desk, refusal_of
 from app.server.ledger import RequestRecord
 from app.server.ollama.operations import OLLAMA
 from app.server.openai.errors import error_document
@@ -28,6 +28,7 @@ from app.server.web.openapi import openapi_document
 from app.server.web.operation import Operation
 from app.server.web.responses import json_response, refusal_response
 from app.server.web.state_routes import STATE
+from engine import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ def _route(desk: Desk, operation: Operation) -> Route:
         record.route = f"{operation.method} {operation.path}"
         try:
             return await operation.act(desk, record, await _asked(desk, operation, request))
-        except Refusal as refusal:
+        except EngineError as error:
+            refusal = refusal_of(error)
             record.problem = str(refusal)
             return refusal_response(refusal, operation.shape)
 

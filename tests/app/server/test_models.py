@@ -139,7 +139,8 @@ def test_a_link_that_closes_fails_what_waits() -> None:
         loading = asyncio.create_task(models.load())
         await asyncio.sleep(0)
         link.close()
-        with pytest.raises(EngineError, match="has been stopped"):
+        with pytest.raises(Refusal, match="has been stopped") as caught:
             await loading
+        assert caught.value.status == 503
 
     play(act, Script(hold=True))

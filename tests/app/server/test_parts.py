@@ -13,6 +13,7 @@ from engine import (
     EngineCrashed,
     Event,
     Grammar,
+    ModelFileError,
     PrefillProgress,
     TokenLogprob,
     TokenText,
@@ -177,10 +178,20 @@ def test_a_crash_in_a_stream_is_an_event(asked: OpenAI, script: Script) -> None:
 
 def test_without_a_model_requests_may_come_again(asked: OpenAI, script: Script) -> None:
     script.answer_error, script.loses_model = EngineCrashed("The engine has ended."), True
-    for status in (500, 404):
+    for status in (500, 503):
         with pytest.raises(APIStatusError) as caught:
             asked.chat.completions.create(model="", messages=USER)
         assert caught.value.status_code == status
+
+
+def test_a_model_file_that_is_gone_is_told(asked: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise ModelFileError(path, "the file is gone")
+
+    monkeypatch.setattr("engine.load_tokenizer", fail, raising=False)
+    with pytest.raises(APIStatusError, match="the file is gone") as caught:
+        asked.chat.completions.create(model="", messages=USER, logprobs=True)
+    assert caught.value.status_code == 500
 
 
 def test_prompts_are_in_the_log_only_if_wanted(
