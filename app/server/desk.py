@@ -15,6 +15,7 @@ from app.server.refusal import Refusal
 from app.server.settings import ServerSettings
 from engine import (
     Cancelled,
+    Command,
     ContextOverflow,
     DeviceError,
     EngineCrashed,
@@ -62,6 +63,18 @@ class Desk:
         found = find_model(self.models, name)
         record.model = found.id
         return found
+
+    async def run(self, record: RequestRecord, command: Command) -> Event:
+        """Return the closing event of a command for the model that `find` has found.
+
+        Raises:
+            Refusal: the model cannot be loaded, or cannot answer the command.
+        """
+        await self.models.ready(record.model)
+        try:
+            return await self.link.run(command)
+        except EngineError as error:
+            raise refusal_of(error) from None
 
     async def answers(
         self, record: RequestRecord, n: int, make: MakeCommands, ending: set[int] | None = None

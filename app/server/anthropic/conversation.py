@@ -12,6 +12,8 @@ from app.server.anthropic.message_request import (
     ResultBlock,
     ToolOffer,
 )
+from app.server.openai.forms import json_form
+from app.server.openai.messages import described_tool
 from app.server.refusal import bad_value
 from engine import ChatMessage, Grammar, Tool, ToolCall
 
@@ -101,9 +103,7 @@ def offered_tools(offers: Sequence[ToolOffer]) -> tuple[Tool, ...]:
         if offer.type != "custom":
             text = f"tools[{at}] is of the type {offer.type[:40]!r}, which only its maker can run."
             raise bad_value(f"tools[{at}]", text)
-        schema = offer.input_schema
-        parameters = "" if schema is None else json.dumps(schema, ensure_ascii=False)
-        found.append(Tool(offer.name, offer.description, parameters))
+        found.append(described_tool(offer.name, offer.description, offer.input_schema))
     return tuple(found)
 
 
@@ -129,6 +129,4 @@ def form_of(request: Conversation) -> Grammar | None:
     asked = request.output_format
     if request.output_config is not None and request.output_config.format is not None:
         asked = request.output_config.format
-    if asked is None:
-        return None
-    return Grammar("json_schema", json.dumps(asked.schema, ensure_ascii=False))
+    return None if asked is None else json_form(asked.schema)

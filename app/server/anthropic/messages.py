@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from starlette.responses import Response
 
 from app.server.anthropic.conversation import chat_messages, form_of, offered_tools, tool_choice
 from app.server.anthropic.errors import error_document
 from app.server.anthropic.message_answer import MessageAnswer, error_event
 from app.server.anthropic.message_request import Conversation, MessageRequest
-from app.server.desk import Desk, refusal_of
+from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat import EFFORTS
-from app.server.openai.sampling import SamplingFields, sampling_of
+from app.server.openai.sampling import SamplingFields, sampled
 from app.server.refusal import bad_value
 from app.server.web.responses import AwaitedJson, EventStream, json_response
-from engine import ApplyTemplate, EngineError, Generate, ModelLoaded, TemplateApplied
+from engine import ApplyTemplate, Generate, TemplateApplied
 
 
 async def create_message(desk: Desk, record: RequestRecord, request: MessageRequest) -> Response:
@@ -31,12 +29,7 @@ async def create_message(desk: Desk, record: RequestRecord, request: MessageRequ
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k,
         stop=request.stop_sequences or None,
     )  # fmt: skip
-
-    def make(loaded: ModelLoaded) -> list[Generate]:
-        n_vocab = loaded.info.n_vocab
-        (params,) = sampling_of(fields, desk.settings.sampling, n_vocab, request.max_tokens)
-        return [replace(template, sampling=params)]
-
+    make = sampled(template, fields, desk.settings.sampling, request.max_tokens)
     ending: set[int] = set()
     events = desk.answers(record, 1, make, ending)
     answer = MessageAnswer(request, model.id, ending)
@@ -52,16 +45,13 @@ async def count_tokens(desk: Desk, record: RequestRecord, request: Conversation)
     Raises:
         Refusal: the model does not take the conversation.
     """
-    await desk.models.ready(desk.find(request.model, record).id)
+    desk.find(request.model, record)
     asked = message_command(request)
     command = ApplyTemplate(
         asked.messages, asked.tools, continue_last=asked.continue_last, thinks=asked.thinks,
         effort=asked.effort,
     )  # fmt: skip
-    try:
-        done = await desk.link.run(command)
-    except EngineError as error:
-        raise refusal_of(error) from None
+    done = await desk.run(record, command)
     assert isinstance(done, TemplateApplied), "the closing event of this command"
     return json_response({"input_tokens": done.n_tokens})
 

@@ -19,12 +19,12 @@ from app.server.ollama.ollama_request import (
     OllamaTurn,
     model_of,
 )
-from app.server.openai.forms import ANY_OBJECT
+from app.server.openai.forms import json_form
 from app.server.openai.messages import offered_tools
-from app.server.openai.sampling import SamplingFields, sampling_of
+from app.server.openai.sampling import SamplingFields, sampled
 from app.server.refusal import bad_value
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_response
-from engine import ChatMessage, Generate, Grammar, ModelLoaded, ToolCall
+from engine import ChatMessage, Generate, Grammar, ToolCall
 
 LINES = "application/x-ndjson"
 
@@ -98,13 +98,8 @@ async def _answer(
     )
     options = request.options or OllamaOptions()
     fields = sampling_fields(options)
-
-    def make(loaded: ModelLoaded) -> list[Generate]:
-        n_vocab, defaults = loaded.info.n_vocab, desk.settings.sampling
-        most = None if options.num_predict is None else max(-1, options.num_predict)
-        (params,) = sampling_of(fields, defaults, n_vocab, most)
-        return [replace(template, sampling=params)]
-
+    most = None if options.num_predict is None else max(-1, options.num_predict)
+    make = sampled(template, fields, desk.settings.sampling, most)
     events = desk.answers(record, 1, make)
     answer = OllamaAnswer(model.id, is_chat=is_chat)
     if request.stream:
@@ -132,10 +127,10 @@ def _form_of(request: AnyOllamaRequest) -> Grammar | None:
     if asked is None or asked == "":
         return None
     if isinstance(asked, dict):
-        return Grammar("json_schema", json.dumps(asked, ensure_ascii=False))
+        return json_form(asked)
     if asked != "json":
         raise bad_value("format", 'format must be "json" or a JSON schema.')
-    return Grammar("json_schema", ANY_OBJECT)
+    return json_form(None)
 
 
 def _nothing_asked(model: str, *, is_chat: bool) -> Document:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
 
 from starlette.responses import Response
 
@@ -15,10 +13,10 @@ from app.server.openai.chat_request import ChatRequest
 from app.server.openai.errors import error_document
 from app.server.openai.forms import form_of
 from app.server.openai.messages import chat_messages, offered_tools, tool_choice
-from app.server.openai.sampling import sampling_of
+from app.server.openai.sampling import sampled
 from app.server.refusal import bad_value
 from app.server.web.responses import AwaitedJson, EventStream
-from engine import Generate, ModelLoaded, SamplingParams
+from engine import Generate
 
 EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that the engine has under another name."""
@@ -33,13 +31,9 @@ async def chat_completions(desk: Desk, record: RequestRecord, request: ChatReque
     model = desk.find(request.model, record)
     refuse_unsupported(request)
     template = chat_command(request)
-
-    def make(loaded: ModelLoaded) -> list[Generate]:
-        limit = request.max_completion_tokens
-        most = request.max_tokens if limit is None else limit
-        n_vocab = loaded.info.n_vocab
-        return with_sampling(template, sampling_of(request, desk.settings.sampling, n_vocab, most))
-
+    limit = request.max_completion_tokens
+    most = request.max_tokens if limit is None else limit
+    make = sampled(template, request, desk.settings.sampling, most)
     ending: set[int] = set()
     events = desk.answers(record, request.n, make, ending)
     spell = await desk.spelling.of(model.info.path) if request.logprobs else None
@@ -94,8 +88,3 @@ def chat_command(request: ChatRequest) -> Generate:
         grammar=form_of(request),
         n_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-
-
-def with_sampling(template: Generate, all_params: Sequence[SamplingParams]) -> list[Generate]:
-    """Return a command for each of several settings of sampling."""
-    return [replace(template, sampling=params) for params in all_params]

@@ -11,13 +11,13 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from app.server.desk import Desk, refusal_of
+from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.errors import error_document
 from app.server.refusal import bad_value
 from app.server.requests.reading import asked
 from app.server.web.responses import AwaitedJson, Document
-from engine import Embed, Embedded, EngineError
+from engine import Embed, Embedded
 
 MOST_INPUTS = 2048
 """Largest number of texts of a request, as in OpenAI's protocol."""
@@ -70,11 +70,7 @@ async def embedded(desk: Desk, record: RequestRecord, command: Embed) -> Embedde
         Refusal: they cannot be computed.
     """
     async with desk.admission.places(1):
-        await desk.models.ready(record.model)
-        try:
-            done = await desk.link.run(command)
-        except EngineError as error:
-            raise refusal_of(error) from None
+        done = await desk.run(record, command)
     assert isinstance(done, Embedded), "the closing event of this command"
     record.n_prompt = done.n_tokens
     return done

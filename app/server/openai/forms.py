@@ -6,6 +6,7 @@ import json
 
 from app.server.openai.chat_request import AnyCompletion, ResponseFormat
 from app.server.refusal import bad_value
+from app.server.requests.reading import JsonObject
 from engine import Grammar
 
 ANY_OBJECT = '{"type": "object"}'
@@ -24,7 +25,7 @@ def form_of(request: AnyCompletion) -> Grammar | None:
     if request.regex:
         asked.append(Grammar("regex", request.regex))
     if request.response_format is not None and request.response_format.type != "text":
-        asked.append(Grammar("json_schema", _schema(request.response_format)))
+        asked.append(json_form(_schema(request.response_format)))
     if len(asked) > 1:
         raise bad_value(
             "response_format", "Only one of response_format, grammar and regex can be asked for."
@@ -32,12 +33,17 @@ def form_of(request: AnyCompletion) -> Grammar | None:
     return asked[0] if asked else None
 
 
-def _schema(asked: ResponseFormat) -> str:
-    """Return the text of the JSON schema that is asked for."""
-    schema = asked.schema
-    if asked.type == "json_schema":
-        if asked.json_schema is None:
-            place = "response_format.json_schema"
-            raise bad_value(place, f"{place} is missing.")
-        schema = asked.json_schema.schema
-    return ANY_OBJECT if schema is None else json.dumps(schema, ensure_ascii=False)
+def _schema(asked: ResponseFormat) -> JsonObject | None:
+    """Return the JSON schema that is asked for; None for any object."""
+    if asked.type != "json_schema":
+        return asked.schema
+    if asked.json_schema is None:
+        place = "response_format.json_schema"
+        raise bad_value(place, f"{place} is missing.")
+    return asked.json_schema.schema
+
+
+def json_form(schema: JsonObject | None) -> Grammar:
+    """Return the form of JSON with a schema, or of any object."""
+    text = ANY_OBJECT if schema is None else json.dumps(schema, ensure_ascii=False)
+    return Grammar("json_schema", text)

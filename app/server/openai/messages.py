@@ -14,6 +14,7 @@ from app.server.openai.chat_request import (
     ToolCallTurn,
 )
 from app.server.refusal import bad_value
+from app.server.requests.reading import JsonObject
 from engine import ChatMessage, Tool, ToolCall
 
 ROLES = {"developer": "system", "function": "tool"}
@@ -90,10 +91,17 @@ def offered_tools(tools: Sequence[OfferedTool]) -> tuple[Tool, ...]:
         if tool.type != "function" or tool.function is None:
             raise bad_value(f"tools[{at}]", f"tools[{at}] is no function; only these are offered.")
         function = tool.function
-        schema = function.parameters
-        text = "" if schema is None else json.dumps(schema, ensure_ascii=False)
-        found.append(Tool(function.name, function.description, text))
+        found.append(described_tool(function.name, function.description, function.parameters))
     return tuple(found)
+
+
+def described_tool(name: str, description: str, schema: JsonObject | None) -> Tool:
+    """Return a function that the model may call.
+
+    Args:
+        schema: JSON schema of its arguments; None for no word about them.
+    """
+    return Tool(name, description, "" if schema is None else json.dumps(schema, ensure_ascii=False))
 
 
 def tool_choice(request: ChatRequest) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from app.server.desk import MakeCommands
 from app.server.refusal import Refusal, bad_value
 from app.server.requests.reading import asked, asked_like
-from engine import EngineError, SamplingParams
+from engine import EngineError, Generate, ModelLoaded, SamplingParams
 
 MOST_CHOICES = 16
 """Largest number of answers to one request."""
@@ -109,6 +110,22 @@ def sampling_of(
     if seed is None or seed < 0:
         return [replace(params, seed=None)] * request.n
     return [replace(params, seed=(seed + index) % SEEDS) for index in range(request.n)]
+
+
+def sampled(
+    template: Generate, request: SamplingFields, defaults: SamplingParams, max_tokens: int | None
+) -> MakeCommands:
+    """Return what makes the commands of a request: a template with the settings of each answer.
+
+    Args:
+        defaults, max_tokens: see `sampling_of`.
+    """
+
+    def make(loaded: ModelLoaded) -> list[Generate]:
+        all_params = sampling_of(request, defaults, loaded.info.n_vocab, max_tokens)
+        return [replace(template, sampling=params) for params in all_params]
+
+    return make
 
 
 def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:

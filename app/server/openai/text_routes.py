@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from app.server.desk import Desk, refusal_of
+from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
 from app.server.openai.messages import chat_messages, offered_tools
@@ -16,11 +16,8 @@ from app.server.requests.reading import JsonObject, asked
 from app.server.web.responses import Document, json_response
 from engine import (
     ApplyTemplate,
-    Command,
     Detokenize,
     Detokenized,
-    EngineError,
-    Event,
     TemplateApplied,
     Tokenize,
     Tokenized,
@@ -65,7 +62,8 @@ async def tokenize(desk: Desk, record: RequestRecord, request: TokenizeRequest) 
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces
     )
-    done = await _run(desk, record, request.model, command)
+    desk.find(request.model, record)
+    done = await desk.run(record, command)
     assert isinstance(done, Tokenized), "the closing event of this command"
     tokens: list[int] | list[Document] = [*done.ids]
     if request.with_pieces:
@@ -93,7 +91,7 @@ async def detokenize(desk: Desk, record: RequestRecord, request: DetokenizeReque
         if not 0 <= token < n_vocab:
             place = f"tokens[{at}]"
             raise bad_value(place, f"{place} must be from 0 to {n_vocab - 1}, not {token}.")
-    done = await _run(desk, record, request.model, Detokenize(request.tokens))
+    done = await desk.run(record, Detokenize(request.tokens))
     assert isinstance(done, Detokenized), "the closing event of this command"
     return json_response({"content": done.text})
 
@@ -107,19 +105,7 @@ async def apply_template(desk: Desk, record: RequestRecord, request: TemplateReq
         json.dumps(variables) if variables else "",
         add_generation_prompt=request.add_generation_prompt,
     )
-    done = await _run(desk, record, request.model, command)
+    desk.find(request.model, record)
+    done = await desk.run(record, command)
     assert isinstance(done, TemplateApplied), "the closing event of this command"
     return json_response({"prompt": done.prompt})
-
-
-async def _run(desk: Desk, record: RequestRecord, model: str, command: Command) -> Event:
-    """Return the closing event of a command for a model.
-
-    Raises:
-        Refusal: there is no such model, or it cannot answer the command.
-    """
-    await desk.models.ready(desk.find(model, record).id)
-    try:
-        return await desk.link.run(command)
-    except EngineError as error:
-        raise refusal_of(error) from None

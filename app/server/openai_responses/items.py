@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.server.openai.chat_request import ContentPart
-from app.server.openai.messages import CHOICES, ROLES
+from app.server.openai.messages import CHOICES, ROLES, described_tool
 from app.server.openai_responses.response_request import (
     InputItem,
     ResponseRequest,
@@ -110,9 +110,7 @@ def offered_tools(tools: Sequence[ResponseTool]) -> tuple[Tool, ...]:
     found = []
     for tool in tools:
         if tool.type == "function":
-            parameters = tool.parameters
-            schema = "" if parameters is None else json.dumps(parameters, ensure_ascii=False)
-            found.append(Tool(tool.name, tool.description, schema))
+            found.append(described_tool(tool.name, tool.description, tool.parameters))
         elif tool.type == "custom":
             found.append(Tool(tool.name, _custom_description(tool), CUSTOM_SCHEMA))
         else:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 from starlette.responses import Response
 
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat import EFFORTS
 from app.server.openai.errors import error_document
-from app.server.openai.forms import ANY_OBJECT
-from app.server.openai.sampling import SamplingFields, sampling_of
+from app.server.openai.forms import json_form
+from app.server.openai.sampling import SamplingFields, sampled
 from app.server.openai_responses.items import chat_messages, offered_tools, tool_choice
 from app.server.openai_responses.response_answer import ResponseAnswer
 from app.server.openai_responses.response_request import ResponseRequest
 from app.server.refusal import bad_value
 from app.server.web.operation import Operation
 from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
-from engine import Generate, Grammar, ModelLoaded
+from engine import Generate, Grammar
 
 
 async def create_response(desk: Desk, record: RequestRecord, request: ResponseRequest) -> Response:
@@ -32,12 +29,7 @@ async def create_response(desk: Desk, record: RequestRecord, request: ResponseRe
     refuse_unsupported(request)
     template = response_command(request)
     fields = SamplingFields(temperature=request.temperature, top_p=request.top_p)
-
-    def make(loaded: ModelLoaded) -> list[Generate]:
-        n_vocab, most = loaded.info.n_vocab, request.max_output_tokens
-        (params,) = sampling_of(fields, desk.settings.sampling, n_vocab, most)
-        return [replace(template, sampling=params)]
-
+    make = sampled(template, fields, desk.settings.sampling, request.max_output_tokens)
     ending: set[int] = set()
     events = desk.answers(record, 1, make, ending)
     answer = ResponseAnswer(request, model.id, ending)
@@ -87,9 +79,7 @@ def _form_of(request: ResponseRequest) -> Grammar | None:
     asked = request.text and request.text.format
     if not asked or asked.type == "text":
         return None
-    has_schema = asked.type == "json_schema" and asked.schema is not None
-    text = json.dumps(asked.schema, ensure_ascii=False) if has_schema else ANY_OBJECT
-    return Grammar("json_schema", text)
+    return json_form(asked.schema if asked.type == "json_schema" else None)
 
 
 def _error_event(document: Document) -> bytes:
