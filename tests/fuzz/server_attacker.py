@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import random
 import sys
 import time
@@ -22,14 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-import psutil
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 
-from engine import Generate
-from tests.helpers.served import EngineOnThread, Served
+from tests.helpers.serve_process import ServeProcess, is_quiet
 
 SLOWEST_S = 60.0
 """Seconds after which an answer of a small model is a hang."""
@@ -166,16 +163,14 @@ def _sent(client: httpx2.Client, case: Case, body: Any) -> tuple[httpx2.Response
     return reply, time.perf_counter() - begun
 
 
-def still_running(engine: EngineOnThread, address: str) -> Iterator[str]:
-    """Yield what a server and its engine still do although nobody asks any more."""
+def still_running(address: str) -> Iterator[str]:
+    """Yield what a server still does although nobody asks any more."""
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        left = httpx2.get(f"{address}/metrics", trust_env=False).text
-        if "tandem_answers_running 0\n" in left:
+    while not is_quiet(address):
+        if time.monotonic() > deadline:
+            yield "answers go on although nobody asks any more"
             return
         time.sleep(0.05)
-    n = sum(isinstance(one, Generate) for one in engine.submitted.values())
-    yield f"of {n} answers, some have not ended"
 
 
 def main() -> int:
@@ -185,23 +180,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # a line for each unknown field
-    engine = EngineOnThread(parallel=4)
-    process = psutil.Process(os.getpid())
-    try:
-        with Served(engine, has_ollama=True) as server:
-            attack(server.address, 200, args.seed + 1)  # all is imported and compiled by then
-            before = process.memory_info().rss
-            findings = attack(server.address, args.n, args.seed)
-            findings.problems += still_running(engine, server.address)
-            grown = process.memory_info().rss - before
-    finally:
-        engine.close()
+    with ServeProcess("--ollama") as server:
+        attack(server.address, 200, args.seed + 1)  # all is imported and compiled by then
+        before = server.memory
+        findings = attack(server.address, args.n, args.seed)
+        findings.problems += still_running(server.address)
+        grown = server.memory - before
     for (name, status), n in sorted(findings.statuses.items()):
         sys.stdout.write(f"{n:7} {status} {name}" + "\n")
     total, seconds = sum(findings.statuses.values()), findings.slowest[0]
     sys.stdout.write(
         f"{total} requests, slowest {seconds:.2f} s ({findings.slowest[1]}), "
-        f"memory {grown / 2**20:+.1f} MiB, {len(findings.problems)} findings" + "\n"
+        f"memory of the server {grown / 2**20:+.1f} MiB, {len(findings.problems)} findings" + "\n"
     )
     sys.stdout.writelines(f"{problem}\n" for problem in findings.problems[:50])
     return bool(findings.problems)

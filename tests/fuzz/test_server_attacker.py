@@ -17,7 +17,7 @@ def test_generated_requests_get_an_answer_or_a_sentence(caplog: pytest.LogCaptur
     try:
         with Served(engine, has_ollama=True) as server:
             findings = attack(server.address, 120, 5)
-            findings.problems += still_running(engine, server.address)
+            findings.problems += still_running(server.address)
     finally:
         engine.close()
     assert not findings.problems

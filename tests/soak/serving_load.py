@@ -12,20 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import re
-import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 import httpx2
-import psutil
+
+from tests.helpers.serve_process import ServeProcess, is_quiet
 
 N_CLIENTS = 8
-START_S = 120.0
 MOST_GROWTH = 64 * 2**20
 """Bytes by which the server may grow after its first minute."""
 
@@ -137,9 +134,9 @@ async def client_life(address: str, load: Load, until: float, number: int) -> No
                 load.problems.append(f"{ask}: {text!r}, alone {load.known[ask]!r}")
 
 
-async def run(address: str, minutes: float, number: int, process: psutil.Process) -> Load:
+async def run(server: ServeProcess, minutes: float, number: int) -> Load:
     """Ask alone, then all at once, and watch the server's memory."""
-    load = Load()
+    load, address = Load(), server.address
     async with httpx2.AsyncClient(base_url=address, timeout=120, trust_env=False) as client:
         for protocol in ("chat", "messages", "responses"):
             for question in QUESTIONS:
@@ -152,36 +149,16 @@ async def run(address: str, minutes: float, number: int, process: psutil.Process
             for n in range(N_CLIENTS)
         ]
         await asyncio.sleep(min(60, 20 * minutes))
-        before = _memory(process)
+        before = server.memory
         await asyncio.gather(*lives)
         await asyncio.sleep(2)
-        grown = _memory(process) - before
+        grown = server.memory - before
         if grown > MOST_GROWTH:
             load.problems.append(f"the server has grown by {grown / 2**20:.0f} MiB")
-        metrics = (await client.get("/metrics")).text
-        if "tandem_answers_running 0\n" not in metrics:
+        if not is_quiet(address):
             load.problems.append("answers go on although nobody asks any more")
     sys.stdout.write(f"{dict(load.counts)}, {before / 2**20:.0f} MiB {grown / 2**20:+.1f}" + "\n")
     return load
-
-
-def _memory(process: psutil.Process) -> int:
-    """Return the resident bytes of a process and its children."""
-    family = [process, *process.children(recursive=True)]
-    return sum(one.memory_info().rss for one in family)
-
-
-def serve() -> tuple[subprocess.Popen[str], str]:
-    """Start a server; return it and its address."""
-    command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--only"]
-    server = subprocess.Popen(
-        [*command, "--parallel", str(N_CLIENTS)], stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, env=os.environ,
-    )  # fmt: skip
-    assert server.stdout is not None
-    found = re.search(r"http://\S+", server.stdout.readline())
-    assert found is not None, "the server says where it listens"
-    return server, found[0]
 
 
 def main() -> int:
@@ -190,13 +167,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    server, address = serve()
-    try:
-        process = psutil.Process(server.pid)
-        load = asyncio.run(run(address, args.minutes, args.seed, process))
-    finally:
-        server.terminate()
-        server.wait(START_S)
+    with ServeProcess("--parallel", str(N_CLIENTS)) as server:
+        load = asyncio.run(run(server, args.minutes, args.seed))
     sys.stdout.write(f"{len(load.problems)} findings" + "\n")
     sys.stdout.writelines(f"{problem}\n" for problem in load.problems[:20])
     return bool(load.problems)

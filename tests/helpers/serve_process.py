@@ -1,0 +1,54 @@
+"""`tandem serve` with the demo model in a process of its own, for long campaigns."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+import httpx2
+import psutil
+
+STOP_S = 120.0
+
+
+class ServeProcess:
+    """The server, in a `with` block.
+
+    Attributes:
+        address: where it listens.
+    """
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--only"]
+        self._process = subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        assert self._process.stdout is not None
+        found = re.search(r"http://\S+", self._process.stdout.readline())
+        assert found is not None, "the server says where it listens"
+        self.address = found[0]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._process.terminate()
+        self._process.wait(STOP_S)
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes of the server and its engine."""
+        server = psutil.Process(self._process.pid)
+        return sum(one.memory_info().rss for one in [server, *server.children(recursive=True)])
+
+
+def is_quiet(address: str) -> bool:
+    """Return whether a server answers nobody."""
+    return "tandem_answers_running 0\n" in httpx2.get(f"{address}/metrics", trust_env=False).text
