@@ -60,12 +60,6 @@ NAMES = {
         "conversation. Reply with the title only."
     },
     "app/chat/saving.py": {"restore "},
-    "app/engine_client/sharing.py": {  # for other programs
-        "The engine was replaced.",
-        "Try again in a moment.",
-        "No model is loaded.",
-        "Open one in Tandem.",
-    },
     "app/serving/session.py": {"server of this window"},
     "app/serving/views/access.py": {"http://localhost:3000, https://example.org"},
     "app/serving/views/server_panel.py": {  # for a terminal
