@@ -31,7 +31,10 @@ SERVES = ("app.server", "app.cli.server")
 SERVERS_OWN = {"app.server.web.running": {"asyncio", "socket"}, "app.server.web.gate": {"socket"}}
 """What modules of these import beside asyncio, which only waits."""
 
-SOCKETS = {"app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"}}
+SOCKETS = {
+    "app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"},
+    "app.serving.running": {"gethostname", "socket"},  # a datagram's, which sends nothing
+}  # fmt: skip
 """What the modules that import `socket` take from it: none of it reaches another machine."""
 
 LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
