@@ -11,7 +11,7 @@ from app.cli.split.default_split import with_default_split
 from app.library.places import known_places
 from app.library.scan import scan
 from app.paths import models_dir
-from engine import LoadParams
+from engine import EngineError, LoadParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,13 @@ def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels
 
     Args:
         given: how the first one is loaded, before a split was chosen for it.
+
+    Raises:
+        EngineError: there is no such folder.
     """
+    for folder in args.models:
+        if not Path(folder).is_dir():
+            raise EngineError(f"There is no folder {folder}.", "Name another one with --models.")
     usual = replace(
         given, split=None, groups=None, overrides=(), n_cpu_blocks=0, n_cpu_moe=0,
         control_vectors=(), control_layers=None, chat_template="",

@@ -66,7 +66,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     where.add_argument(
         "--only", action="store_true",
-        help="offer this model alone, and not those of the folders of other programs, too",
+        help="offer this model alone, and not the others on this machine",
     )  # fmt: skip
     where.add_argument(
         "--ollama", action="store_true",
@@ -108,6 +108,8 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         raise EngineError("--keep needs a number of minutes above 0.")
     if args.lan and args.host not in (None, EVERYWHERE):
         raise EngineError(f"--lan listens on {EVERYWHERE}, not on {args.host}.", "Leave one out.")
+    if args.only and args.models:
+        raise EngineError("--only offers no models of --models.", "Leave one out.")
     host = EVERYWHERE if args.lan else args.host or "127.0.0.1"
     return ServerSettings(
         host=host,

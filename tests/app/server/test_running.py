@@ -211,6 +211,8 @@ def test_a_second_interruption_ends_at_once(
         (("--api-key-file", "/nowhere"), "/nowhere cannot be read"),
         (("--keep", "0"), "--keep needs"),
         (("--temp", "9"), "temperature"),
+        (("--models", "/nowhere", "--port", "0"), "There is no folder /nowhere"),
+        (("--only", "--models", "/"), "Leave one out"),
     ],
     ids=str,
 )
