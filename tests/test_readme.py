@@ -10,12 +10,15 @@ from app.__main__ import main
 
 README = Path(__file__).parents[1] / "README.md"
 
+ENDLESS = ("chat", "serve")
+"""Subcommands that go on until somebody ends them."""
+
 
 def commands() -> list[list[str]]:
     """Every `tandem …` line that ends by itself."""
     blocks = re.findall(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    return [line[1:] for line in lines if line[:1] == ["tandem"] and line[1] != "chat"]
+    return [line[1:] for line in lines if line[:1] == ["tandem"] and line[1] not in ENDLESS]
 
 
 def test_the_readme_shows_the_main_commands() -> None:
