@@ -42,13 +42,15 @@ ON_A_PROCESS = pytest.mark.parametrize(
 
 @pytest.fixture
 def shell(request: pytest.FixtureRequest, qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
+    before = set(threading.enumerate())  # other tests' servers have their own
     made = Shell(qapp, getattr(request, "param", ProcessHost))
     made.start()
     greedy = SamplingParams(temperature=0)
     made.window.sampling.set_params(greedy)
     yield made
     made.window.close()
-    names = [t.name for t in threading.enumerate() if t.name.startswith("tandem")]
+    new = set(threading.enumerate()) - before
+    names = [t.name for t in new if t.name.startswith("tandem")]
     assert names == [], "nothing of the engine is left"
     made.window.deleteLater()
     made.deleteLater()
@@ -208,7 +210,7 @@ def test_a_device_that_hangs_is_named_and_the_conversation_goes_on(
     assert shown(loaded)[:2] == before
     loaded.window.close()
     assert loaded.client.state is EngineState.CLOSED
-    (hanging,) = (t for t in threading.enumerate() if t.name.startswith("tandem-"))
+    (hanging,) = (t for t in threading.enumerate() if t.name.startswith("tandem-rank"))
     assert hanging.name == "tandem-rank-1", "nobody has waited for it"
     wake.set()
     hanging.join(10)

@@ -78,6 +78,7 @@ def test_all_parts_grow_alike_and_shrink_back(qtbot: QtBot, make_shell: MakeShel
     assert sizes(shell)["rail icon"] == 14
 
 
+@pytest.mark.slow
 def test_the_zoom_is_kept_over_a_restart_and_looks_the_same(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
@@ -136,6 +137,7 @@ def test_the_window_keeps_its_size_and_hides_panels_without_room(
     assert window.chats_dock.isVisible()
 
 
+@pytest.mark.slow
 def test_a_panel_that_was_closed_stays_closed(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     shell.window.show_dock(shell.window.chats_dock, False)

@@ -23,7 +23,7 @@ from tests.fuzz.gguf_worker import Finding, Tally, execute
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.gguf"))
 """Files that once ended in something else."""
 
-EXECUTIONS = 4000
+EXECUTIONS = 2000
 
 
 def outcome(target: str, data: bytes, folder: Path, draw: int = 0) -> Finding | None:

@@ -1,10 +1,11 @@
 """A server of files on this machine that can do all that servers and networks do wrong."""
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import SHUT_RDWR
@@ -76,6 +77,7 @@ class HostileServer(ThreadingHTTPServer):
         self.ended = threading.Event()
         self.most_at_once = self.at_once = 0
         self.lock = threading.Lock()
+        self.connections: set[socket.socket] = set()
 
     @property
     def url(self) -> str:
@@ -87,6 +89,10 @@ class HostileServer(ThreadingHTTPServer):
     def close(self) -> None:
         self.ended.set()
         self.shutdown()
+        with self.lock:  # clients keep them open for a next request, which never comes
+            for connection in self.connections:
+                with suppress(OSError):
+                    connection.shutdown(SHUT_RDWR)
         self.server_close()
 
 
@@ -107,6 +113,17 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 5.0  # for the next request of a connection
     server: HostileServer
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server.lock:
+            self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        with self.server.lock:
+            self.server.connections.discard(self.connection)
+        with suppress(OSError):  # the last bytes, for which nobody may be there
+            super().finish()
 
     def do_GET(self) -> None:
         server = self.server

@@ -37,10 +37,12 @@ def test_a_window_survives_its_engine(tmp_path: Path) -> None:
     run(EngineKills(tmp_path, 1, "saving"), 1)
 
 
+@pytest.mark.slow
 def test_a_window_ends_its_engine_when_the_terminal_closes(tmp_path: Path) -> None:
     run(SignalMatrix(tmp_path, 1, "closed terminal in resplit"), 1)
 
 
+@pytest.mark.slow
 def test_a_poisoned_engine_is_told_and_brought_back(tmp_path: Path) -> None:
     run(PoisonedEngine(tmp_path, 1, "abort"), 1)
 

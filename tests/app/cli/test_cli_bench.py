@@ -115,6 +115,7 @@ def test_every_setting_is_crossed_with_every_other(run: Run, model: Path) -> Non
     assert all(r["error"] is None for r in results)
 
 
+@pytest.mark.slow
 def test_types_of_keys_and_values_are_crossed(run: Run, model: Path) -> None:
     arguments = ("-p", "4", "-n", "0", "-r", "1", "-ctk", "f16,f32", "-ctv", "bf16,f16", "--json")
     results = run("bench", model, *arguments).document["results"]

@@ -156,10 +156,13 @@ def test_the_command_line_starts_without_qt_and_torch() -> None:
     [
         ["plan", "demo", "--devices", "cpu,cpu"],  # once, the demo model asked Qt for its place
         ["generate", "demo", "-p", "Hello", "-n", "4", "--devices", "cpu"],
-        ["bench", "demo", "-p", "8", "-n", "4", "-r", "1", "--devices", "cpu"],
+        pytest.param(
+            ["bench", "demo", "-p", "8", "-n", "4", "-r", "1", "--devices", "cpu"],
+            marks=pytest.mark.slow,
+        ),
         ["devices"],
     ],
-    ids=lambda arguments: arguments[0],
+    ids=["plan", "generate", "bench", "devices"],
 )
 def test_commands_do_not_need_qt(arguments: list[str]) -> None:
     """Nor what only the window draws with: a server with GPUs has none of it."""

@@ -1,6 +1,5 @@
 """`generate` and `chat` with a model of a server, over real sockets."""
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -90,7 +89,8 @@ def test_ctrl_c_ends_an_answer(run: Run, server: FakeOpenAI) -> None:
     def plan(asked: Asked) -> Reply | None:
         if asked.body is None:
             return None
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        main = threading.main_thread().ident  # so that it wakes, whatever it waits for
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
         timer.start()
         timer.join(0)
         return Reply([said("Once")], is_open=True)

@@ -74,6 +74,7 @@ def test_a_signal_that_ends_programs_ends_an_answer_in_order(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_an_ignored_signal_stays_ignored(model: Path) -> None:
     """As under `nohup`."""
     code = (
@@ -113,6 +114,7 @@ def test_an_answer_to_a_full_disk_is_one_line(model: Path) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_notes_that_nobody_can_read_do_not_matter(model: Path) -> None:
     with open("/dev/full", "w") as full:
         process = start("generate", model, "-p", "hello", "-n", 4, stderr=full)

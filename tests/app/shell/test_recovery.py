@@ -91,7 +91,11 @@ def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
 @with_signals
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow), signal.SIGSTOP],
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGSEGV, marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
 )
 def test_one_click_goes_on_with_the_answer_as_if_nothing_had_been(
     shell: Shell, qtbot: QtBot, number: signal.Signals
@@ -153,6 +157,7 @@ def test_a_death_while_the_prompt_is_read_asks_again(shell: Shell, qtbot: QtBot)
 
 
 @with_signals
+@pytest.mark.slow
 def test_without_an_answer_the_click_loads_and_that_is_all(shell: Shell, qtbot: QtBot) -> None:
     ask(qtbot, shell, QUESTION)
     before = shown(shell)
@@ -167,6 +172,7 @@ def test_without_an_answer_the_click_loads_and_that_is_all(shell: Shell, qtbot: 
 
 
 @with_signals
+@pytest.mark.slow
 def test_the_third_death_stops_it_and_the_window_stays_usable(shell: Shell, qtbot: QtBot) -> None:
     for n_deaths in range(1, 4):
         kill(shell)

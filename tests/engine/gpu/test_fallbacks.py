@@ -151,6 +151,7 @@ def test_tokens_drawn_by_the_host_are_told_until_the_device_draws_them(
         assert model.fallbacks == ()
 
 
+@pytest.mark.slow
 def test_settings_that_only_the_host_knows_are_told_until_the_next_answer(path: Path) -> None:
     with load_model(path, n_ctx=32) as model:
         run(model, OPEN)
@@ -206,6 +207,7 @@ def test_memory_that_no_kernel_can_reach_is_told(monkeypatch: pytest.MonkeyPatch
     assert "no pinned memory" in found.current[0].why
 
 
+@pytest.mark.slow
 def test_a_host_tells_each_change_before_the_answer_ends(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

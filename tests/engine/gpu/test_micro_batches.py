@@ -126,6 +126,7 @@ def test_what_takes_less_time_is_kept(
     assert tuple(done) == ORDER
 
 
+@pytest.mark.slow
 def test_it_is_tried_at_load_where_kernels_were_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_death_while_idle_is_told_too_and_only_a_command_starts_another(
     assert error.message == "The engine was killed (SIGKILL) while it was idle on cpu."
 
 
+@pytest.mark.slow
 def test_a_death_while_tokens_are_counted_is_one_while_idle(office: Office, path: str) -> None:
     """Nobody has asked for that: a gauge shows it."""
     assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
@@ -348,6 +349,7 @@ def test_a_device_that_has_stopped_ends_the_process_and_the_next_load_has_a_fres
     assert office.host.close(20)
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs_ends_the_process_as_well(path: str) -> None:
     """Nothing else frees the memory that a thread in it holds."""
     office = Office(program(POISONED))
@@ -362,6 +364,7 @@ def test_a_device_that_hangs_ends_the_process_as_well(path: str) -> None:
     assert office.host.close(20)
 
 
+@pytest.mark.slow
 def test_a_model_that_a_stopped_device_has_not_touched_stays_until_it_is_ejected(
     path: str,
 ) -> None:

@@ -19,7 +19,7 @@ MODELS = (
     "llama-gqa-q4_k_m", "qwen3-q4_k_m", "qwen3moe-q4_k_m", "mixtral-q4_k_m", "phi3-q4_k_m",
     "olmo2-q4_k_m", "falcon-h1-q4_k_m", "cohere2-q4_k_m", "gptoss-mxfp4", "gemma2-q4_k_m",
 )  # fmt: skip
-N_QUICK = 1
+N_QUICK = 0
 """Number of models that are measured each time; a process for each takes some seconds."""
 
 

@@ -115,6 +115,7 @@ def test_a_plan_is_what_torch_reserves(
         simulated(file, params, rank, total - 0.01 * size)
 
 
+@pytest.mark.slow
 def test_a_plan_of_70b_on_two_cards_is_what_torch_reserves(folder: Path) -> None:
     """The peak with memory to spare is near the plan, too."""
     file = opened(folder, hollow_70b)
