@@ -1,4 +1,4 @@
-"""The same engine for somebody beside the window: commands from other threads, and their events."""
+"""Sharing of the window's engine with the server, which has commands and events of its own."""
 
 from __future__ import annotations
 

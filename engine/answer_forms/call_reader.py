@@ -7,9 +7,9 @@ from typing import Protocol
 
 from engine.answer_forms.json_text import JsonReader, escaped
 from engine.answer_forms.layout import CallForm
-from engine.answer_forms.marks import Mark
+from engine.answer_forms.marks import AnswerMark
 from engine.answer_forms.schemas import as_json, json_or_text
-from engine.answer_forms.source import BrokenForm, Reading, Source
+from engine.answer_forms.source import BrokenForm, IncomingText, Reading
 
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
 """Types of the arguments of each function, by their names."""
@@ -36,7 +36,7 @@ class CallReader:
         types: types of the arguments of the functions that may be called.
     """
 
-    def __init__(self, source: Source, form: CallForm, types: Types) -> None:
+    def __init__(self, source: IncomingText, form: CallForm, types: Types) -> None:
         self._source, self._form, self._types = source, form, types
         self._json = JsonReader(source, form.dialect)
 
@@ -130,7 +130,7 @@ class CallReader:
         finally:
             tell("}")
 
-    def _key(self, opening: Mark) -> Reading[str | None]:
+    def _key(self, opening: AnswerMark) -> Reading[str | None]:
         """Skip the mark before a value and return the argument's name; None for no mark."""
         source = self._source
         yield from source.skip_space()

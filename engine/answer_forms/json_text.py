@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.answer_forms.source import BrokenForm, Reading, Source
+from engine.answer_forms.source import BrokenForm, IncomingText, Reading
 
 Tell = Callable[[str], None]
 """Receiver of a piece of JSON."""
@@ -50,7 +50,7 @@ def escaped(text: str) -> str:
 class JsonReader:
     """Reader of values of one source."""
 
-    def __init__(self, source: Source, dialect: Dialect = JSON) -> None:
+    def __init__(self, source: IncomingText, dialect: Dialect = JSON) -> None:
         self._source, self._dialect = source, dialect
 
     def value(self, tell: Tell, depth: int = 0) -> Reading[None]:

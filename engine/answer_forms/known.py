@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from engine.answer_forms.layout import Layout, read_layout
+from engine.answer_forms.layout import AnswerLayout, read_layout
 from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThinkingMarks
 
 NAME = r"(?P<name>[\w./:-]{1,128})"
@@ -64,7 +64,7 @@ class AnswerFormat:
     is_bare: bool = False
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> AnswerLayout:
         """The description, read."""
         return read_layout(self.description)
 

@@ -1,8 +1,8 @@
 """Reads descriptions of forms, in the layout of transformers' `response_template`.
 
-Of that layout (version 1, transformers' documentation of chat response parsing) this reads the
+The layout is version 1 in transformers' documentation of chat response parsing. This reads its
 fields `reasoning_content`, `content` and `tool_calls` with the contents "text", "json" and
-"xml-inline"; marks are texts or patterns as `Mark` knows them.
+"xml-inline"; marks are texts or patterns as `AnswerMark` knows them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.answer_forms.json_text import JSON, Dialect
-from engine.answer_forms.marks import Mark
+from engine.answer_forms.marks import AnswerMark
 
 VALUE = "(?P<value>.*?)"
 """Group of a `tag_pattern` that stands for the value of an argument."""
@@ -23,7 +23,7 @@ behind it the arguments as an object or each in tags."""
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class AnswerRegion:
     """A part of an answer between marks.
 
     Attributes:
@@ -32,8 +32,8 @@ class Region:
     """
 
     part: Literal["reasoning", "content", "call"]
-    opening: Mark | None
-    closing: Mark | None
+    opening: AnswerMark | None
+    closing: AnswerMark | None
     join: str = ""
 
 
@@ -48,13 +48,13 @@ class CallForm:
 
     kind: CallKind
     dialect: Dialect = JSON
-    value_opening: Mark | None = None
-    value_closing: Mark | None = None
+    value_opening: AnswerMark | None = None
+    value_closing: AnswerMark | None = None
     has_json_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AnswerLayout:
     """The description of a form.
 
     Attributes:
@@ -63,12 +63,12 @@ class Layout:
         calls: form of the calls; None for a form without any.
     """
 
-    regions: tuple[Region, ...]
+    regions: tuple[AnswerRegion, ...]
     join: str
     calls: CallForm | None
 
 
-def read_layout(description: Mapping[str, Any]) -> Layout:
+def read_layout(description: Mapping[str, Any]) -> AnswerLayout:
     """Return what a `response_template` describes.
 
     Raises:
@@ -85,16 +85,16 @@ def read_layout(description: Mapping[str, Any]) -> Layout:
     for name, part in parts.items():
         if name in fields and (opening := _mark(fields[name], "open")):
             closing = _mark(fields[name], "close")
-            regions.append(Region(part, opening, closing, fields[name].get("join", "")))
+            regions.append(AnswerRegion(part, opening, closing, fields[name].get("join", "")))
     calls = _calls(fields["tool_calls"]) if "tool_calls" in fields else None
-    return Layout(tuple(regions), fields.get("content", {}).get("join", ""), calls)
+    return AnswerLayout(tuple(regions), fields.get("content", {}).get("join", ""), calls)
 
 
-def _mark(field: Mapping[str, Any], side: str) -> Mark | None:
+def _mark(field: Mapping[str, Any], side: str) -> AnswerMark | None:
     if side in field:
-        return Mark(field[side], is_text=True)
+        return AnswerMark(field[side], is_text=True)
     pattern = field.get(side + "_pattern")
-    return None if pattern is None else Mark(pattern)
+    return None if pattern is None else AnswerMark(pattern)
 
 
 def _calls(field: Mapping[str, Any]) -> CallForm:
@@ -102,7 +102,7 @@ def _calls(field: Mapping[str, Any]) -> CallForm:
     if field["content"] == "xml-inline":
         opening, closing = options["tag_pattern"].split(VALUE)
         is_json = options.get("value_parser", {}).get("name") == "json"
-        return CallForm("tags", JSON, Mark(opening), Mark(closing), is_json)
+        return CallForm("tags", JSON, AnswerMark(opening), AnswerMark(closing), is_json)
     if field["content"] != "json":
         raise ValueError(f"calls in {field['content']!r}")
     quotes = tuple((opening, closing) for opening, closing in options.get("string_delims", []))

@@ -33,7 +33,7 @@ _QUANTIFIER = re.compile(r"([?*+])|\{(\d+),(\d+)\}")
 _COUNTS = {"?": (0, "1"), "*": (0, ""), "+": (1, "")}
 
 
-class Mark:
+class AnswerMark:
     """A mark of a form.
 
     Args:

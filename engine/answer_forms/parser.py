@@ -10,10 +10,13 @@ from itertools import groupby
 
 from engine.answer_forms.call_reader import CallReader, Types
 from engine.answer_forms.known import AnswerFormat
-from engine.answer_forms.layout import Region
-from engine.answer_forms.marks import Mark
+from engine.answer_forms.layout import AnswerRegion
+from engine.answer_forms.marks import AnswerMark
 from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText
-from engine.answer_forms.source import BrokenForm, Reading, Source
+from engine.answer_forms.source import BrokenForm, IncomingText, Reading
+
+Watched = tuple[AnswerMark, AnswerRegion | None]
+"""A mark that may come next, and the region that it opens or closes; None for a mark of noise."""
 
 
 class AnswerParser:
@@ -39,7 +42,7 @@ class AnswerParser:
         layout = form.layout
         self._form = form
         self._types: Types = types or {}
-        self._source = Source()
+        self._source = IncomingText()
         self._told: list[AnswerPartEvent] = []
         self._n_calls = 0
         self._content = _PartTeller(self._tell_content, layout.join)
@@ -50,7 +53,7 @@ class AnswerParser:
         }
         noise = dict.fromkeys((*form.noise, *hidden))
         self._silent = set(hidden) - set(form.noise)
-        self._hidden = [Mark(text, is_text=True) for text in noise if text]
+        self._hidden = [AnswerMark(text, is_text=True) for text in noise if text]
         self._noise = list(self._hidden)
         self._reader = CallReader(self._source, layout.calls, self._types) if layout.calls else None
         self._reading = self._run(self._open_in(prompt, regions))
@@ -74,7 +77,7 @@ class AnswerParser:
         told, self._told[:] = self._told[:], []
         return [_joined(list(alike)) for _, alike in groupby(told, _kind)]
 
-    def _open_in(self, prompt: str, regions: Sequence[Region]) -> Region | None:
+    def _open_in(self, prompt: str, regions: Sequence[AnswerRegion]) -> AnswerRegion | None:
         """Return the thought that a prompt has opened at its end."""
         tail = prompt.rstrip()[-200:]
         for region in regions:
@@ -84,7 +87,7 @@ class AnswerParser:
                     return region
         return None
 
-    def _run(self, opened: Region | None) -> Reading[None]:
+    def _run(self, opened: AnswerRegion | None) -> Reading[None]:
         if opened is not None:
             yield from self._thought(opened)
         while (found := (yield from self._next_mark(self._content, self._watched()))) is not None:
@@ -104,24 +107,24 @@ class AnswerParser:
                 yield from self._said(region)
         self._content.end()
 
-    def _watched(self) -> list[tuple[Mark, Region | None]]:
+    def _watched(self) -> list[Watched]:
         """Return the marks that may come in the content."""
-        noise: list[tuple[Mark, Region | None]] = [(mark, None) for mark in self._noise]
+        noise: list[Watched] = [(mark, None) for mark in self._noise]
         return [*self._openings, *noise]
 
-    def _thought(self, region: Region) -> Reading[None]:
+    def _thought(self, region: AnswerRegion) -> Reading[None]:
         teller = self._thoughts[id(region)]
         teller.mark()
         yield from self._inside(teller, region)
         self._content.mark()
 
-    def _said(self, region: Region) -> Reading[None]:
+    def _said(self, region: AnswerRegion) -> Reading[None]:
         yield from self._inside(self._content, region)
         self._content.mark()
 
-    def _inside(self, teller: _PartTeller, region: Region) -> Reading[None]:
+    def _inside(self, teller: _PartTeller, region: AnswerRegion) -> Reading[None]:
         """Tell the text of a region up to its closing mark."""
-        watched: list[tuple[Mark, Region | None]] = [(mark, None) for mark in self._hidden]
+        watched: list[Watched] = [(mark, None) for mark in self._hidden]
         if region.closing:
             watched.insert(0, (region.closing, region))
         while (found := (yield from self._next_mark(teller, watched))) is not None:
@@ -131,12 +134,12 @@ class AnswerParser:
         teller.end()
 
     def _next_mark(
-        self, teller: _PartTeller, watched: Sequence[tuple[Mark, Region | None]]
-    ) -> Reading[tuple[re.Match[str], Region | None] | None]:
+        self, teller: _PartTeller, watched: Sequence[Watched]
+    ) -> Reading[tuple[re.Match[str], AnswerRegion | None] | None]:
         """Tell the text before the next mark, skip the mark and return it; None at the end."""
         source = self._source
         while True:
-            best: tuple[re.Match[str], Region | None] | None = None
+            best: tuple[re.Match[str], AnswerRegion | None] | None = None
             end = len(source.text)
             for mark, region in watched:
                 match, held = mark.find(source.text, source.at, is_ended=source.is_ended)
@@ -155,14 +158,14 @@ class AnswerParser:
                 return None
             yield
 
-    def _is_too_late(self, region: Region | None, place: int) -> bool:
+    def _is_too_late(self, region: AnswerRegion | None, place: int) -> bool:
         """Return whether a call without a mark of its own stands behind other text."""
         if region is None or region.part != "call" or not self._form.is_bare:
             return False
         before = self._source.text[self._source.at : place]
         return self._content.has_told or bool(before.strip())
 
-    def _calls(self, region: Region, match: re.Match[str]) -> Reading[None]:
+    def _calls(self, region: AnswerRegion, match: re.Match[str]) -> Reading[None]:
         """Read the calls behind an opening mark; where there is none, the mark is content."""
         source, calls = self._source, self._form.layout.calls
         name = match.groupdict().get("name", "")

@@ -15,7 +15,7 @@ class BrokenForm(Exception):
     """Text that is not what was to come; the source stands where it begins."""
 
 
-class Source:
+class IncomingText:
     """Text that is still coming.
 
     Attributes:

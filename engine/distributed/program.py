@@ -65,7 +65,7 @@ def _leave(error: EngineError, wire: GlooWire | None) -> None:
     os._exit(1)
 
 
-class Answer:
+class PrintedAnswer:
     """What an answer has said, and how much of it is written.
 
     Attributes:
@@ -113,7 +113,7 @@ def _write(
         warnings: sentences that JSON objects have beside the answer.
         as_json: whether each is an object in a line of its own, or else text as it comes.
     """
-    waiting = [Answer() for _ in events]
+    waiting = [PrintedAnswer() for _ in events]
     for answer, event in _in_turn(events, waiting):
         answer.take(event)
         while waiting and (waiting[0].is_over or not as_json):
@@ -128,8 +128,8 @@ def _write(
 
 
 def _in_turn(
-    events: Sequence[Iterator[GenerationEvent]], answers: Sequence[Answer]
-) -> Iterator[tuple[Answer, GenerationEvent]]:
+    events: Sequence[Iterator[GenerationEvent]], answers: Sequence[PrintedAnswer]
+) -> Iterator[tuple[PrintedAnswer, GenerationEvent]]:
     """Yield the events of answers in turn, each with its answer, until all have ended."""
     running = list(zip(events, answers, strict=True))
     while running:

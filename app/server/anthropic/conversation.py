@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from app.server.anthropic.message_request import (
-    Conversation,
+    AskedConversation,
     MessageBlock,
     MessageTurn,
     ResultBlock,
@@ -21,7 +21,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Choices of tools that name none, as the engine has them."""
 
 
-def chat_messages(request: Conversation) -> tuple[ChatMessage, ...]:
+def chat_messages(request: AskedConversation) -> tuple[ChatMessage, ...]:
     """Return the messages of a conversation, what the model is told before them first.
 
     Raises:
@@ -107,7 +107,7 @@ def offered_tools(offers: Sequence[ToolOffer]) -> tuple[Tool, ...]:
     return tuple(found)
 
 
-def tool_choice(request: Conversation) -> str:
+def tool_choice(request: AskedConversation) -> str:
     """Return which tools the model may or must call, as `Generate.tool_choice` has it.
 
     Raises:
@@ -124,7 +124,7 @@ def tool_choice(request: Conversation) -> str:
     return CHOICES.get(wish.type, f"={wish.name}")
 
 
-def form_of(request: Conversation) -> Grammar | None:
+def form_of(request: AskedConversation) -> Grammar | None:
     """Return the form that the answer must have; None for any."""
     asked = request.output_format
     if request.output_config is not None and request.output_config.format is not None:

@@ -94,7 +94,7 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class AskedConversation:
     """A conversation with its tools, whose tokens can be counted."""
 
     model: str = asked("Name of the model; any that is loaded if it is empty.")
@@ -112,7 +112,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRequest(Conversation):
+class MessageRequest(AskedConversation):
     """A request for an answer."""
 
     max_tokens: int = asked("Most tokens of the answer.", least=1, most=2**31 - 1)

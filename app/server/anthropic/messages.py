@@ -7,7 +7,7 @@ from starlette.responses import Response
 from app.server.anthropic.conversation import chat_messages, form_of, offered_tools, tool_choice
 from app.server.anthropic.errors import error_document
 from app.server.anthropic.message_answer import MessageAnswer, error_event
-from app.server.anthropic.message_request import Conversation, MessageRequest
+from app.server.anthropic.message_request import AskedConversation, MessageRequest
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat import EFFORTS
@@ -39,7 +39,7 @@ async def create_message(desk: Desk, record: RequestRecord, request: MessageRequ
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 
-async def count_tokens(desk: Desk, record: RequestRecord, request: Conversation) -> Response:
+async def count_tokens(desk: Desk, record: RequestRecord, request: AskedConversation) -> Response:
     """Return the number of tokens of a conversation's prompt.
 
     Raises:
@@ -56,7 +56,7 @@ async def count_tokens(desk: Desk, record: RequestRecord, request: Conversation)
     return json_response({"input_tokens": done.n_tokens})
 
 
-def message_command(request: Conversation) -> Generate:
+def message_command(request: AskedConversation) -> Generate:
     """Return the command that answers a conversation, without its sampling.
 
     A last message of the assistant is continued, as Anthropic has it.

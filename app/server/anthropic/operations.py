@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.server.anthropic.errors import error_document
-from app.server.anthropic.message_request import Conversation, MessageRequest
+from app.server.anthropic.message_request import AskedConversation, MessageRequest
 from app.server.anthropic.messages import count_tokens, create_message
 from app.server.web.operation import Operation
 from app.server.web.responses import EVENTS
@@ -15,7 +15,7 @@ ANTHROPIC = (
     ),
     Operation(
         "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt.",
-        count_tokens, Conversation, shape=error_document,
+        count_tokens, AskedConversation, shape=error_document,
     ),
 )  # fmt: skip
 """All operations of the protocol."""

@@ -1,4 +1,5 @@
 """What clients send, checked: JSON becomes dataclasses, or an error that names the field.
 
-The same declarations make the schemas of `/openapi.json`. Knows no protocol and no HTTP.
+The same declarations make the schemas of `/openapi.json`. This package knows no protocol and no
+HTTP.
 """

@@ -1,4 +1,4 @@
-"""Who may use the server: the key, the network, web pages."""
+"""Switches of the page that decide who may use the server: key, network, web pages."""
 
 from __future__ import annotations
 

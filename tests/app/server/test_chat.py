@@ -15,7 +15,7 @@ ASKED = [{"role": "user", "content": QUESTION}]
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Model]:
-    """The same model without a server."""
+    """Return the served model, loaded once more without a server."""
     with load_model(str(demo_model())) as model:
         yield model
 

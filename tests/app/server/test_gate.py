@@ -1,4 +1,4 @@
-"""Who may ask: hosts, web pages and keys."""
+"""Tests of who may ask a server: hosts, web pages and keys."""
 
 from collections.abc import Iterator
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.marks import Mark
+from engine.answer_forms.marks import AnswerMark
 
 MARKS = {
     mark.pattern: mark
@@ -49,4 +49,4 @@ def test_marks_are_found_and_held_back_as_regex_does(
 @pytest.mark.parametrize("pattern", ["a.b", "^a", "(?:ab)*", "(?=a)", "a$"])
 def test_a_pattern_of_another_kind_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"pattern|repeated"):
-        Mark(pattern)
+        AnswerMark(pattern)
