@@ -262,6 +262,8 @@ class RemoteHost:
                 raise
         finally:
             timer.cancel()
+            if not is_waiting:
+                timer.join()
         if not reader.is_complete:
             text = tr("{host} has ended the answer in the middle.").format(host=address.host)
             raise Unreachable(text, tr("Check that it runs."))

@@ -50,7 +50,8 @@ class RemoteModel:
     """
 
     def __init__(self, address: RemoteAddress, key: str = "") -> None:
-        self._events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
+        # no SimpleQueue: a signal may make that forget its timeout
+        self._events: queue.Queue[HostEvent] = queue.Queue()
         self._host = RemoteHost(self._events.put, lambda _: key)
         self.warnings: tuple[str, ...] = ()
         self.fallbacks: tuple[Fallback, ...] = ()

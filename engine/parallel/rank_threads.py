@@ -37,7 +37,7 @@ class _Job(Generic[T]):
         results: result of each rank, by rank; None until it has ended.
         errors: failures so far, in order of time.
         busy: ranks that have not ended.
-        done: queue that gets one item when the last rank has ended.
+        is_done: set when the last rank has ended.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class _Job(Generic[T]):
         self.results: list[T | None] = [None] * n_ranks
         self.errors: list[BaseException] = []
         self.busy = set(range(n_ranks))
-        self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.is_done = threading.Event()
         self._fn = fn
         self._on_failure = on_failure
         self._is_over = False
@@ -73,7 +73,7 @@ class _Job(Generic[T]):
             self.busy.discard(rank)
             is_last = not self.busy
         if is_last:
-            self.done.put(None)
+            self.is_done.set()
 
     def take_cause(self) -> BaseException:
         """Return the failure that caused the others, as far as can be told; drop all of them.
@@ -163,9 +163,10 @@ class RankThreads:
         guard = None if group is None else _Guard(job, group, self._lives)
         while True:
             try:
-                job.done.get(timeout=LOOK_S)  # without a timeout Windows delivers no Ctrl+C
-                return
-            except queue.Empty:
+                # without a timeout Windows delivers no Ctrl+C; a SimpleQueue's would be forgotten
+                # if a signal's handler outlasted it
+                if job.is_done.wait(LOOK_S):
+                    return
                 if guard is not None and (lost := guard.look(self._dead(job))):
                     self.lost = frozenset(lost)
                     return

@@ -2,12 +2,15 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from app import paths
+from app.cli.talk import Interrupt
 from app.remote_models.address import parse_url
 from app.remote_models.keys import KeyStore
 from tests.helpers.command_line import Run, assert_refused
@@ -85,18 +88,27 @@ def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], senten
     assert_refused(run("generate", *arguments, "-p", "Hi"), sentence)
 
 
-def test_ctrl_c_ends_an_answer(run: Run, server: FakeOpenAI) -> None:
+@pytest.mark.parametrize("handler_s", [0.0, 0.15], ids=["at once", "late"])
+def test_ctrl_c_ends_an_answer(
+    run: Run, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch, handler_s: float
+) -> None:
+    """Also where the handler runs so late that the look for it should have ended before."""
+    noted = Interrupt._on_signal
+
+    def note_late(interrupt: Interrupt, number: int, frame: FrameType | None) -> None:
+        time.sleep(handler_s)
+        noted(interrupt, number, frame)
+
     def plan(asked: Asked) -> Reply | None:
         if asked.body is None:
             return None
-        main = threading.main_thread().ident  # so that it wakes, whatever it waits for
-        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        timer.join(0)
+        main = threading.main_thread().ident
+        threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
         return Reply([said("Once")], is_open=True)
 
+    monkeypatch.setattr(Interrupt, "_on_signal", note_late)
     server.plan = plan
     outcome = run("generate", "--url", server.url, "-p", "Hi")
-    assert (outcome.status, outcome.out) == (0, "Once\n")
-    assert "cancelled" in outcome.err
     server.ended.set()
+    assert (outcome.status, outcome.out) == (0, "Once\n"), outcome.err
+    assert "cancelled" in outcome.err

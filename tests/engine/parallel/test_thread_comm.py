@@ -1,6 +1,5 @@
 """Collectives of ranks that are threads: sums, gathers, failures, and mismatching values."""
 
-import queue
 import threading
 from collections.abc import Iterator
 
@@ -181,11 +180,11 @@ def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch)
     pool, finished = RankThreads(2, lambda: None, lambda: None), threading.Event()
     interrupts = [KeyboardInterrupt()]
 
-    class Done(queue.SimpleQueue[None]):
-        def get(self, block: bool = True, timeout: float | None = None) -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
             if interrupts:
                 raise interrupts.pop()
-            super().get(block, timeout)
+            return super().wait(timeout)
 
     def work(rank: int) -> int:
         if rank == 1:
@@ -193,7 +192,7 @@ def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch)
             finished.set()
         return rank
 
-    monkeypatch.setattr("engine.parallel.rank_threads.queue.SimpleQueue", Done)
+    monkeypatch.setattr("engine.parallel.rank_threads.threading.Event", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         pool.call_on_all(work)
     assert finished.is_set()
