@@ -205,7 +205,7 @@ if TYPE_CHECKING:
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_chat_template, load_tokenizer
     from engine.text.messages import ChatMessage, Tool, ToolCall
-    from engine.text.thinking import THINK_CLOSE, THINK_OPEN
+    from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
     from engine.tuning import tune
     from engine.version import package_version
 
@@ -340,6 +340,7 @@ __all__ = [
     "TemplateError",
     "TensorPlace",
     "TensorSummary",
+    "ThoughtMarker",
     "ThreadHost",
     "Timings",
     "TokenLogprob",
@@ -491,7 +492,7 @@ _HOME = {
         "LoadProgress", "StateProgress",
     ),
     "text.messages": ("ChatMessage", "Tool", "ToolCall"),
-    "text.thinking": ("THINK_CLOSE", "THINK_OPEN"),
+    "text.thinking": ("THINK_CLOSE", "THINK_OPEN", "ThoughtMarker"),
     "hardware.card_records": ("card_problems",),
     "hardware.fallbacks": ("Fallback", "FallbackKind"),
     "hardware.garbage": ("collect_garbage",),

@@ -10,14 +10,13 @@ from typing import Any, Final
 from app.remote_models.connection import error_text
 from app.translation import tr
 from engine import (
-    THINK_CLOSE,
-    THINK_OPEN,
     AnswerPart,
     EngineError,
     Event,
     Finished,
     FinishReason,
     Generate,
+    ThoughtMarker,
     Timings,
     TokenText,
     ToolCallBegun,
@@ -59,7 +58,7 @@ class AnswerReader:
         self._asked_at = time.perf_counter()
         self._first_at = self._last_at = 0.0
         self._n_chunks = self._n_characters = 0
-        self._is_thinking = False
+        self._marker = ThoughtMarker()
         self._usage: Usage | None = None
         self._reason: FinishReason = "stop"
         self._calls: dict[int, str] = {}  # ids of the calls that have begun
@@ -93,7 +92,8 @@ class AnswerReader:
 
     def finish(self) -> Iterator[Event]:
         """Yield the last events of an answer that the server has ended."""
-        yield from self._end_thought()
+        if closing := self._marker.closed():
+            yield TokenText(closing, ())
         yield self.finished(self._reason)
 
     def finished(self, reason: FinishReason) -> Finished:
@@ -122,18 +122,8 @@ class AnswerReader:
         ids = (UNKNOWN_TOKEN,)
         if self._in_parts:
             yield TokenText(text, ids, part)
-            return
-        if part == "content":
-            yield from self._end_thought()
-        elif not self._is_thinking:
-            self._is_thinking = True
-            text = f"{THINK_OPEN}\n{text}"
-        yield TokenText(text, ids)
-
-    def _end_thought(self) -> Iterator[Event]:
-        if self._is_thinking:
-            self._is_thinking = False
-            yield TokenText(f"\n{THINK_CLOSE}\n\n", ())
+        else:
+            yield TokenText(self._marker.written(text, is_thought=part == "reasoning"), ids)
 
     def _count(self, n_characters: int) -> None:
         self._last_at = time.perf_counter()

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -15,11 +15,10 @@ from app.remote_models.address import RemoteAddress, is_remote, remote_info, spl
 from app.remote_models.answer import AnswerReader
 from app.remote_models.connection import STALL_S, Connection, NoServer, Unreachable
 from app.remote_models.models import ListedModel, find_model, list_models
-from app.remote_models.request import request_of
+from app.remote_models.request import conversation_document, request_of
 from app.translation import tr
 from engine import (
     Cancelled,
-    ChatMessage,
     Command,
     CountTokens,
     EngineCrashed,
@@ -281,9 +280,8 @@ class RemoteHost:
         connection = call.connect(address, self._key_of(address))
         n_before = None
         if command.messages is not None:
-            n_before = _n_tokens(
-                connection, address, _prompt(connection, address, command.messages)
-            )
+            asked = conversation_document(command.messages, command.tools)
+            n_before = _n_tokens(connection, address, _prompt(connection, address, asked))
         return TokensCounted(n_before, _n_tokens(connection, address, command.draft))
 
     def _is_gone(self, call: _Call, error: EngineError) -> bool:
@@ -310,13 +308,9 @@ def _cancelled(call: _Call) -> Event:
     return Failed(Cancelled("Loading"))
 
 
-def _prompt(
-    connection: Connection, address: RemoteAddress, messages: tuple[ChatMessage, ...]
-) -> str:
-    """Return the prompt that a Tandem's chat template makes of messages."""
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    body: dict[str, Any] = {"messages": turns, "model": address.model}
-    document = connection.json(f"{address.root}/apply-template", body)
+def _prompt(connection: Connection, address: RemoteAddress, asked: Mapping[str, Any]) -> str:
+    """Return the prompt that a Tandem's chat template makes of a conversation."""
+    document = connection.json(f"{address.root}/apply-template", {**asked, "model": address.model})
     return str(document.get("prompt", "")) if isinstance(document, dict) else ""
 
 

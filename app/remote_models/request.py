@@ -37,8 +37,9 @@ def request_of(command: Generate, model: str, *, is_tandem: bool) -> dict[str, A
     body: dict[str, Any] = {"model": model, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if command.prompt is None:
-        body["messages"] = [_message(message) for message in command.messages]
-        body |= _tools(command.tools, command.tool_choice)
+        body |= conversation_document(command.messages, command.tools)
+        if command.tools:
+            body["tool_choice"] = _choice(command.tool_choice)
     else:
         body["prompt"] = command.prompt
     body |= _sampling(command.sampling, is_tandem=is_tandem)
@@ -46,6 +47,16 @@ def request_of(command: Generate, model: str, *, is_tandem: bool) -> dict[str, A
     if is_tandem:
         body |= _own(command)
     return body
+
+
+def conversation_document(
+    messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+) -> dict[str, Any]:
+    """Return the fields of a conversation and of the functions that the model may call."""
+    found: dict[str, Any] = {"messages": [_message(message) for message in messages]}
+    if tools:
+        found["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
+    return found
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
@@ -66,21 +77,19 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     return found
 
 
-def _tools(tools: Sequence[Tool], choice: str) -> dict[str, Any]:
-    if not tools:
-        return {}
-    functions = []
-    for tool in tools:
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        if tool.parameters:
-            function["parameters"] = json.loads(tool.parameters)
-        functions.append({"type": "function", "function": function})
-    chosen: str | dict[str, Any] = choice
+def _function(tool: Tool) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        found["description"] = tool.description
+    if tool.parameters:
+        found["parameters"] = json.loads(tool.parameters)
+    return found
+
+
+def _choice(choice: str) -> str | dict[str, Any]:
     if choice.startswith("="):
-        chosen = {"type": "function", "function": {"name": choice[1:]}}
-    return {"tools": functions, "tool_choice": chosen}
+        return {"type": "function", "function": {"name": choice[1:]}}
+    return choice
 
 
 def _sampling(params: SamplingParams, *, is_tandem: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from engine.errors import PromptError, TemplateError
 from engine.generation.dropping import droppable, with_text, without
 from engine.generation.wishes import PromptWishes
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
-from engine.text.messages import ChatMessage
+from engine.text.messages import ChatMessage, Tool
 from engine.text.support import NO_VOCABULARY, has_vocabulary
 from engine.text.tokenizer import Tokenizer
 
@@ -215,16 +215,19 @@ class Prompts:
             add_generation_prompt=add_generation_prompt,
         )
 
-    def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> tuple[int | None, int]:
+    def count(
+        self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = (),
+    ) -> tuple[int | None, int]:  # fmt: skip
         """Return the number of tokens of a prompt without its last message, and of that message.
 
         Args:
             messages: messages before the last one; None to count that alone.
             draft: text of the last message, a person's; it is a part of the last one of `messages`
                 if that is a person's, too.
+            tools: functions that the prompt describes.
 
         Raises:
-            TemplateError: the template does not take these messages.
+            PromptError: the template does not take these messages or functions.
         """
         tokenizer = self.tokenizer
         n_draft = len(tokenizer.encode(draft, add_special=False))
@@ -234,7 +237,8 @@ class Prompts:
         text = draft.strip() or "?"  # many templates refuse to answer nothing
         before = asked.pop().content + "\n\n" if asked and asked[-1].role == "user" else ""
         asked.append(ChatMessage("user", before + text))
-        n_all = len(self._encode_chat(asked, continue_last=False))
+        wishes = PromptWishes(tools=tuple(tools))
+        n_all = len(self._encode_chat(asked, continue_last=False, wishes=wishes))
         return max(0, n_all - len(tokenizer.encode(text, add_special=False))), n_draft
 
     def _without_beginning(

@@ -106,19 +106,20 @@ class TextInquiries:
         return len(self._prompts.plain(prompt).ids)
 
     def count_tokens(
-        self, messages: Sequence[ChatMessage] | None, draft: str = ""
-    ) -> tuple[int | None, int]:
+        self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
+    ) -> tuple[int | None, int]:  # fmt: skip
         """Return the tokens of a chat's next prompt without its last message, and those of that.
 
         Args:
             messages: messages before the last one; None to count that alone, which is quick.
             draft: text of the last message.
+            tools: functions that the prompt describes.
 
         Raises:
             PromptError: the model has no vocabulary, or its template refuses these messages.
         """
         with self._occupancy.use("tokens are being counted"):
-            return self._prompts.count(messages, draft)
+            return self._prompts.count(messages, draft, tools)
 
     def _known(self, ids: Sequence[int]) -> Sequence[int]:
         """Return token ids that the model has.

@@ -19,10 +19,12 @@ class CountTokens:
     Attributes:
         messages: messages before the draft; None to count the draft alone, which is quick.
         draft: text of the next message.
+        tools: functions that the model may call, which its prompt describes.
     """
 
     messages: tuple[ChatMessage, ...] | None
     draft: str = ""
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ Answering = Callable[["Inquiries", Any, "IsCancelled"], Reply]
 
 
 def _counted(model: Inquiries, question: CountTokens, _: IsCancelled) -> TokensCounted:
-    return TokensCounted(*model.count_tokens(question.messages, question.draft))
+    return TokensCounted(*model.count_tokens(question.messages, question.draft, question.tools))
 
 
 def _tokenized(model: Inquiries, question: Tokenize, _: IsCancelled) -> Tokenized:

@@ -100,3 +100,34 @@ def thinking_state(
     if end.endswith(marks.opening) or (is_chat and marks.is_always):
         return "open"
     return "possible" if is_chat and thinks is not False else "over"
+
+
+class ThoughtMarker:
+    """Writer of the parts of one answer as one text, with the thought in front between marks.
+
+    Args:
+        is_open: whether the answer goes on inside its thought.
+        has_said: whether it goes on behind its thought.
+    """
+
+    def __init__(self, *, is_open: bool = False, has_said: bool = False) -> None:
+        self._is_open, self._has_said = is_open, has_said
+
+    def written(self, text: str, *, is_thought: bool) -> str:
+        """Return more text with the marks it needs; a thought behind what was said gets none."""
+        if is_thought and not self._has_said:
+            opening = f"{THINK_OPEN}\n" if text and not self._is_open else ""
+            self._is_open = self._is_open or bool(text)
+            return opening + text
+        if not text:
+            return ""
+        closing = self.closed()
+        self._has_said = True
+        return closing + text
+
+    def closed(self) -> str:
+        """Return the mark that ends an open thought; "" where none is open."""
+        if not self._is_open:
+            return ""
+        self._is_open, self._has_said = False, True
+        return f"\n{THINK_CLOSE}\n\n"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.generation.results import TokenText
-from engine.text.thinking import THINK_CLOSE, THINK_OPEN
+from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
 
 if TYPE_CHECKING:
     from engine.generation.work import Found, Steps
@@ -19,8 +19,7 @@ def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
     Args:
         before: first part of an answer that goes on, with its thought apart; None for a new one.
     """
-    is_open = before is not None and bool(before.reasoning) and not before.content
-    has_said = before is not None and bool(before.content)
+    marker = marker_behind(before)
     found: Found | None = None
     while True:
         try:
@@ -28,17 +27,19 @@ def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
         except StopIteration:
             return
         found = None
-        if not isinstance(step, TokenText):
+        if isinstance(step, TokenText):
+            text = marker.written(step.text, is_thought=step.part == "reasoning")
+            yield replace(step, text=text, part="content")
+        else:
             found = yield step
-            continue
-        text = step.text
-        if step.part == "reasoning" and not has_said:
-            text = text if is_open else f"{THINK_OPEN}\n{text}"
-            is_open = True
-        elif text:
-            text = f"\n{THINK_CLOSE}\n\n{text}" if is_open else text
-            is_open, has_said = False, True
-        yield replace(step, text=text, part="content")
+
+
+def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
+    """Return what marks the thought of an answer that goes on behind its first part, if any."""
+    if before is None:
+        return ThoughtMarker()
+    has_said = bool(before.content)
+    return ThoughtMarker(is_open=bool(before.reasoning) and not has_said, has_said=has_said)
 
 
 def thought_apart(message: ChatMessage) -> ChatMessage:

@@ -347,6 +347,9 @@ def test_a_tandem_counts_tokens_and_others_say_that_they_do_not(
     driver.load(server)
     counts = driver.do(CountTokens((ChatMessage("user", "a b c"),), "two words"))
     assert counts == [TokensCounted(4, 2)]
+    driver.do(CountTokens((ChatMessage("user", "a"),), tools=(Tool("look", "Looks."),)))
+    (asked,) = [r.body for r in server.asked if r.path == "/apply-template"][1:]
+    assert asked["tools"][0]["function"] == {"name": "look", "description": "Looks."}
 
 
 # what goes wrong

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import ChatMessage, ToolCall
+from engine import ChatMessage, Tool, ToolCall
 from engine.generation.dropping import droppable
 from engine.generation.prompts import Prompts
 from engine.gguf.reader import GGUFFile
@@ -91,3 +91,6 @@ def test_calls_and_functions_are_counted(prompts: Prompts) -> None:
     assert few is not None
     assert many is not None
     assert few < many
+    offered = prompts.count(plain, "c", [Tool("f", "Does what nobody knows.")])[0]
+    assert offered is not None
+    assert offered > few + len("Does what nobody knows.") // 4

@@ -8,7 +8,13 @@ from engine import ChatMessage, read_model_info
 from engine.generation.prompts import Prompts
 from engine.generation.wishes import PromptWishes
 from engine.gguf.reader import GGUFFile
-from engine.text.thinking import can_think, has_effort, thinking_marks, thinking_state
+from engine.text.thinking import (
+    ThoughtMarker,
+    can_think,
+    has_effort,
+    thinking_marks,
+    thinking_state,
+)
 from tests.helpers.tiny_gguf import tiny_gguf
 
 QWEN = "{%- if enable_thinking is defined and enable_thinking is false %}{{- 'x' }}{% endif %}"
@@ -98,3 +104,27 @@ def test_a_prompt_s_end_says_where_thinking_is(template: str, prompt: str, state
 
 def test_a_template_without_marks_knows_no_thinking() -> None:
     assert thinking_marks("{{ messages[0].content }}") is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (["!a", "!b", "c", "d"], "<think>\nab\n</think>\n\ncd"),
+        (["c", "!late", "d"], "clated"),
+        (["!a"], "<think>\na"),
+        (["", "!", "c"], "c"),
+    ],
+)
+def test_a_thought_in_front_gets_marks(parts: list[str], text: str) -> None:
+    marker = ThoughtMarker()
+    written = [marker.written(p.removeprefix("!"), is_thought=p.startswith("!")) for p in parts]
+    assert "".join(written) == text
+
+
+def test_a_thought_is_closed_once_and_where_it_was_open_before() -> None:
+    assert ThoughtMarker().closed() == ""
+    marker = ThoughtMarker(is_open=True)
+    assert marker.written("more", is_thought=True) == "more"
+    assert marker.closed() == "\n</think>\n\n"
+    assert marker.closed() == ""
+    assert marker.written("x", is_thought=True) == "x"
