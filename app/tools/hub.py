@@ -1,0 +1,184 @@
+"""All servers of tools: what they offer, and calls of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from app.tools.keeper import HeadersOf, ServerKeeper
+from app.tools.limits import ToolLimits
+from app.tools.loop_thread import LoopThread
+from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
+from app.tools.tool_names import BETWEEN, server_prefixes
+from app.tools.tool_server import ToolServer
+from app.translation import tr
+
+
+class ToolHub:
+    """Connections to servers of tools, on a thread of their own.
+
+    There is no thread before the first server that is on. All methods return at once, but `close`.
+
+    Args:
+        on_change: is called on that thread when `states` have changed.
+        headers_of: returns a server's headers with their secrets; called on a further thread.
+        limits: of each server.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[], None],
+        headers_of: HeadersOf = lambda server: server.headers,
+        limits: ToolLimits = ToolLimits(),  # noqa: B008 frozen, so one shared default is safe
+    ) -> None:
+        self._on_change, self._headers_of, self._limits = on_change, headers_of, limits
+        self._thread = LoopThread("tandem-tools")
+        self._lock = threading.Lock()
+        self._servers: tuple[ToolServer, ...] = ()
+        self._found: dict[str, ToolServerState] = {}  # by server
+        self._keepers: dict[str, ServerKeeper] = {}  # on the thread
+        self._endings: set[asyncio.Task[None]] = set()  # on the thread
+
+    def set_servers(self, servers: Sequence[ToolServer]) -> None:
+        """Use these servers and no others; those that are on are connected to."""
+        with self._lock:
+            had_any = any(server.is_on for server in self._servers)
+            self._servers = tuple(servers)
+            has_any = any(server.is_on for server in self._servers)
+        if had_any or has_any:
+            wanted = tuple(servers)
+            self._thread.post(lambda: self._apply(wanted))
+
+    def states(self) -> tuple[ToolServerState, ...]:
+        """Return what there is to tell of each server, in the order of `set_servers`."""
+        with self._lock:
+            return tuple(self._state(server) for server in self._servers)
+
+    def offered(self) -> tuple[ServerTool, ...]:
+        """Return the tools that models are told of: those of ready servers that are not hidden."""
+        return tuple(
+            tool for state in self.states() for tool in state.tools
+            if tool.name not in state.server.hidden
+        )  # fmt: skip
+
+    def call(
+        self,
+        tool_name: str,
+        arguments: Mapping[str, Any],
+        on_done: Callable[[ToolResult], None],
+    ) -> RunningCall:
+        """Call a tool.
+
+        A server that has ended is started again first. Whatever goes wrong is a result, too.
+
+        Args:
+            tool_name: name of the tool for models.
+            on_done: is called once with the result, on the hub's thread; on the caller's own if
+                the hub is closed.
+        """
+        call = _Call(self._thread, on_done)
+        is_begun = self._thread.post(lambda: call.begin(self._called(tool_name, arguments)))
+        if not is_begun:
+            on_done(ToolResult(tr("Tandem is closing."), is_error=True))
+        return call
+
+    def restart(self, name: str) -> None:
+        """Connect to a server anew."""
+        self._thread.post(lambda: self._restart(name))
+
+    def close(self, timeout_s: float = 8.0) -> bool:
+        """End all calls, connections and programs; return whether that was done in time."""
+        return self._thread.close(self._stop_all, timeout_s)
+
+    def _state(self, server: ToolServer) -> ToolServerState:
+        found = self._found.get(server.name) if server.is_on else None
+        if found is None or not found.server.connects_like(server):
+            return ToolServerState(server, "starting" if server.is_on else "off")
+        return ToolServerState(server, found.status, found.problem, found.tools)
+
+    # on the hub's thread
+
+    def _apply(self, servers: tuple[ToolServer, ...]) -> None:
+        """Start and stop connections, so that there is one to each server that is on."""
+        prefixes = server_prefixes([server.name for server in servers])
+        wanted = {server.name: server for server in servers if server.is_on}
+        for name, keeper in tuple(self._keepers.items()):
+            server = wanted.get(name)
+            is_same = server is not None and keeper.state.server.connects_like(server)
+            if server is None or not is_same or keeper.prefix != prefixes[name]:
+                self._drop(name)
+            else:
+                keeper.rename(server)
+        for name, server in wanted.items():
+            if name not in self._keepers:
+                self._keepers[name] = self._kept(server, prefixes[name])
+        self._changed()
+
+    def _kept(self, server: ToolServer, prefix: str) -> ServerKeeper:
+        keeper = ServerKeeper(server, prefix, self._headers_of, self._limits, self._changed)
+        keeper.start()
+        return keeper
+
+    def _drop(self, name: str) -> None:
+        """Stop a server, which is not waited for."""
+        task = self._thread.spawn(self._keepers.pop(name).stop())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    def _restart(self, name: str) -> None:
+        keeper = self._keepers.get(name)
+        if keeper is not None:
+            self._drop(name)
+            self._keepers[name] = self._kept(keeper.state.server, keeper.prefix)
+            self._changed()
+
+    def _changed(self) -> None:
+        found = {name: keeper.state for name, keeper in self._keepers.items()}
+        with self._lock:
+            self._found = found
+        self._on_change()
+
+    async def _called(self, tool_name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Return the result of a call."""
+        prefix = tool_name.partition(BETWEEN)[0]
+        for keeper in self._keepers.values():
+            if keeper.prefix == prefix:
+                return await keeper.call(tool_name, arguments)
+        return ToolResult(tr("There is no tool {name}.").format(name=tool_name), is_error=True)
+
+    async def _stop_all(self) -> None:
+        for name in tuple(self._keepers):
+            self._drop(name)
+        if self._endings:
+            await asyncio.wait(self._endings)
+
+
+class _Call:
+    """A call on the hub's thread, which ends with exactly one result."""
+
+    def __init__(self, thread: LoopThread, on_done: Callable[[ToolResult], None]) -> None:
+        self._thread, self._on_done = thread, on_done
+        self._task: asyncio.Task[ToolResult] | None = None
+
+    def cancel(self) -> None:
+        """End the call; see `RunningCall`."""
+        self._thread.post(self._cancel)
+
+    # on the hub's thread
+
+    def begin(self, work: Coroutine[Any, Any, ToolResult]) -> None:
+        """Begin the call."""
+        self._task = self._thread.spawn(work)
+        self._task.add_done_callback(self._on_ended)
+
+    def _cancel(self) -> None:
+        assert self._task is not None, "begun before"
+        self._task.cancel()
+
+    def _on_ended(self, task: asyncio.Task[ToolResult]) -> None:
+        if task.cancelled():
+            self._on_done(ToolResult(tr("The call was stopped."), is_error=True))
+        else:
+            self._on_done(task.result())

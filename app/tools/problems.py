@@ -1,0 +1,103 @@
+"""Sentences for what goes wrong with servers of tools."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx2
+
+from app.tools.tool_server import ToolServer
+from app.translation import tr
+from engine import one_line
+
+MOST_SAID = 300
+"""Characters of what a server says that are shown."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a connection has ended.
+
+    Attributes:
+        error: what was raised; None for nothing.
+        was_ready: whether it had told its tools.
+        is_late: whether it had not done so in time.
+        has_closed: whether the other side has closed it.
+        has_rubbish: whether it has sent what is no message.
+        status: last HTTP status; 0 for none.
+        last_line: last line of a program's standard error.
+    """
+
+    error: Exception | None = None
+    was_ready: bool = False
+    is_late: bool = False
+    has_closed: bool = False
+    has_rubbish: bool = False
+    status: int = 0
+    last_line: str = ""
+
+    def note_status(self, status: int) -> None:
+        """Note the status of an answer, unless an earlier one says more."""
+        if self.status < 400 or status in (401, 403):
+            self.status = status
+
+
+def ending_sentence(server: ToolServer, ending: Ending) -> str:
+    """Return why a connection has ended, in a sentence or two."""
+    sentence = _reason(server, ending)
+    if server.command and ending.last_line:
+        said = tr("Its last line: {line}").format(line=one_line(ending.last_line, MOST_SAID))
+        return f"{sentence} {said}"
+    return sentence
+
+
+def call_sentence(server: ToolServer, error: Exception) -> str:
+    """Return why a call has failed."""
+    why = one_line(str(error), 2000) or type(error).__name__
+    return tr("{name} says: {text}").format(name=server.name, text=why)
+
+
+def _reason(server: ToolServer, ending: Ending) -> str:
+    name = server.name
+    for error in _errors(ending.error):
+        if isinstance(error, OSError) and server.command and not ending.was_ready:
+            return _start_sentence(server, error)
+        if isinstance(error, httpx2.TransportError | httpx2.InvalidURL):
+            why = one_line(str(error), MOST_SAID) or type(error).__name__
+            return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
+    if ending.status in (401, 403):
+        text = tr("{name} wants to know who asks ({status}): give it a header Authorization.")
+        return text.format(name=name, status=ending.status)
+    if ending.status >= 400:
+        text = tr("{name} answers with the status {status}: is its address right?")
+        return text.format(name=name, status=ending.status)
+    if ending.is_late and ending.has_rubbish:
+        return tr("{name} prints other text than the messages of such a server.").format(name=name)
+    if ending.is_late:
+        return tr("{name} has not answered in time.").format(name=name)
+    if server.command and (ending.has_closed or ending.error is None):
+        return tr("The program of {name} has ended.").format(name=name)
+    errors = [one_line(str(error), MOST_SAID) for error in _errors(ending.error)]
+    return tr("{name} has failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
+
+
+def _start_sentence(server: ToolServer, error: OSError) -> str:
+    """Return why a program cannot be started."""
+    program = server.command[0]
+    if server.folder and error.filename == server.folder:
+        text = tr("{name} cannot run in {folder}: {why}.")
+        return text.format(name=server.name, folder=server.folder, why=error.strerror)
+    if error.errno == errno.ENOENT:
+        return tr("There is no program {program}.").format(program=program)
+    return tr("{program} cannot be started: {why}.").format(program=program, why=error.strerror)
+
+
+def _errors(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error's parts, those of groups one by one."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _errors(part)
+    elif error is not None:
+        yield error
