@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from engine.answer_forms.source import BrokenForm, IncomingText, Reading
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
 """Types of the arguments of each function, by their names."""
 
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -70,7 +72,7 @@ class CallReader:
         while (yield from source.skip_space()) != "}":
             key = yield from self._json.key()
             yield from self._json.colon()
-            if key == "name" and not name:
+            if key in _NAMES and not name:
                 name = yield from self._json.string()
             elif key in _ARGUMENTS and name and not is_begun:
                 is_begun = yield from self._told(teller, name)
@@ -123,22 +125,24 @@ class CallReader:
         assert opening is not None, "a form with tags names them"
         tell("{")
         try:
-            while (key := (yield from self._key(opening))) is not None:
-                tell(f'{comma}"{escaped(key)}": ')
+            while (tag := (yield from self._tag(opening))) is not None:
+                tell(f'{comma}"{escaped(tag["key"])}": ')
                 comma = ", "
-                yield from self._tag_value(tell, types.get(key, ()))
+                is_text = tag.groupdict().get("is_text") == "true"
+                known = ("string",) if is_text else types.get(tag["key"], ())
+                yield from self._tag_value(tell, known)
         finally:
             tell("}")
 
-    def _key(self, opening: AnswerMark) -> Reading[str | None]:
-        """Skip the mark before a value and return the argument's name; None for no mark."""
+    def _tag(self, opening: AnswerMark) -> Reading[re.Match[str] | None]:
+        """Skip the mark before a value and return it, with the argument's name; None for none."""
         source = self._source
         yield from source.skip_space()
         while True:
             found, held = opening.find(source.text, source.at, is_ended=source.is_ended)
             if found and found.start() == source.at:
                 source.at = found.end()
-                return found["key"]
+                return found
             if held > source.at or source.is_ended or source.at == len(source.text):
                 return None
             yield

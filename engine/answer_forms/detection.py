@@ -9,10 +9,12 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Protocol
 
-from engine.answer_forms.known import KNOWN_FORMS, AnswerFormat
+from engine.answer_forms.formats.base import AnswerFormat, filled
+from engine.answer_forms.formats.named import KIMI
+from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import CallBegun, CallText
-from engine.answer_forms.turns import TemplateUse, as_functions
+from engine.answer_forms.parts import CallBegun, CallText, PartText
+from engine.answer_forms.turns import THOUGHT_KEYS, TemplateUse, ThoughtKey, as_functions
 from engine.errors import TemplateError
 from engine.text.messages import ChatMessage, Tool, ToolCall
 from engine.text.thinking import THINKING_MARKS
@@ -24,8 +26,10 @@ PROBE = Tool(
     '{"type": "object", "properties": {"city": {"type": "string", "description": "City"}, '
     '"days": {"type": "integer", "description": "Days"}}, "required": ["city"]}',
 )  # fmt: skip
-ARGUMENTS = {"city": "Paris 7", "days": 3}
-_THINKING = re.compile(r"\w\.thinking\b|\[['\"]thinking['\"]\]")
+ARGUMENTS: dict[str, Any] = {"city": "Paris 7", "days": 3}
+_WRITTEN_BLOCK = re.compile(r"""['"]type['"]: ?['"]thinking""")
+"""Blocks of a content, as written by a template that takes them for text."""
+
 _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
@@ -59,24 +63,45 @@ def detect(template: Renderable) -> TemplateUse:
 def _use_of_calls(template: Renderable) -> TemplateUse | None:
     """Return how a template takes calls; None if it writes none in a known form, or no results."""
     question = ChatMessage("user", QUESTION)
-    call = ToolCall(PROBE.name, json.dumps(ARGUMENTS), "probe0001")
+    call = ToolCall(PROBE.name, json.dumps(ARGUMENTS), filled(KIMI.call_id, PROBE.name))
     called = [question, ChatMessage("assistant", "", tool_calls=(call,))]
     result = ChatMessage("tool", RESULT, tool_call_id=call.id, name=call.name)
     asked = _rendered(template, TemplateUse(writes_calls=True), [question], is_asked=True)
     if not asked:
         return None
-    key = "thinking" if _THINKING.search(template.source) else "reasoning_content"
     for empty, is_text in product(("", None), (False, True)):
         use = TemplateUse(
-            writes_calls=True, has_text_arguments=is_text, empty=empty, thought_key=key,
+            writes_calls=True, has_text_arguments=is_text, empty=empty,
             has_short_ids="length != 9" in template.source,
             has_responses="tool_responses" in template.source,
         )  # fmt: skip
         written = _rendered(template, use, called)
         form = _form_of(written[_n_alike(asked, written) :], written.rpartition(QUESTION)[2])
         if form and RESULT in _rendered(template, use, [*called, result]):
-            return replace(use, form=form, shows_tools=PROBE.name in asked)
+            return replace(
+                use,
+                form=form,
+                shows_tools=PROBE.name in asked,
+                takes_one_call=not _takes_two_calls(template, replace(use, form=form), call),
+                thought_key=_thought_key(template, use, call),
+            )
     return None
+
+
+def _takes_two_calls(template: Renderable, use: TemplateUse, call: ToolCall) -> bool:
+    """Return whether a template writes all calls of a turn."""
+    calls = (call, replace(call, id="functions.look_at_weather:1"))
+    asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", tool_calls=calls)]
+    return _rendered(template, use, asked).rpartition(QUESTION)[2].count(ARGUMENTS["city"]) == 2
+
+
+def _thought_key(template: Renderable, use: TemplateUse, call: ToolCall) -> ThoughtKey:
+    """Return the key under which a template finds the thought of a turn that calls."""
+    asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", RESULT, (call,))]
+    tried = (replace(use, thought_key=key) for key in THOUGHT_KEYS)
+    written = ((use.thought_key, _rendered(template, use, asked)) for use in tried)
+    found = (key for key, text in written if RESULT in text and not _WRITTEN_BLOCK.search(text))
+    return next(found, THOUGHT_KEYS[0])
 
 
 def _n_alike(first: str, second: str) -> int:
@@ -123,6 +148,9 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
     parts = [*parser.feed(answer), *parser.end()]
     names = [part.name for part in parts if isinstance(part, CallBegun)]
     arguments = "".join(part.text for part in parts if isinstance(part, CallText))
+    content = "".join(part.text for part in parts if isinstance(part, PartText))
+    if any(other.trigger and other.trigger in content for other in KNOWN_FORMS):
+        return False  # a form that has the same tags, but other marks around them
     return names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
 
 

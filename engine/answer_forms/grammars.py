@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.answer_forms.known import AnswerFormat
+from engine.answer_forms.formats.base import AnswerFormat
 from engine.answer_forms.schemas import types_of
 from engine.answer_forms.turns import NO_PARAMETERS, read_object
 from engine.config.grammar import Grammar
@@ -19,6 +19,9 @@ from engine.text.messages import Tool
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """How JSON may be spaced: as most models write it in a line."""
+
+INDEX = "/[0-9]{1,4}/"
+"""Number of a call, where a format has one."""
 
 _PLAIN = r"""
 value: object | list | string | NUMBER | "true" | "false" | "null"
@@ -85,10 +88,11 @@ class _Writer:
     def _calls(self, tools: Sequence[Tool], *, is_one: bool = False, cut: str = "") -> str:
         names = []
         for number, tool in enumerate(tools):
-            before = self._form.before.replace("NAME", tool.name).removeprefix(cut)
+            pieces = self._form.before.removeprefix(cut).split("INDEX")
+            before = f" {INDEX} ".join(self._text(p.replace("NAME", tool.name)) for p in pieces)
             arguments = self._arguments(read_object(tool.parameters or NO_PARAMETERS, ""), number)
             behind = self._text(self._form.behind)
-            self._rules.append(f"call_{number}: {self._text(before)} {arguments} {behind}")
+            self._rules.append(f"call_{number}: {before} {arguments} {behind}")
             names.append(f"call_{number}")
         one = f"({' | '.join(names)})"
         if is_one or self._form.between is None:
@@ -128,7 +132,9 @@ class _Writer:
         for n, (key, value) in enumerate((properties or {}).items()):
             opening, closing = self._form.argument
             types = types_of(value)
-            if not types or "string" in types:
+            is_text = not types or "string" in types
+            opening = opening.replace("IS_TEXT", "true" if is_text else "false")
+            if is_text:
                 rule = self._until(closing, f"text_{number}_{n}")
             else:
                 definitions = {k: v for k, v in schema.items() if k in ("$defs", "definitions")}
@@ -139,8 +145,11 @@ class _Writer:
 
     def _until(self, closing: str, rule: str) -> str:
         """Return a rule of any text up to a closing text."""
-        if closing in self._tokens:
-            self._rules.append(f"{rule}: /(?s:.*)/ {self._text(closing)}")
+        token = self._split.search(closing)
+        if token is not None:  # what stands before it is of the same lexeme as the text
+            end = re.escape(closing[: token.start()]).replace("/", r"\/")
+            rest = self._text(closing[token.start() :])
+            self._rules.append(f"{rule}: /(?s:.*){end}/ {rest}")
         else:
             quoted = json.dumps(closing, ensure_ascii=False)
             self._rules.append(f"{rule}[suffix={quoted}]: /(?s:.*)/")

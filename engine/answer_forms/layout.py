@@ -15,7 +15,10 @@ from engine.answer_forms.json_text import JSON, Dialect
 from engine.answer_forms.marks import AnswerMark
 
 VALUE = "(?P<value>.*?)"
-"""Group of a `tag_pattern` that stands for the value of an argument."""
+"""Group of a `tag_pattern` that stands for the value of an argument.
+
+A group `is_text` before it says by "true" that the value is text, whatever it looks like.
+"""
 
 CallKind = Literal["object", "list", "arguments", "tags"]
 """Content of calls: an object with name and arguments, a list of such, or a name in the mark and

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from engine.answer_forms.call_reader import CallReader, Types
-from engine.answer_forms.known import AnswerFormat
+from engine.answer_forms.formats.base import AnswerFormat
 from engine.answer_forms.layout import AnswerRegion
 from engine.answer_forms.marks import AnswerMark
 from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -99,7 +100,19 @@ def _null(text: str) -> str | None:
 
 
 def _container(kind: type) -> Callable[[str], str | None]:
-    return lambda text: text.strip() if isinstance(_read(text), kind) else None
+    def cast(text: str) -> str | None:
+        return text.strip() if isinstance(_read(text), kind) else _from_python(text, kind)
+
+    return cast
+
+
+def _from_python(text: str, kind: type) -> str | None:
+    """Return a container as JSON that is written as Python does, which some templates make."""
+    try:
+        found = ast.literal_eval(text.strip())
+        return json.dumps(found, allow_nan=False) if isinstance(found, kind) else None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 _CASTS: dict[str, Callable[[str], str | None]] = {

@@ -6,16 +6,21 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
-from engine.answer_forms.known import HERMES, AnswerFormat
+from engine.answer_forms.formats.base import AnswerFormat, filled
+from engine.answer_forms.formats.listed import HERMES
 from engine.errors import PromptError
 from engine.text.messages import ChatMessage, Tool, ToolCall
 
 Turn = dict[str, Any]
 
 NO_PARAMETERS = '{"type": "object", "properties": {}}'
+ThoughtKey = Literal["reasoning_content", "reasoning", "thinking", "blocks"]
+"""Key of a turn with its thought; "blocks" for a content of blocks, one of which is the thought."""
+
+THOUGHT_KEYS: tuple[ThoughtKey, ...] = get_args(ThoughtKey)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -31,7 +36,8 @@ class TemplateUse:
         empty: content of a turn that only calls.
         takes_system: whether it takes a system prompt.
         has_short_ids: whether names of calls must have nine letters and digits.
-        thought_key: key of a turn under which it looks for a thought.
+        takes_one_call: whether it takes one call in a turn at most.
+        thought_key: where in a turn it looks for a thought.
         has_responses: whether it looks for the results of calls in the turn that calls.
     """
 
@@ -42,7 +48,8 @@ class TemplateUse:
     empty: str | None = ""
     takes_system: bool = True
     has_short_ids: bool = False
-    thought_key: str = "reasoning_content"
+    takes_one_call: bool = False
+    thought_key: ThoughtKey = "reasoning_content"
     has_responses: bool = False
 
     def turns(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[Turn]:
@@ -52,6 +59,10 @@ class TemplateUse:
             PromptError: the schema of a function or the arguments of a call are no JSON object.
         """
         if self.writes_calls:
+            if self.takes_one_call:
+                messages = _one_by_one(messages)
+            if self.form.call_id:
+                messages = _numbered(messages, self.form.call_id)
             names = {call.id: call.name for message in messages for call in message.tool_calls}
             turns = [self._turn(message, names) for message in messages]
             if self.has_responses:
@@ -73,7 +84,7 @@ class TemplateUse:
 
     def _turn(self, message: ChatMessage, names: Mapping[str, str]) -> Turn:
         turn: Turn = {"role": message.role, "content": message.content}
-        if message.reasoning:
+        if message.reasoning and self.thought_key != "blocks":
             turn[self.thought_key] = message.reasoning
         if message.tool_calls:
             turn["tool_calls"] = [
@@ -84,6 +95,10 @@ class TemplateUse:
             elif self.thought_key == "thinking":  # gpt-oss takes one text before a call
                 turn["thinking"] = "\n\n".join(filter(None, (message.reasoning, message.content)))
                 turn["content"] = ""
+        if message.reasoning and self.thought_key == "blocks":
+            turn["content"] = [{"type": "thinking", "thinking": message.reasoning}]
+            if message.content:
+                turn["content"].append({"type": "text", "text": message.content})
         if message.role == "tool":
             turn["tool_call_id"] = self._id(message.tool_call_id, 0)
             turn["name"] = message.name or names.get(message.tool_call_id, "")
@@ -154,7 +169,7 @@ def description(form: AnswerFormat, tools: Sequence[Tool]) -> str:
 def written_call(form: AnswerFormat, name: str, arguments: str) -> str:
     """Return a call as a model writes it, in a form whose arguments are JSON."""
     before, behind = form.around
-    return before + form.before.replace("NAME", name) + arguments + form.behind + behind
+    return before + filled(form.before, name) + arguments + form.behind + behind
 
 
 def read_object(text: str, what: str) -> Turn:
@@ -195,6 +210,44 @@ def _as_text(messages: Sequence[ChatMessage]) -> list[Turn]:
             turn["reasoning_content"] = message.reasoning
         turns.append(turn)
     return turns
+
+
+def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return messages in which each call has a turn of its own, with its results behind it."""
+    single: list[ChatMessage] = []
+    calling = ChatMessage("assistant", "")  # the last turn with calls
+    waiting: list[ToolCall] = []  # those of its calls that have not been told
+    for message in messages:
+        if message.role != "tool":
+            single += [replace(calling, tool_calls=(call,)) for call in waiting]
+            waiting = list(message.tool_calls[1:])
+            calling = replace(message, content="", reasoning="")
+            single.append(replace(message, tool_calls=message.tool_calls[:1]))
+        else:
+            ids = [call.id for call in waiting]
+            if message.tool_call_id in ids:
+                n_told = ids.index(message.tool_call_id) + 1
+                single += [replace(calling, tool_calls=(call,)) for call in waiting[:n_told]]
+                del waiting[:n_told]
+            single.append(message)
+    return [*single, *(replace(calling, tool_calls=(call,)) for call in waiting)]
+
+
+def _numbered(messages: Sequence[ChatMessage], call_id: str) -> list[ChatMessage]:
+    """Return messages whose calls are named by function and number, and their results as well."""
+    names: dict[str, str] = {}
+    numbered: list[ChatMessage] = []
+    n_calls = 0
+    for message in messages:
+        calls: list[ToolCall] = []
+        for call in message.tool_calls:
+            name = filled(call_id, call.name, n_calls)
+            names[call.id] = name
+            calls.append(replace(call, id=name))
+            n_calls += 1
+        answers = names.get(message.tool_call_id, message.tool_call_id)
+        numbered.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))
+    return numbered
 
 
 def _with_responses(turns: Sequence[Turn]) -> list[Turn]:

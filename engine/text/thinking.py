@@ -65,9 +65,10 @@ THINKING_MARKS = (
     ThinkingMarks("◁think▷", ("◁/think▷",)),
     ThinkingMarks("<reasoning>", ("</reasoning>",)),
     ThinkingMarks("<thought>", ("</thought>",)),
+    ThinkingMarks("Here are my reasoning steps:", ("[BEGIN FINAL RESPONSE]",)),
 )
-"""Marks of others: of most, Magistral, Gemma 4, Seed-OSS, Command A, Apertus, Kimi-VL, and two that
-instructions ask for.
+"""Marks of others: of most, Magistral, Gemma 4, Seed-OSS, Command A, Apertus, Kimi-VL, two that
+instructions ask for, and Apriel.
 """
 
 ThinkingState = Literal["open", "possible", "over"]

@@ -7,18 +7,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.answer_forms.known import (
+from engine.answer_forms.formats.base import AnswerFormat
+from engine.answer_forms.formats.listed import (
+    APRIEL,
+    COHERE,
+    GIGACHAT,
+    GRANITE,
+    HERMES,
+    MISTRAL,
+    NEMOTRON,
+)
+from engine.answer_forms.formats.named import (
     DEEPSEEK,
     DEEPSEEK_V31,
+    FUNCTION_GEMMA,
+    FUNCTIONARY,
     GEMMA,
-    GLM,
     HARMONY,
-    HERMES,
+    KIMI,
     LLAMA,
-    MISTRAL,
     MISTRAL_ARGS,
+)
+from engine.answer_forms.formats.tagged import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    GLM,
+    MINIMAX,
     QWEN_CODER,
-    AnswerFormat,
+    SEED,
 )
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import AnswerPartEvent, CallBegun, PartText
@@ -76,6 +92,25 @@ def parsed(
 RAIN = {"city": 'Köln\n"Süd"', "days": 3, "where": {"x": [1, 2.5, None, True, "</tool_call>"]}}
 _JSON = json.dumps(RAIN, ensure_ascii=False)
 _XML_WHERE = json.dumps(RAIN["where"])
+_BOTH = Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})])
+_OBJECTS = (
+    f'{{"name": "get_weather", "arguments": {_JSON}}}, {{"name": "clock", "arguments": {{}}}}'
+)
+
+
+def _dsml(section: str) -> str:
+    """Return an answer in DeepSeek's markup."""
+    return (
+        f"<think>Which town?</think>I look.\n\n<｜DSML｜{section}>\n"
+        '<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Köln\n"Süd"</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        f'<｜DSML｜parameter name="where" string="false">{_XML_WHERE}</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n'
+        f"</｜DSML｜{section}>"
+    )
+
+
 ANSWERS: dict[AnswerFormat, tuple[str, Read]] = {
     HERMES: (
         "<think>\nWhich town?\n</think>\n\nI look.\n<tool_call>\n"
@@ -133,6 +168,61 @@ ANSWERS: dict[AnswerFormat, tuple[str, Read]] = {
         '<|"|>Köln\n"Süd"<|"|>,days:3,where:{x:[1,2.5,null,true,<|"|></tool_call><|"|>]}}<tool_call|>'
         "<|tool_call>call:clock{}<tool_call|>",
         Read("Which town?", "I look.", [("get_weather", RAIN), ("clock", {})]),
+    ),
+    SEED: (
+        "<seed:think>Which town?</seed:think>\nI look.\n<seed:tool_call>\n<function=get_weather>\n"
+        '<parameter=city>Köln\n"Süd"</parameter>\n<parameter=days>3</parameter>\n'
+        f"<parameter=where>{_XML_WHERE}</parameter>\n</function>\n</seed:tool_call>\n"
+        "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
+        _BOTH,
+    ),
+    MINIMAX: (
+        "<think>\nWhich town?\n</think>\n\nI look.\n<minimax:tool_call>\n"
+        '<invoke name="get_weather">\n<parameter name="city">Köln\n"Süd"</parameter>\n'
+        '<parameter name="days">3</parameter>\n'
+        f'<parameter name="where">{_XML_WHERE}</parameter>\n</invoke>\n'
+        '<invoke name="clock">\n</invoke>\n</minimax:tool_call>',
+        _BOTH,
+    ),
+    DEEPSEEK_V32: (_dsml("function_calls"), _BOTH),
+    DEEPSEEK_V4: (_dsml("tool_calls"), _BOTH),
+    NEMOTRON: (
+        f"<think>\nWhich town?\n</think>\n\nI look.\n<TOOLCALL>[{_OBJECTS}]</TOOLCALL>",
+        _BOTH,
+    ),
+    APRIEL: (
+        f"<think>Which town?</think>I look.\n<tool_calls>[{_OBJECTS}]</tool_calls>",
+        _BOTH,
+    ),
+    GRANITE: (f"<think>Which town?</think>I look.<|tool_call|>[{_OBJECTS}]", _BOTH),
+    COHERE: (
+        "<|START_THINKING|>Which town?<|END_THINKING|><|START_RESPONSE|>I look.<|END_RESPONSE|>"
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        f'{_JSON}}},\n    {{"tool_call_id": "1", "tool_name": "clock", "parameters": {{}}}}\n]'
+        "<|END_ACTION|>",
+        _BOTH,
+    ),
+    GIGACHAT: (
+        "<think>Which town?</think>I look.<|function_call|>"
+        f'{{"name": "get_weather", "arguments": {_JSON}}}',
+        Read("Which town?", "I look.", [("get_weather", RAIN)]),
+    ),
+    KIMI: (
+        "<think>Which town?</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions."
+        f"get_weather:0<|tool_call_argument_begin|>{_JSON}<|tool_call_end|><|tool_call_begin|>"
+        "functions.clock:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        _BOTH,
+    ),
+    FUNCTION_GEMMA: (
+        "<think>Which town?</think>I look.<start_function_call>call:get_weather{city:<escape>Köln\n"
+        '"Süd"<escape>,days:3,where:{x:[1,2.5,null,true,<escape></tool_call><escape>]}}'
+        "<end_function_call><start_function_call>call:clock{}<end_function_call>",
+        _BOTH,
+    ),
+    FUNCTIONARY: (
+        f"<think>Which town?</think>I look.<function=get_weather>{_JSON}</function>"
+        "<function=clock>{}</function>",
+        _BOTH,
     ),
 }
 """An answer in each form, and its parts."""

@@ -99,7 +99,7 @@ _R1 = """{{ "\\n" if not loop.first }}<｜tool▁call▁begin｜>function<｜too
 _V31 = """{{ "<｜tool▁call▁begin｜>" + f.name + "<｜tool▁sep｜>" + f.arguments }}
 {{- "<｜tool▁call▁end｜>" }}"""
 
-_GEMMA = """\
+_WRITTEN = """\
 {%- macro written(value) %}
 {%- if value is string %}<|"|>{{ value }}<|"|>
 {%- elif value is mapping %}{
@@ -107,7 +107,11 @@ _GEMMA = """\
 {%- endfor %}}
 {%- elif value is sequence %}[
 {%- for item in value %}{{ written(item) }}{{ "," if not loop.last }}{% endfor %}]
-{%- else %}{{ value | tojson }}{% endif %}{% endmacro %}
+{%- else %}{{ value | tojson }}{% endif %}{% endmacro %}"""
+
+_GEMMA = (
+    _WRITTEN
+    + """
 {%- if tools %}<|turn>system
 {% for tool in tools %}<|tool>declaration:{{ tool.function.name }}<tool|>{% endfor %}<turn|>
 {% endif %}
@@ -121,8 +125,107 @@ _GEMMA = """\
 {% endfor %}
 {%- if add_generation_prompt %}<|turn>model
 {% endif %}"""
+)
+
+_SEED = """<seed:tool_call>
+<function={{ f.name }}>
+{% for key, value in f.arguments.items() %}<parameter={{ key }}>
+{{- value if value is string else value | tojson }}</parameter>
+{% endfor %}</function>
+</seed:tool_call>"""
+
+_INVOKED = """{% for key, value in f.arguments.items() -%}
+<PREFIXparameter name="{{ key }}"STRING>{{ value if value is string else value | tojson -}}
+</PREFIXparameter>
+{% endfor %}"""
+
+_TAGGED = """\
+{%- if tools %}{{ tools | tojson }}
+{% endif %}
+{%- for m in messages %}
+{%- if m.role == "tool" %}<result>{{ m.content }}</result>
+{% else %}<turn>{{ m.role }}
+{{ m.content }}
+{%- if m.tool_calls %}
+<SECTION>
+{% for call in m.tool_calls %}{% set f = call.function -%}
+<PREFIXinvoke name="{{ f.name }}">
+ARGUMENTS</PREFIXinvoke>
+{% endfor %}</SECTION>{% endif %}</turn>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<turn>assistant
+{% endif %}""".replace("ARGUMENTS", _INVOKED)
+
+_MINIMAX = (
+    _TAGGED.replace("SECTION", "minimax:tool_call").replace("PREFIX", "").replace("STRING", "")
+)
+_DSML = _TAGGED.replace("PREFIX", "｜DSML｜").replace(
+    "STRING", """ string="{{ 'true' if value is string else 'false' }}\""""
+)
+
+_IN_LIST = """\
+{%- if tools %}{{ tools | tojson }}
+{% endif %}
+{%- for m in messages %}<turn>{{ m.role }}
+{{ m.content }}
+{%- if m.tool_calls %}OPENING[
+{%- for call in m.tool_calls %}{{ call.function | tojson }}{{ ", " if not loop.last }}
+{%- endfor %}]CLOSING{% endif %}</turn>
+{% endfor %}
+{%- if add_generation_prompt %}<turn>assistant
+{% endif %}"""
+
+_COHERE = _IN_LIST.replace(
+    "{{ call.function | tojson }}",
+    """
+    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ call.function.name }}", "parameters":
+    {{- " " }}{{ call.function.arguments | tojson }}}""",
+)
+
+_GIGACHAT = """<|function_call|>{{ f | tojson }}"""
+
+_KIMI = """\
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
+{%- for m in messages %}<|im_user|>{{ m.role }}<|im_middle|>
+{%- if m.role == "tool" %}## Return of {{ m.tool_call_id }}
+{% endif %}{{ m.content }}
+{%- if m.tool_calls %}<|tool_calls_section_begin|>
+{%- for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>
+{{- call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>
+{%- endif %}<|im_end|>{% endfor %}
+{%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+
+_FUNCTION_GEMMA = """{% for m in messages %}<start_of_turn>{{ m.role }}
+{% if m.role == "tool" %}<start_function_response>response:{{ m.name }}{value:<escape>
+{{- m.content }}<escape>}<end_function_response>{% else %}{{ m.content }}{% endif %}
+{%- for call in m.tool_calls or [] %}<start_function_call>call:{{ call.function.name }}
+{{- written(call.function.arguments) }}<end_function_call>{% endfor %}<end_of_turn>
+{% endfor %}
+{%- if add_generation_prompt %}<start_of_turn>model
+{% endif %}"""
+
+_FUNCTIONARY = """<function={{ f.name }}>{{ f.arguments | tojson }}</function>"""
+
+
+def _in_list(opening: str, closing: str, template: str = _IN_LIST) -> str:
+    return template.replace("OPENING", opening).replace("CLOSING", closing)
+
 
 CALL_TEMPLATES = {
+    "seed": _CHATML.replace("CALL", _SEED),
+    "minimax": _MINIMAX,
+    "deepseek_v32": _DSML.replace("SECTION", "｜DSML｜function_calls"),
+    "deepseek_v4": _DSML.replace("SECTION", "｜DSML｜tool_calls"),
+    "nemotron": _in_list("<TOOLCALL>", "</TOOLCALL>"),
+    "apriel": _in_list("<tool_calls>", "</tool_calls>"),
+    "granite": _in_list("<|tool_call|>", ""),
+    "cohere": _in_list("<|START_ACTION|>", "\n<|END_ACTION|>", _COHERE),
+    "gigachat": _CHATML.replace("CALL", _GIGACHAT),
+    "kimi": _KIMI,
+    "function_gemma": _WRITTEN.replace('<|"|>', "<escape>")
+    + "{{ tools | tojson if tools }}\n"
+    + _FUNCTION_GEMMA,
+    "functionary": _CHATML.replace("CALL", _FUNCTIONARY),
     "hermes": _CHATML.replace("CALL", _HERMES),
     "qwen_coder": _CHATML.replace("CALL", _QWEN_CODER),
     "glm": _CHATML.replace("CALL", _GLM),

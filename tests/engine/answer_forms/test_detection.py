@@ -32,7 +32,7 @@ def test_the_format_is_found_by_a_call_that_the_template_writes(name: str) -> No
     use = use_of(name)
     assert use.form.name == name
     assert use.writes_calls
-    assert use.shows_tools == ("deepseek" not in name)
+    assert use.shows_tools == (name not in ("deepseek", "deepseek_v31"))
     assert use.has_text_arguments == (name == "deepseek_v31")
     assert use.has_short_ids == (name == "mistral")
     assert (use.thought_key == "thinking") == (name == "harmony")
@@ -101,7 +101,7 @@ values = st.fixed_dictionaries(
 @settings(max_examples=12, deadline=None)
 def test_calls_survive_the_template_and_the_parser(name: str, arguments: dict[str, Any]) -> None:
     calls = [ToolCall("get_weather", json.dumps(arguments), "call 1")]
-    if name not in ("llama", "harmony"):  # one call in an answer
+    if name not in ("llama", "harmony", "gigachat"):  # one call in an answer
         calls.append(ToolCall("clock", "", "call 2"))
     read = written_and_read(use_of(name), ChatTemplate(CALL_TEMPLATES[name]), calls)
     assert read == [(call.name, json.loads(call.arguments or "{}")) for call in calls]
@@ -134,6 +134,62 @@ def test_results_stand_in_the_turn_that_calls_where_the_template_looks_for_them(
     ]  # fmt: skip
     text = ChatTemplate(CALL_TEMPLATES["gemma4"]).render([question, called])
     assert "<|tool_response>response:clock{hour:9}<tool_response|>" in text
+
+
+TWO = (ToolCall("clock", "{}", "a"), ToolCall("get_weather", '{"city": "Ulm"}', "b"))
+
+
+def test_a_template_that_takes_one_call_gets_each_in_a_turn_with_its_result() -> None:
+    messages = [QUESTION, replace(CALLED[1], tool_calls=TWO), *CALLED[2:], QUESTION]
+    use = use_of("llama")
+    assert use.takes_one_call
+    turns = use.turns(messages, ())
+    assert [turn["role"] for turn in turns[1:]] == [
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "user",
+    ]
+    assert [turns[n]["content"] for n in (1, 2, 3, 4)] == [
+        "Let me see.",
+        "It is 9.",
+        "",
+        "It is 10.",
+    ]
+    names = [call["function"]["name"] for turn in turns for call in turn.get("tool_calls", ())]
+    assert names == ["clock", "get_weather"]
+    unanswered = use.turns(messages[:2], ())
+    assert [len(turn["tool_calls"]) for turn in unanswered[1:]] == [1, 1]
+    assert use_of("harmony").takes_one_call
+    assert not use_of("hermes").takes_one_call
+
+
+def test_calls_are_numbered_where_the_model_knows_them_by_number() -> None:
+    messages = [QUESTION, replace(CALLED[1], tool_calls=TWO), *CALLED[2:], *CALLED[1:3]]
+    turns = use_of("kimi").turns(messages, ())
+    ids = [call["id"] for turn in turns for call in turn.get("tool_calls", ())]
+    assert ids == ["functions.clock:0", "functions.get_weather:1", "functions.clock:2"]
+    results = [turn["tool_call_id"] for turn in turns if turn["role"] == "tool"]
+    assert results == ids
+
+
+def test_a_thought_is_a_block_of_the_content_where_the_template_looks_for_it_there() -> None:
+    blocks = """{%- if m.content is string %}{{ m.content }}{% else %}{% for b in m.content %}
+    {{- "[THINK]" + b.thinking + "[/THINK]" if b.type == "thinking" else b.text }}{% endfor %}
+    {%- endif %}"""
+    source = CALL_TEMPLATES["mistral_args"].replace(
+        "{%- elif m.tool_calls %}", "{%- else %}" + blocks
+    )
+    template = ChatTemplate(source.replace("{%- else %}{{ m.content }}</s>", ""))
+    use = detect(template)
+    assert use.thought_key == "blocks"
+    turns = use.turns(CALLED[:2], ())
+    assert turns[1]["content"] == [
+        {"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Let me see."},
+    ]  # fmt: skip
+    read = parsed(use.form, [template.render(turns, [], False).rpartition("[/INST]")[2]])
+    assert (read.reasoning, read.calls) == ("Hm.", [("clock", {})])
 
 
 def test_a_template_without_calls_gets_them_as_text() -> None:

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.answer_forms.formats.base import AnswerFormat
+from engine.answer_forms.formats.listed import HERMES
+from engine.answer_forms.formats.named import FUNCTION_GEMMA, GEMMA, HARMONY
 from engine.answer_forms.grammars import grammar_of_calls
-from engine.answer_forms.known import GEMMA, HARMONY, HERMES, KNOWN_FORMS, AnswerFormat
+from engine.answer_forms.known import KNOWN_FORMS
+from engine.answer_forms.turns import written_call
 from engine.errors import PromptError
 from engine.text.messages import Tool
 from tests.helpers.answer_texts import CLOCK, TOOLS, WEATHER, parsed
@@ -41,14 +45,16 @@ def allowed(found: LLMatcher, text: str) -> bool:
 def written(form: AnswerFormat, name: str, days: str = "3") -> str:
     """Return a call of a function with arguments, as a model writes it."""
     arguments = f'{{"city": "Ulm", "days": {days}}}'
-    if form is GEMMA:
-        arguments = f'{{city:<|"|>Ulm<|"|>,days:{days}}}'
+    if form in (GEMMA, FUNCTION_GEMMA):
+        assert form.layout.calls is not None
+        ((opening, closing),) = form.layout.calls.dialect.quotes
+        arguments = f"{{city:{opening}Ulm{closing},days:{days}}}"
     if form.argument[0]:
         opening, closing = form.argument
-        city = f"{opening.replace('NAME', 'city')}Ulm{closing}"
-        arguments = f"{city}{opening.replace('NAME', 'days')}{days}{closing}"
-    opening, closing = form.around
-    return f"{opening}{form.before.replace('NAME', name)}{arguments}{form.behind}{closing}"
+        city, number = (opening.replace("IS_TEXT", is_text) for is_text in ("true", "false"))
+        city = f"{city.replace('NAME', 'city')}Ulm{closing}"
+        arguments = f"{city}{number.replace('NAME', 'days')}{days}{closing}"
+    return written_call(form, name, arguments)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -66,7 +72,7 @@ def test_what_is_no_call_of_the_function_is_not_allowed(form: AnswerFormat) -> N
     assert not allowed(matcher(form, "required"), "Hello")
     assert not allowed(matcher(form, "required"), written(form, "guess_weather"))
     assert not allowed(matcher(form, "=clock"), written(form, "get_weather"))
-    if form is not GEMMA:  # whose values have any type
+    if form not in (GEMMA, FUNCTION_GEMMA):  # whose values have any type
         assert not allowed(matcher(form, "required"), written(form, "get_weather", '"three"'))
 
 
@@ -103,7 +109,7 @@ def test_whatever_the_grammar_allows_is_read_as_calls(form: AnswerFormat) -> Non
         assert read.calls, text
         for name, arguments in read.calls:
             assert name in ("get_weather", "clock")
-            is_whole = len(text) < 3000 and form is not GEMMA
+            is_whole = len(text) < 3000 and form not in (GEMMA, FUNCTION_GEMMA)
             assert not is_whole or name == "clock" or "city" in arguments
 
 

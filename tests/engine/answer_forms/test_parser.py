@@ -9,19 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from engine.answer_forms.known import (
-    DEEPSEEK,
-    GEMMA,
-    GLM,
-    HARMONY,
-    HERMES,
-    KNOWN_FORMS,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    QWEN_CODER,
-    AnswerFormat,
-)
+from engine.answer_forms.formats.base import AnswerFormat
+from engine.answer_forms.formats.listed import HERMES, MISTRAL
+from engine.answer_forms.formats.named import DEEPSEEK, GEMMA, HARMONY, LLAMA, MISTRAL_ARGS
+from engine.answer_forms.formats.tagged import DEEPSEEK_V32, GLM, QWEN_CODER, SEED
+from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import CallBegun, CallText, PartText
 from engine.answer_forms.turns import as_functions
@@ -33,9 +25,10 @@ FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]
 def oracle(form: AnswerFormat, text: str) -> Read:
     """Return the parts that transformers' parser finds by the same description."""
     description = copy.deepcopy(dict(form.description))
+    assert form.layout.calls is not None
     found = parse_response(text, description, prefix="", tools=as_functions(TOOLS))
     calls = found.get("tool_calls", [])
-    if form is MISTRAL and calls:
+    if form.layout.calls.kind == "list" and calls:
         (calls,) = calls  # a list in each region
     functions = [call["function"] for call in calls]
     content = found.get("content", "")
@@ -140,6 +133,24 @@ def test_what_models_write_in_place_of_json_becomes_json(text: str, arguments: A
     ((name, read),) = parsed(HERMES, list("<tool_call>" + text)).calls
     assert name == "f"
     assert read == arguments or arguments is ...
+
+
+def test_arguments_as_python_writes_them_are_json() -> None:
+    """As Seed-OSS has them, whose template writes them so."""
+    value = "{'x': [None, \"a'\"]}"
+    call = f"<seed:tool_call>\n<function=get_weather>\n<parameter=where>{value}</parameter>"
+    ((_, arguments),) = parsed(SEED, [call]).calls
+    assert arguments == {"where": {"x": [None, "a'"]}}
+
+
+def test_a_value_that_says_it_is_text_is_no_number() -> None:
+    answer = (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="other" string="TEXT">7</｜DSML｜parameter>\n</｜DSML｜invoke>'
+    )
+    for is_text, value in (("true", "7"), ("false", 7)):
+        ((_, arguments),) = parsed(DEEPSEEK_V32, [answer.replace("TEXT", is_text)]).calls
+        assert arguments == {"other": value}
 
 
 def test_text_behind_a_broken_call_is_content() -> None:

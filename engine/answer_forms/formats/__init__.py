@@ -1,0 +1,1 @@
+"""Descriptions of the known forms of answers, as data."""
