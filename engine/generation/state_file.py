@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 from torch import Tensor
 
-from engine.errors import Cancelled, ContextOverflow, StateFileError
+from engine.errors import ContextOverflow, StateFileError
 from engine.files import atomic_write
 from engine.forward.batch import Piece
 from engine.forward.state import RecurrentState, sights_of
 from engine.generation.state_format import Contents, Entry, StateHeader, entries, header, identity
+from engine.generation.state_strips import (
+    CopyProgress,
+    gathered,
+    pieces,
+    read_units,
+    read_whole,
+    write,
+)
 from engine.paging.keys import PAGE, n_alike
 from engine.paging.pool import OutOfPages
 from engine.paging.sequences import GONE
-from engine.progress import StateProgress
 from engine.sharding.recut import Run, as_one, runs
 
 if TYPE_CHECKING:
@@ -99,15 +106,19 @@ class StateFiles:
         """Write a state file, see `save`."""
         found = entries(self._states, self._kv_type, contents)
         total = sum(entry.n_bytes for entry in found)
-        work = _Work(total, on_progress, is_cancelled, "Saving")
+        progress = CopyProgress(total, on_progress, is_cancelled, "Saving")
         first = header(found, self._identity, contents)
+        states = {
+            saved: self._places.states.state(contents.ids[:n])
+            for saved, n in self._lengths(contents, len(contents.ids))
+        }
         try:
             with atomic_write(path) as file:
                 file.write(first)
                 for entry in found:
-                    for part in self._parts(entry, contents, place):
-                        file.write(part.view(torch.uint8).numpy().data)
-                        work.add(part.nbytes)
+                    for part in self._parts(entry, contents, place, states):
+                        write(file, part)
+                        progress.add(part.nbytes)
         except OSError as error:
             size = f"{(total + len(first)) / (1 << 20):.1f} MiB"
             raise StateFileError(
@@ -142,23 +153,27 @@ class StateFiles:
         saved = next((length for length in kept if length < n), 0)
         return Contents(place.sequence.ids[:n], start, saved, firsts)
 
-    def _parts(self, entry: Entry, contents: Contents, place: CachePlace) -> Iterator[Tensor]:
-        """Yield the numbers of a tensor in order, some units at a time, flat and on the CPU."""
+    def _lengths(self, contents: Contents, stop: int) -> list[tuple[bool, int]]:
+        """Return whether each kept recurrent state is the saved one, and its number of tokens."""
+        kept = ((True, contents.n_saved), (False, stop))
+        return [(saved, n) for saved, n in kept if self._recurrent and n]
+
+    def _parts(
+        self, entry: Entry, contents: Contents, place: CachePlace, states: Mapping[bool, SlotState]
+    ) -> Iterator[Tensor]:
+        """Yield the numbers of a tensor in order, in contiguous strips on the CPU."""
         if entry.state < 0:
             yield torch.tensor(contents.ids, dtype=torch.int32)
             return
         if entry.group < 0:
-            ids = contents.ids[: contents.n_saved] if entry.saved else contents.ids
-            state: SlotState = self._places.states.state(ids)
-            yield state[self._recurrent_number(entry)][entry.tensor].contiguous().flatten()
+            state = states[entry.saved][self._recurrent_number(entry)]
+            yield from pieces(state[entry.tensor].contiguous())
             return
         slots = self._slots(place, entry, len(contents.ids))
         cut = self._states[entry.state].cuts()[entry.tensor]
         for run in runs(cut, as_one(cut), 0, range(len(self._ranks))):
             held = self._held(self._ranks[run.source], entry)
-            for unit in held[run.start : run.start + run.n]:
-                for part in slots:
-                    yield unit[part.start : part.stop].cpu().contiguous().flatten()
+            yield from gathered(held, range(run.start, run.start + run.n), slots)
 
     def _recurrent_number(self, entry: Entry) -> int:
         """Return the number of a recurrent layer among those."""
@@ -187,10 +202,12 @@ class StateFiles:
                 stop = self._n_wanted(path, contents, n_tokens)
                 if self._is_cached(contents.ids[:stop]):
                     return list(contents.ids[:stop])
-                work = _Work(self._n_bytes(expected, stop), on_progress, is_cancelled, "Loading")
+                progress = CopyProgress(
+                    self._n_bytes(expected, stop), on_progress, is_cancelled, "Loading"
+                )
                 place = self._opened(path, contents)
                 try:
-                    self._fill(file, expected, places, contents, place, stop, work)
+                    self._fill(file, expected, places, contents, place, stop, progress)
                 finally:
                     self._places.close(place, is_kept=False)
         except OSError as error:
@@ -261,7 +278,7 @@ class StateFiles:
 
     def _fill(
         self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
-        contents: Contents, place: CachePlace, stop: int, work: _Work,
+        contents: Contents, place: CachePlace, stop: int, progress: CopyProgress,
     ) -> None:  # fmt: skip
         """Copy what is before `stop` to all ranks that hold it, and make it known."""
         try:
@@ -274,76 +291,23 @@ class StateFiles:
             saved: [{} for _ in self._recurrent] for saved in (False, True)
         }
         for entry in expected[1:]:
+            begin = places[entry.name]
             if entry.group < 0:
                 whole = torch.empty(entry.shape)
-                _read(file, places[entry.name], entry, 0, [whole.view(entry.shape[0], 1, -1)], work)
+                read_whole(file, begin, whole, progress)
                 states[entry.saved][self._recurrent_number(entry)][entry.tensor] = whole
                 continue
             slots = self._slots(place, entry, stop)
             for rank, run in self._goals(entry):
-                units = self._held(rank, entry)[run.goal : run.goal + run.n]
-                goals = [units[:, part.start : part.stop] for part in slots]
-                _read(file, places[entry.name], entry, run.start, goals, work)
+                held = self._held(rank, entry)
+                read_units(file, begin, entry.shape[1], held, run, slots, progress)
         place.sequence.append(contents.ids[place.n : stop])
-        for saved, n in ((True, contents.n_saved), (False, stop)):
-            if self._recurrent and n:
-                n_bytes = sum(x.nbytes for layer in states[saved] for x in layer.values())
-                self._places.states.keep(contents.ids[:n], states[saved], n_bytes)
+        for saved, n in self._lengths(contents, stop):
+            n_bytes = sum(x.nbytes for layer in states[saved] for x in layer.values())
+            self._places.states.keep(contents.ids[:n], states[saved], n_bytes)
 
 
 def _first_held(table: Sequence[int]) -> int:
     """Return the first position of a sequence from which on its pages are there."""
     gone = [index for index, page in enumerate(table) if page == GONE]
     return (gone[-1] + 1) * PAGE if gone else 0
-
-
-def _read(
-    file: BinaryIO, begin: int, entry: Entry, first: int, goals: Sequence[Tensor], work: _Work
-) -> None:
-    """Read units into tensors (units, n, width) that lie one behind the other in each unit.
-
-    Args:
-        begin: where the tensor begins in the file.
-        first: first of the units.
-        goals: where its positions go; they may want fewer than the file has.
-
-    Raises:
-        OSError: the file has become shorter.
-    """
-    unit_bytes = entry.n_bytes // entry.shape[0]
-    for unit in range(len(goals[0]) if goals else 0):
-        file.seek(begin + (first + unit) * unit_bytes)
-        for goal in goals:
-            part = goal[unit]
-            data = bytearray(part.numel() * part.element_size())
-            if file.readinto(data) != len(data):  # type: ignore[attr-defined]
-                raise OSError("it has become shorter")
-            if data:
-                part.copy_(torch.frombuffer(data, dtype=part.dtype).view(part.shape))
-            work.add(len(data))
-
-
-class _Work:
-    """Progress of a copy in bytes, and the check for cancellation.
-
-    Args:
-        total: number of bytes of the whole copy.
-        doing: first word of the sentence about a cancelled copy, such as "Saving".
-    """
-
-    def __init__(
-        self, total: int, on_progress: StateSink, is_cancelled: IsCancelled, doing: str
-    ) -> None:
-        self._total, self._done = total, 0
-        self._on_progress, self._is_cancelled, self._doing = on_progress, is_cancelled, doing
-
-    def add(self, n_bytes: int) -> None:
-        """Report `n_bytes` more.
-
-        Raises:
-            Cancelled: the person has asked to stop.
-        """
-        if self._is_cancelled():
-            raise Cancelled(self._doing)
-        self._done += n_bytes
-        self._on_progress(StateProgress(self._done, self._total))
