@@ -1,12 +1,99 @@
-"""Secrets in the system's keyring, which may ask the person to unlock it, or not be there."""
+"""Secrets by their names: in the system's keyring, else in a file that this user alone can read.
+
+A keyring may ask the person to unlock it, or not be there.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
+from pathlib import Path
+from typing import Literal
+
+from engine import atomic_write, make_private
 
 log = logging.getLogger(__name__)
 
 SERVICE = "Tandem"
+
+MOST_FILE = 1 << 20
+
+IN_KEYRING = ""
+"""What stands in the file for a secret that the keyring has, so that others are not looked for."""
+
+Place = Literal["keyring", "file", "nowhere"]
+"""Where a secret is kept; "nowhere" is until the program ends."""
+
+
+class SecretStore:
+    """Secrets by names, which are not secret.
+
+    The keyring may ask the person to unlock it, so no method but `has` is for the GUI thread.
+
+    Args:
+        file: file of the names that have secrets, and of the secrets that no keyring has.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._known: dict[str, str] = {}
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a secret of this name."""
+        return bool(self._known.get(name)) or name in self._read()
+
+    def get(self, name: str) -> str:
+        """Return a secret; "" for none."""
+        with self._lock:
+            if name not in self._known:
+                kept = self._read()
+                secret = kept.get(name, "")
+                if name in kept and secret == IN_KEYRING:
+                    secret = read_secret(name)
+                self._known[name] = secret
+            return self._known[name]
+
+    def put(self, name: str, secret: str) -> Place:
+        """Keep a secret, or forget it for ""; return where it is kept."""
+        with self._lock:
+            self._known[name] = secret
+            kept = self._read()
+            if not secret:
+                if kept.pop(name, None) == IN_KEYRING:
+                    keep_secret(name, "")
+                self._write(kept)
+                return "nowhere"
+            in_keyring = keep_secret(name, secret)
+            kept[name] = IN_KEYRING if in_keyring else secret
+            is_written = self._write(kept)
+            if not is_written:
+                return "nowhere"
+            return "keyring" if in_keyring else "file"
+
+    def _read(self) -> dict[str, str]:
+        try:
+            with self._file.open("rb") as file:
+                data = json.loads(file.read(MOST_FILE))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            log.info("%s cannot be read: %s", self._file.name, type(error).__name__)
+            return {}
+        pairs = data.items() if isinstance(data, dict) else ()
+        return {name: secret for name, secret in pairs if isinstance(secret, str)}
+
+    def _write(self, kept: dict[str, str]) -> bool:
+        """Write the file, which nobody else can read; return whether that has worked."""
+        try:
+            make_private(self._file.parent)
+            with atomic_write(self._file) as file:
+                file.write(json.dumps(kept, indent=2).encode())
+        except OSError as error:
+            log.info("%s cannot be written: %s", self._file.name, error.strerror)
+            return False
+        return True
 
 
 def read_secret(name: str) -> str:

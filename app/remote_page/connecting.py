@@ -12,10 +12,11 @@ from app.background import LatestJob
 from app.notice import Notice
 from app.remote_models.address import RemoteAddress, parse_url
 from app.remote_models.connection import Connection
-from app.remote_models.keys import KeyStore, Place, cleaned_key
+from app.remote_models.keys import KeyStore, cleaned_key
 from app.remote_models.models import ListedModel, list_models
 from app.remote_page.views.remote_dialog import RemoteDialog
 from app.settings import Settings, SettingsStore
+from app.system_keyring import Place
 from app.translation import tr, tr_n
 from engine import Cancelled, EngineError
 

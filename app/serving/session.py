@@ -204,12 +204,11 @@ def _kept_key(*, is_new: bool) -> _KeptKey:
     """Return the key that is kept, or a new one, which is kept; waits for the keyring."""
     import secrets
 
-    from app.remote_models.address import RemoteAddress
-    from app.remote_models.keys import KeyStore
+    from app.system_keyring import SecretStore
 
-    name, store = RemoteAddress(KEY_NAME), KeyStore(paths.api_keys_file())
-    key = "" if is_new else store.get(name)
+    store = SecretStore(paths.api_keys_file())
+    key = "" if is_new else store.get(KEY_NAME)
     if key:
         return _KeptKey(key, is_kept=True)
     key = secrets.token_urlsafe(KEY_BYTES)
-    return _KeptKey(key, store.put(name, key) != "nowhere")
+    return _KeptKey(key, store.put(KEY_NAME, key) != "nowhere")

@@ -60,7 +60,7 @@ def test_an_error_ends_a_turn_and_not_the_chat(run: Run, server: FakeOpenAI) -> 
 def test_a_key_comes_from_a_file_or_from_the_window(
     run: Run, server: FakeOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.remote_models.keys.keep_secret", lambda *_: False)
+    monkeypatch.setattr("app.system_keyring.keep_secret", lambda *_: False)
     KeyStore(paths.api_keys_file()).put(parse_url(server.url), "sk-window")
     run("generate", "--url", server.url, "-p", "Hi")
     assert server.asked[-1].headers["authorization"] == "Bearer sk-window"
