@@ -45,6 +45,16 @@ def api_keys_file() -> Path:
     return _folder("config") / "api-keys.json"
 
 
+def tool_servers_file() -> Path:
+    """Return the file of the servers of tools that the person has added."""
+    return _folder("config") / "tool-servers.json"
+
+
+def tool_secrets_file() -> Path:
+    """Return the file of the secrets of those servers that no keyring has."""
+    return _folder("config") / "tool-secrets.json"
+
+
 def log_file() -> Path:
     """Return the file of the window's log."""
     return _folder("cache") / "log" / "window.log"

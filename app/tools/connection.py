@@ -16,13 +16,12 @@ from mcp.client.subscriptions import ListenNotSupportedError
 from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotification
 from mcp.types import Tool as ListedTool
 
-from app.tools.limits import ToolLimits
 from app.tools.problems import Ending, call_sentence, ending_sentence
 from app.tools.results import limited, tool_result
 from app.tools.standard_error import StandardError
 from app.tools.states import ServerTool, ToolResult
 from app.tools.tool_names import tool_names
-from app.tools.tool_server import ToolServer
+from app.tools.tool_server import ToolLimits, ToolServer
 from app.tools.transports import http_streams, program_streams
 from app.translation import tr
 from engine import Tool, one_line, package_version, printable

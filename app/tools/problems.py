@@ -48,7 +48,7 @@ def ending_sentence(server: ToolServer, ending: Ending) -> str:
     """Return why a connection has ended, in a sentence or two."""
     sentence = _reason(server, ending)
     if server.command and ending.last_line:
-        said = tr("Its last line: {line}").format(line=one_line(ending.last_line, MOST_SAID))
+        said = tr("Its last output: {line}").format(line=one_line(ending.last_line, MOST_SAID))
         return f"{sentence} {said}"
     return sentence
 
@@ -68,15 +68,15 @@ def _reason(server: ToolServer, ending: Ending) -> str:
             why = one_line(str(error), MOST_SAID) or type(error).__name__
             return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
     if ending.status in (401, 403):
-        text = tr("{name} wants to know who asks ({status}): give it a header Authorization.")
+        text = tr("{name} refuses access ({status}). It may need a header “Authorization”.")
         return text.format(name=name, status=ending.status)
     if ending.status >= 400:
-        text = tr("{name} answers with the status {status}: is its address right?")
+        text = tr("{name} answers with status {status}. Check its address.")
         return text.format(name=name, status=ending.status)
     if ending.is_late and ending.has_rubbish:
-        return tr("{name} prints other text than the messages of such a server.").format(name=name)
+        return tr("{name} prints text that is not the protocol of a tool server.").format(name=name)
     if ending.is_late:
-        return tr("{name} has not answered in time.").format(name=name)
+        return tr("{name} did not answer in time.").format(name=name)
     if server.command and (ending.has_closed or ending.error is None):
         return tr("The program of {name} has ended.").format(name=name)
     errors = [one_line(str(error), MOST_SAID) for error in _errors(ending.error)]

@@ -65,4 +65,4 @@ def _kind(mime_type: str | None) -> str:
 
 
 def _size(base64: str) -> str:
-    return f"{len(base64) * 3 // 4} bytes"
+    return f"{(len(base64) - base64[-2:].count('=')) * 3 // 4} bytes"

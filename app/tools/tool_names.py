@@ -15,7 +15,8 @@ BETWEEN: Final = "__"
 
 def server_prefixes(servers: Sequence[str]) -> dict[str, str]:
     """Return the part of tools' names that stands for each server, by the servers' names."""
-    plain = [re.sub("_{2,}", "_", _plain(name)).strip("_-") or "server" for name in servers]
+    single = (re.sub("_{2,}", "_", _plain(name))[:MOST_PREFIX] for name in servers)
+    plain = [name.strip("_-") or "server" for name in single]
     return dict(zip(servers, _unique(plain, MOST_PREFIX), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A server of tools, as a person has set it up."""
+"""A server of tools, as a person has set it up, and what it may take."""
 
 from __future__ import annotations
 
@@ -39,3 +39,21 @@ class ToolServer:
         return (self.command, self.environment, self.folder, self.url, self.headers) == (
             other.command, other.environment, other.folder, other.url, other.headers,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """Limits for one server.
+
+    Attributes:
+        start_s: seconds in which a server must have listed its tools; programs may have to be
+            fetched first.
+        silence_s: seconds of a call without a sign of progress.
+        most_result: size limit of a result, in characters.
+        most_tools: number of tools beyond which no more are read.
+    """
+
+    start_s: float = 90.0
+    silence_s: float = 300.0
+    most_result: int = 256 << 10
+    most_tools: int = 1000

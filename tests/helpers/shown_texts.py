@@ -61,6 +61,13 @@ NAMES = {
     },
     "app/chat/saving.py": {"restore "},
     "app/serving/session.py": {"server of this window"},
+    "app/tools/results.py": {  # for the model
+        "[The tool has returned nothing.]",
+        "\n[Cut: the first ",
+        " bytes",
+    },
+    "app/tools/server_json.py": {'{"mcpServers": {"name": {"command": "…"}}}'},
+    "app/tools/server_store.py": {"headers of "},
     "app/serving/views/access.py": {"http://localhost:3000, https://example.org"},
     "app/serving/views/server_panel.py": {  # for a terminal
         ' -H "Authorization: Bearer YOUR_KEY"',
