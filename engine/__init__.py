@@ -68,8 +68,6 @@ if TYPE_CHECKING:
         ModelUnloaded,
         Resplit,
         SaveState,
-        StateLoaded,
-        StateSaved,
         Tune,
         Tuned,
         TuneProgress,
@@ -93,6 +91,8 @@ if TYPE_CHECKING:
         Finished,
         FinishReason,
         PrefillProgress,
+        StateLoaded,
+        StateSaved,
         Timings,
         TokenLogprob,
         TokenText,
@@ -472,7 +472,7 @@ _HOME = {
     "events": (
         "Command", "EngineReady", "Event", "Failed", "FallbacksChanged", "Generate", "HostEvent",
         "Load", "LoadState", "ModelLoaded", "ModelResplit", "ModelUnloaded", "Resplit", "SaveState",
-        "StateLoaded", "StateSaved", "Tune", "TuneProgress", "TuneStarted", "Tuned",
+        "Tune", "TuneProgress", "TuneStarted", "Tuned",
         "Unload", "model_after",
     ),
     "inquiries.questions": (
@@ -480,9 +480,9 @@ _HOME = {
         "ScoreTokens", "TemplateApplied", "Tokenize", "Tokenized", "TokensCounted", "TokensScored",
     ),
     "generation.results": (
-        "AnswerPart", "ContextShifted", "FinishReason", "Finished", "PrefillProgress", "Timings",
-        "TokenLogprob", "TokenText", "ToolCallBegun", "ToolCallText", "Usage",
-        "join_texts",
+        "AnswerPart", "ContextShifted", "FinishReason", "Finished", "PrefillProgress",
+        "StateLoaded", "StateSaved", "Timings", "TokenLogprob", "TokenText", "ToolCallBegun",
+        "ToolCallText", "Usage", "join_texts",
     ),
     "pack": ("delete_pack", "leave_pack", "make_holdable", "pack_folders", "use_pack"),
     "programs": (

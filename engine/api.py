@@ -8,8 +8,7 @@ model.close()
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -17,26 +16,25 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.config.load import LoadParams, PeerMode
 from engine.config.sampling import SamplingParams
-from engine.errors import EngineError
-from engine.events import Generate, StateLoaded, StateSaved
+from engine.events import Generate
 from engine.generation.answers import Answers
 from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
+from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.generation.scheduling.stream import AnswerStream
-from engine.generation.state_file import StateFiles
 from engine.gguf.identity import check_unchanged, model_hash
 from engine.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallback
-from engine.hardware.faults import explain_faults, has_stopped
+from engine.hardware.faults import has_stopped
 from engine.inquiries.in_passes import Inquiries
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.description import ModelInfo
 from engine.models.info import describe
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
-from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
+from engine.progress import IsCancelled, ProgressSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
 
 
@@ -102,7 +100,7 @@ def load_model(
     return Model(params, on_progress, is_cancelled)
 
 
-class Model(Inquiries):
+class Model(Inquiries, SavedStates):
     """A loaded model.
 
     Any thread may call it. Answers are computed side by side: whoever reads an event of one that is
@@ -282,7 +280,7 @@ class Model(Inquiries):
                 changed, or it was cancelled.
         """
         with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
-            self._check_loaded()
+            self.runtime.runner.check_loaded()
             arguments.check_kept(self.params, params)
             with GGUFFile.open(params.path) as file:
                 check_unchanged(file, self._stamps)
@@ -311,94 +309,10 @@ class Model(Inquiries):
         """Whether a GPU of the model has stopped working, so that it cannot answer any more."""
         return has_stopped(self.runtime.devices)
 
-    def _check_loaded(self) -> None:
-        if not self.is_loaded:
-            raise EngineError("The model has been unloaded.", "Load it again.")
-
-    def save_state(
-        self,
-        path: str | Path,
-        *,
-        ids: Sequence[int] | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        on_progress: StateSink = ignore,
-        is_cancelled: IsCancelled = never,
-    ) -> StateSaved:
-        """Save what is cached of a sequence to a file, from which any split of this model goes on.
-
-        An earlier file of that name is replaced as a whole, or stays; so it does where the cache
-        has lost tokens and the file has more of the sequence, which the result describes then.
-        Models with recurrent states can only be saved whole.
-
-        Args:
-            path: path of the file to write.
-            ids: tokens of the sequence; None for the one that was computed last.
-            start: first position to save; loading the file needs the positions before in the cache.
-            stop: position after the last one to save; None is the end.
-            on_progress: receiver of the number of saved bytes.
-            is_cancelled: asked again and again; returning True ends the saving.
-
-        Raises:
-            StateFileError: nothing is in the cache, or the file cannot be written.
-        """
-        with self._in_state("saved", is_cancelled) as (files, is_cancelled):
-            wanted = self.scheduler.last if ids is None else ids
-            n_tokens, n_bytes = files.save(
-                Path(path), list(wanted), start, stop, on_progress, is_cancelled
-            )
-        return StateSaved(str(path), n_tokens, n_bytes)
-
-    def load_state(
-        self,
-        path: str | Path,
-        *,
-        n_tokens: int | None = None,
-        on_progress: StateSink = ignore,
-        is_cancelled: IsCancelled = never,
-    ) -> StateLoaded:
-        """Put a sequence saved with `save_state` into the cache, beside what is there.
-
-        A prompt that begins with the same tokens then computes only the rest. Nothing changes
-        before the file is found to be in order and of this model. Models with recurrent states can
-        only be loaded whole, those with windows mostly so.
-
-        Args:
-            path: path of the file.
-            n_tokens: number of tokens to load, from the first on; None is all that the context
-                holds.
-            on_progress: receiver of the number of loaded bytes.
-            is_cancelled: asked again and again; returning True ends the loading.
-
-        Raises:
-            StateFileError: the file is damaged, or of another model or KV type.
-            ContextOverflow: the context is too short for it.
-        """
-        with self._in_state("loaded", is_cancelled) as (files, is_cancelled):
-            ids = files.load(Path(path), n_tokens, on_progress, is_cancelled)
-            self.scheduler.note_last(ids)
-        return StateLoaded(str(path), tuple(ids))
-
-    @contextmanager
-    def _in_state(
-        self, done: str, is_cancelled: IsCancelled
-    ) -> Iterator[tuple[StateFiles, IsCancelled]]:
-        """Use the model to save or load its state."""
-        doing = f"its state is being {done}"
-        with self._occupancy.use(doing, is_cancelled) as is_cancelled:
-            self._check_loaded()
-            with explain_faults(self.runtime.devices), self.scheduler.emptied() as places:
-                yield (
-                    StateFiles(
-                        self.runtime, places, self.info.name, self.model_hash, self.params.rope
-                    ),
-                    is_cancelled,
-                )
-
     def memory(self) -> list[DeviceMemory]:
         """Return the predicted and the measured memory of each rank."""
         with self._occupancy.use("its memory is being measured"):
-            self._check_loaded()
+            self.runtime.runner.check_loaded()
             return self.runtime.memory()
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ from engine.config.grammar import Grammar
 from engine.config.load import SPLIT_MODES, LoadParams
 from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
-from engine.generation.results import GenerationEvent
+from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
 from engine.hardware.fallbacks import Fallback
 from engine.inquiries.questions import Question, Reply
 from engine.models.description import ModelInfo
@@ -116,23 +116,6 @@ class ModelResplit:
 
     model: ModelLoaded
     n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateSaved:
-    """Closing event of a `SaveState`: a file of `n_bytes` holds the first `n_tokens` tokens."""
-
-    path: str
-    n_tokens: int
-    n_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateLoaded:
-    """Closing event of a `LoadState`, with the ids of the tokens that the cache holds now."""
-
-    path: str
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,23 @@ class Finished:
     stop: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """Closing event of a `SaveState`: a file of `n_bytes` holds the first `n_tokens` tokens."""
+
+    path: str
+    n_tokens: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """Closing event of a `LoadState`, with the ids of the tokens that the cache holds now."""
+
+    path: str
+    ids: tuple[int, ...]
+
+
 GenerationEvent = (
     PrefillProgress
     | ContextShifted

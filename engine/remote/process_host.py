@@ -19,11 +19,9 @@ from engine.events import (
     ModelLoaded,
     ModelResplit,
     ModelUnloaded,
-    StateLoaded,
-    StateSaved,
     Tuned,
 )
-from engine.generation.results import Finished
+from engine.generation.results import Finished, StateLoaded, StateSaved
 from engine.host import EventSink
 from engine.inquiries.questions import CountTokens, Reply
 from engine.programs import program_command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,64 +13,76 @@ from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:
     from engine.parallel.executor import RankExecutor
-    from engine.runtime.interface import SlotState
+    from engine.runtime.interface import Guard, SlotState
     from engine.runtime.rank import Rank
 
 
-class CacheMemory:
-    """The caches of all ranks of a model, changed together.
+class CacheMemory(ABC):
+    """The part of `ModelRunner` that changes the caches of all ranks together.
 
-    Args:
+    Attributes:
         executor: executor of the ranks.
-        ranks: the ranks, in order.
+        ranks: the ranks, in rank order; empty once closed.
     """
 
-    def __init__(self, executor: RankExecutor, ranks: Sequence[Rank]) -> None:
-        self._executor = executor
-        self._ranks = ranks
+    executor: RankExecutor
+    ranks: list[Rank]
+    _guard: Guard
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait for all batches that were started without logits."""
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page of a group of layers."""
-        ranks = self._ranks
-        self._executor.run(lambda rank: ranks[rank].context.cache.copy_page(group, source, target))
+        """Copy a page of a group of layers on all ranks; see `PagedRuntime`."""
+        ranks = self.ranks
+        with self._guard("to copy a page of the cache", 1):
+            self.executor.run(
+                lambda rank: ranks[rank].context.cache.copy_page(group, source, target)
+            )
 
     def clear_slot(self, slot: int) -> None:
         """Make the recurrent states of a place those of an empty sequence."""
-        ranks = self._ranks
-        self._executor.run(lambda rank: ranks[rank].context.cache.reset(slot))
+        ranks = self.ranks
+        with self._guard("to begin a sequence", 1):
+            self.executor.run(lambda rank: ranks[rank].context.cache.reset(slot))
 
     def move_slot(self, source: int, target: int) -> None:
         """Copy the recurrent states of a place to another one."""
-        ranks = self._ranks
-        self._executor.run(lambda rank: ranks[rank].context.cache.copy_slot(source, target))
+        ranks = self.ranks
+        with self._guard("to copy a state", 1):
+            self.executor.run(lambda rank: ranks[rank].context.cache.copy_slot(source, target))
 
     @torch.inference_mode()
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
         """Return a copy of the recurrent states of a place on the host, and its bytes."""
+        self.finish()
         found = []
-        for index, state in self._recurrent_states():
-            whole = {name: torch.empty(shape) for name, shape in state.whole_shapes().items()}
-            for name, cut in state.cuts().items():
-                for run in runs(cut, as_one(cut), 0, range(len(self._ranks))):
-                    rank = self._ranks[run.source]
-                    held = rank.context.cache.tensors(rank.states[index], slot)[name]
-                    whole[name][run.goal : run.goal + run.n] = held[run.start : run.start + run.n]
-            found.append(whole)
+        with self._guard("to keep a state", 1):
+            for index, state in self._recurrent_states():
+                whole = {name: torch.empty(shape) for name, shape in state.whole_shapes().items()}
+                for name, cut in state.cuts().items():
+                    for run in runs(cut, as_one(cut), 0, range(len(self.ranks))):
+                        rank = self.ranks[run.source]
+                        held = rank.context.cache.tensors(rank.states[index], slot)[name]
+                        part = held[run.start : run.start + run.n]
+                        whole[name][run.goal : run.goal + run.n] = part
+                found.append(whole)
         return found, sum(x.nbytes for tensors in found for x in tensors.values())
 
     @torch.inference_mode()
-    def load_slot(self, slot: int, saved: SlotState) -> None:
+    def load_slot(self, slot: int, state: SlotState) -> None:
         """Make the recurrent states of a place those of a copy."""
-        for (index, _), whole in zip(self._recurrent_states(), saved, strict=True):
-            for rank in self._ranks:
-                state = rank.states[index]
-                held = rank.context.cache.tensors(state, slot)
-                for name, cut in state.cuts().items():
-                    for run in runs(as_one(cut), cut, rank.number, [0]):
-                        part = whole[name][run.start : run.start + run.n]
-                        held[name][run.goal : run.goal + run.n] = part.to(rank.device)
+        with self._guard("to go back to a state", 1):
+            for (index, declared), whole in zip(self._recurrent_states(), state, strict=True):
+                for rank in self.ranks:
+                    held = rank.context.cache.tensors(rank.states[index], slot)
+                    for name, cut in declared.cuts().items():
+                        for run in runs(as_one(cut), cut, rank.number, [0]):
+                            part = whole[name][run.start : run.start + run.n]
+                            held[name][run.goal : run.goal + run.n] = part.to(rank.device)
 
     def _recurrent_states(self) -> Sequence[tuple[int, RecurrentState]]:
         """Return the recurrent layers, each with its index in `Rank.states`."""
-        states = enumerate(self._ranks[0].states)
+        states = enumerate(self.ranks[0].states)
         return [(index, s) for index, s in states if isinstance(s, RecurrentState)]

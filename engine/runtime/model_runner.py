@@ -30,19 +30,18 @@ if TYPE_CHECKING:
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.paging.sight import Sight
     from engine.parallel.executor import RankExecutor
-    from engine.runtime.interface import Guard, SlotState, TokenSource
+    from engine.runtime.interface import Guard, TokenSource
     from engine.sampling.token_source import Logits, SamplingWish
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-
 NO_CANDIDATES = "its kernels cannot compare the likeliest tokens of all devices"
 """Reason for sampling on the host where ranks have no kernels that meet."""
 
 
-class ModelRunner:
+class ModelRunner(CacheMemory):
     """Runner of forward passes on all ranks of one model.
 
     Every single token takes the same operations, so one is recorded and then replayed: as native
@@ -60,8 +59,6 @@ class ModelRunner:
         fallbacks: list of what makes the GPUs slower.
 
     Attributes:
-        executor: executor of the ranks.
-        ranks: the ranks, in rank order; empty once closed.
         batches: batches of prompts.
         token_source: samples tokens where they are computed; None if the host samples all.
         meeting: use of the one-shot all-reduces of the ranks' kernels.
@@ -97,11 +94,6 @@ class ModelRunner:
         return self.meeting.control
 
     @property
-    def memory(self) -> CacheMemory:
-        """Pages and recurrent states of all ranks."""
-        return CacheMemory(self.executor, self.ranks)
-
-    @property
     def has_kernels(self) -> bool:
         """Whether any rank has kernels whose calls can be recorded or captured."""
         return any(rank.backend.records or rank.backend.captures for rank in self.ranks)
@@ -123,10 +115,18 @@ class ModelRunner:
             self.executor.wait()
         return True
 
-    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch; see `PagedRuntime.forward`."""
+    def check_loaded(self) -> None:
+        """Check that there are ranks.
+
+        Raises:
+            EngineError: the runner is closed.
+        """
         if not self.ranks:
             raise EngineError("The model has been unloaded.", "Load it again.")
+
+    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Run the rows of a batch; see `PagedRuntime.forward`."""
+        self.check_loaded()
         with self._guard("to compute the next tokens", len(ids)):
             return self.compute(ids, batch)
 
@@ -155,32 +155,6 @@ class ModelRunner:
         """Wait for all batches that were started without logits; see `PagedRuntime.finish`."""
         with self._guard("to compute the next tokens", 1), self._recovering():
             self.batches.finish()
-
-    def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page of a group on all ranks; see `PagedRuntime`."""
-        with self._guard("to copy a page of the cache", 1):
-            self.memory.copy_page(group, source, target)
-
-    def clear_slot(self, slot: int) -> None:
-        """Make the recurrent states of a place those of an empty sequence."""
-        with self._guard("to begin a sequence", 1):
-            self.memory.clear_slot(slot)
-
-    def move_slot(self, source: int, target: int) -> None:
-        """Copy the recurrent states of a place to another one."""
-        with self._guard("to copy a state", 1):
-            self.memory.move_slot(source, target)
-
-    def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Return a copy of the recurrent states of a place, and its bytes."""
-        self.finish()
-        with self._guard("to keep a state", 1):
-            return self.memory.save_slot(slot)
-
-    def load_slot(self, slot: int, state: SlotState) -> None:
-        """Make the recurrent states of a place those of a copy."""
-        with self._guard("to go back to a state", 1):
-            self.memory.load_slot(slot, state)
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
         """Run the rows of a batch and return their logits; see `PagedRuntime.forward`.
