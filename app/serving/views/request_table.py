@@ -37,18 +37,21 @@ class RequestRows(QAbstractTableModel):
     def __init__(self) -> None:
         super().__init__()
         self._rows: tuple[ShownRequest, ...] = ()
+        self.texts: list[tuple[str, ...]] = []  # of each row, as they are asked for often
 
     def show_rows(self, rows: tuple[ShownRequest, ...]) -> None:
         """Show these requests; rows keep their selection where there are no others."""
-        if [row.number for row in rows] == [row.number for row in self._rows]:
-            self._rows = rows
-            if rows:
-                end = self.index(len(rows) - 1, len(HEADERS) - 1)
-                self.dataChanged.emit(self.index(0, 0), end)
+        before, known = self._rows, dict(zip(self._rows, self.texts, strict=True))
+        texts = [known.get(row) or _texts(row) for row in rows]
+        if [row.number for row in rows] != [row.number for row in before]:
+            self.beginResetModel()
+            self._rows, self.texts = rows, texts
+            self.endResetModel()
             return
-        self.beginResetModel()
-        self._rows = rows
-        self.endResetModel()
+        self._rows, self.texts = rows, texts
+        for at, pair in enumerate(zip(rows, before, strict=True)):
+            if pair[0] != pair[1]:
+                self.dataChanged.emit(self.index(at, 0), self.index(at, len(HEADERS) - 1))
 
     def rowCount(self, parent: AnyIndex = QModelIndex()) -> int:  # noqa: B008 Qt
         return 0 if parent.isValid() else len(self._rows)
@@ -68,7 +71,7 @@ class RequestRows(QAbstractTableModel):
             return None
         row, column = self._rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
-            return _texts(row)[column]
+            return self.texts[index.row()][column]
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip(_tip(row))
         if role == Qt.ItemDataRole.ForegroundRole and column == STATUS:
@@ -106,15 +109,26 @@ class RequestTable(QTableView):
         header = self.horizontalHeader()
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
         header.setMinimumSectionSize(24)
-        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setSectionResizeMode(ROUTE, QHeaderView.ResizeMode.Interactive)
-        header.sectionResized.connect(self._fit_route)
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
 
     def show_requests(self, requests: tuple[ShownRequest, ...]) -> None:
         """Show these requests."""
         self.rows.show_rows(requests)
         self.setColumnHidden(CLIENT, len({request.client for request in requests}) < 2)
+        self._fit_columns()
         self._fit_route()
+
+    def _fit_columns(self) -> None:
+        """Give each column what its widest text needs; Qt would ask for all texts each time."""
+        header, width_of = self.horizontalHeader(), self.fontMetrics().horizontalAdvance
+        for column, texts in enumerate(zip(*self.rows.texts, strict=True)):
+            if column == ROUTE or self.isColumnHidden(column):
+                continue
+            longest = max(map(len, texts))
+            near = {text for text in texts if len(text) >= longest - 1}  # digits are as wide
+            widest = texts.index(max(near, key=width_of))
+            needed = self.sizeHintForIndex(self.rows.index(widest, column)).width()
+            header.resizeSection(column, max(needed, header.sectionSizeHint(column)))
 
     @Slot()
     def _fit_route(self) -> None:
@@ -133,6 +147,8 @@ class RequestTable(QTableView):
         font = self.font()
         font.setPixelSize(n_pixels)
         self.setFont(font)
+        self._fit_columns()
+        self._fit_route()
 
 
 def status_text(request: ShownRequest) -> str:
