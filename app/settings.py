@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -290,7 +291,7 @@ def _fitting(value: object, default: object) -> object | None:
 
 
 class SettingsStore:
-    """The settings in use and their file.
+    """The settings in use and their file, which any thread may write.
 
     Args:
         unsaved: names of settings that are changed in memory only; the file keeps its own.
@@ -302,6 +303,7 @@ class SettingsStore:
     def __init__(self, path: Path, unsaved: Collection[str] = ()) -> None:
         self._path, self._unsaved = path, unsaved
         self.problem = ""
+        self._writing = threading.Lock()
         self.current = self._saved = self._read()
 
     def put(self, settings: Settings) -> None:
@@ -310,6 +312,10 @@ class SettingsStore:
 
     def save(self) -> bool:
         """Write the file if anything changed; return whether the settings are on disk."""
+        with self._writing:
+            return self._save()
+
+    def _save(self) -> bool:
         kept = {name: getattr(self._saved, name) for name in self._unsaved}
         settings = replace(self.current, **kept)
         if settings == self._saved:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from PySide6.QtWidgets import QApplication
 
+from app.background import LatestJob
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.shell.main_window import MainWindow
@@ -35,6 +36,8 @@ class SettingsKeeper(QObject):
         self._is_closed = self._is_loss_known = False
         self._timer = QTimer(self, singleShot=True, interval=SAVE_MS)
         self._timer.timeout.connect(self._save)
+        self._job = LatestJob("tandem-settings", self)
+        self._job.done.connect(self._on_saved)
 
     def keep(self, settings: Settings) -> None:
         """Use other settings; a timer writes them."""
@@ -57,13 +60,18 @@ class SettingsKeeper(QObject):
         """Write the settings now, and no more by a timer."""
         self._is_closed = True
         self._timer.stop()
+        self._job.close()
         self._store.save()
 
     @Slot()
     def _save(self) -> None:
-        """Write the settings; the first time that this fails, say so."""
-        self._store.save()
-        if self._store.problem and not self._is_loss_known:
+        """Write the settings on a thread, as a disk may be slow."""
+        self._job.run(self._store.save)
+
+    @Slot(object)
+    def _on_saved(self, is_saved: bool) -> None:
+        """Say so the first time that writing has failed."""
+        if not is_saved and not self._is_loss_known:
             self._is_loss_known = True
             what = tr("The settings cannot be saved ({why}).").format(why=self._store.problem)
             self.noticed.emit(Notice(what, tr("They are kept until the window closes."), "warning"))
