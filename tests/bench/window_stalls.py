@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tests.bench.window_speed import PROMPT
@@ -30,6 +32,9 @@ OLD_ANSWER = (
 )
 WAIT_S = 300.0
 
+SCHEDULER = Path("/proc/thread-self/schedstat")
+"""Where Linux tells what a thread has run and waited for a processor, in nanoseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -38,10 +43,22 @@ class Pause:
     Attributes:
         clock_ms: by the clock.
         busy_ms: processor time of the GUI thread.
+        queued_ms: time in which the GUI thread could have run, but no processor was free; 0 where
+            the system does not tell.
+        others_ms: processor time of the process's other threads, for which the GUI thread may
+            have waited, as for the interpreter's lock.
     """
 
     clock_ms: float
     busy_ms: float
+    queued_ms: float = 0.0
+    others_ms: float = 0.0
+
+    @property
+    def own_ms(self) -> float:
+        """What the process itself has caused: its GUI thread's work, and waits for its others."""
+        blocked = self.clock_ms - self.busy_ms - self.queued_ms
+        return self.busy_ms + min(max(blocked, 0.0), self.others_ms)
 
 
 class Watch:
@@ -51,7 +68,7 @@ class Watch:
         from PySide6.QtCore import Qt, QTimer
 
         self.pauses: list[Pause] = []
-        self._last, self._cpu = time.perf_counter(), time.thread_time()
+        self._last = _times()
         self._timer = QTimer(interval=TICK_MS, timerType=Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._tick)
         self._timer.start()
@@ -63,10 +80,20 @@ class Watch:
         return taken
 
     def _tick(self) -> None:
-        now, cpu = time.perf_counter(), time.thread_time()
-        late = 1000 * (now - self._last) - TICK_MS
-        self.pauses.append(Pause(late, 1000 * (cpu - self._cpu)))
-        self._last, self._cpu = now, cpu
+        now = _times()
+        clock, busy, all_threads, queued = (
+            1000 * (new - old) for new, old in zip(now, self._last, strict=True)
+        )
+        self.pauses.append(Pause(clock - TICK_MS, busy, queued, all_threads - busy))
+        self._last = now
+
+
+def _times() -> tuple[float, float, float, float]:
+    """Return clock, processor time of this thread and of all, and its wait for one, in seconds."""
+    queued = 0.0
+    with suppress(OSError):
+        queued = int(SCHEDULER.read_text().split()[1]) / 1e9
+    return time.perf_counter(), time.thread_time(), time.process_time(), queued
 
 
 class Session:
@@ -97,6 +124,11 @@ class Session:
             self._app.processEvents()
             time.sleep(0.0005)
 
+    def turn(self) -> None:
+        """Let the event loop do what there is to do, once."""
+        n = len(self.watch.pauses)
+        self.until(lambda: len(self.watch.pauses) > n)
+
     def report(self, part: str) -> None:
         """Print the pauses of a part of the session."""
         pauses = self.watch.take()
@@ -112,6 +144,7 @@ class Session:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             self.shell.chat_presenter.new_chat()
+            self.turn()  # nobody opens a chat and asks within one turn
             self.ask()
             self.until(lambda: not self.shell.session.is_busy or time.perf_counter() > end)
         self.shell.session.stop()
