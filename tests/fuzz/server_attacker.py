@@ -2,9 +2,11 @@
 
     python -m tests.fuzz.server_attacker 10000 --seed 1
 
-prints how many answers had which status, the slowest, and the memory. A status of 500 and above, an
-answer that is no document of its kind, one that takes too long, and work that goes on in the engine
-behind the last request are findings.
+prints how many answers had which status, the slowest, and what each process of the server holds:
+resident memory after it has collected its garbage, threads, open files. A status of 500 and above,
+an answer that is no document of its kind, one that takes too long, work that goes on in the engine
+behind the last request, and what grows without an end are findings. What can be generated of some
+operations is soon exhausted, so that fewer requests are sent than are asked for.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
 from typing import Any
 
 import httpx2
@@ -33,6 +38,21 @@ SLOWEST_S = 60.0
 
 MOST_TOKENS = 8
 """Most tokens of an answer, so that thousands of requests take minutes."""
+
+ANSWERED = 0.6
+"""Part of the chats that are mended to messages of text, which else are hardly ever right."""
+
+N_MIXED = 5
+"""Requests with fields of several generated ones, for each of these: they take long to generate."""
+
+N_WARM_UP = 1500
+"""Number of requests before the server is measured."""
+
+N_ROUNDS = 5
+"""Number of rounds, each with all operations; the server is measured behind each."""
+
+MOST_GROWTH_MIB = 1.0
+"""MiB by which each process of the server may grow per 1000 requests of the second half."""
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
 
@@ -62,6 +82,19 @@ class Findings:
             self.problems.append(f"{told}: {problem}: {reply.text[:300]}")
         elif seconds > SLOWEST_S:
             self.problems.append(f"{told} after {seconds:.0f} s")
+
+    def add(self, other: Findings) -> None:
+        """Add what came of more requests."""
+        self.statuses += other.statuses
+        self.problems += other.problems
+        self.slowest = max(self.slowest, other.slowest)
+
+    def counts(self) -> dict[int, int]:
+        """Return the numbers of answers by their status."""
+        found = Counter[int]()
+        for (_, status), n in self.statuses.items():
+            found[status] += n
+        return dict(sorted(found.items()))
 
 
 def wrong_document(reply: httpx2.Response) -> str:
@@ -95,9 +128,37 @@ def shorten(body: Any, known: set[str], chance: random.Random) -> Any:
         body[name] = min(body[name], MOST_TOKENS) if body[name] > 0 else MOST_TOKENS
     if lengths and not given_lengths:
         body[lengths[0]] = MOST_TOKENS
+    if isinstance(body.get("messages"), list) and chance.random() < ANSWERED:
+        body["messages"] = [_of_text(message) for message in body["messages"]]
     if "options" in known:
         body["options"] = {"num_predict": MOST_TOKENS}
     return body
+
+
+def _of_text(message: Any) -> dict[str, str]:
+    """Return a message of text with what can be used of a generated one."""
+    found = message if isinstance(message, dict) else {}
+    role, content = found.get("role"), found.get("content")
+    return {
+        "role": role if isinstance(role, str) and role else "user",
+        "content": content if isinstance(content, str) and content else "Hello!",
+    }
+
+
+def attack_at_once(pool: Executor, address: str, n: int, numbers: Sequence[int]) -> Findings:
+    """Send n requests from several processes, each with the requests that follow from a number."""
+    findings = Findings()
+    parts = [pool.submit(attack, address, n // len(numbers), number) for number in numbers]
+    for part in parts:
+        findings.add(part.result())
+    return findings
+
+
+@cache
+def _operations(address: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return a server's OpenAPI document, and its operations."""
+    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+    return schema.raw_schema, [found.ok() for found in schema.get_all_operations()]
 
 
 def attack(address: str, n: int, number: int) -> Findings:
@@ -107,21 +168,37 @@ def attack(address: str, n: int, number: int) -> Findings:
         number: number from which all requests follow.
     """
     findings, chance = Findings(), random.Random(number)
-    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
+    document, operations = _operations(address)
     with httpx2.Client(base_url=address, timeout=2 * SLOWEST_S, trust_env=False) as client:
         for operation in operations:
             name = f"{operation.method.upper()} {operation.path}"
-            known = _fields(schema.raw_schema, operation.path, operation.method)
+            known = _fields(document, operation.path, operation.method)
+            bodies: list[dict[str, Any]] = []
+            n_cases = max(1, n // (2 * (1 + N_MIXED) * len(operations)))
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
 
-                def ask(case: Case, name: str = name, known: set[str] = known) -> None:
-                    body = shorten(case.body, known, chance)
-                    reply, seconds = _sent(client, case, body)
-                    findings.note(name, reply, seconds, body)
+                def ask(
+                    case: Case, name: str = name, known: set[str] = known, bodies: Any = bodies
+                ) -> None:
+                    for body in _mixed(shorten(case.body, known, chance), bodies, chance):
+                        reply, seconds = _sent(client, case, body)
+                        findings.note(name, reply, seconds, body)
 
-                _many(operation, mode, max(1, n // (2 * len(operations))), number, ask)
+                _many(operation, mode, n_cases, number, ask)
     return findings
+
+
+def _mixed(body: Any, bodies: list[dict[str, Any]], chance: random.Random) -> Iterator[Any]:
+    """Yield a body, and some with fields of it and of earlier ones, which are kept in `bodies`."""
+    yield body
+    if not isinstance(body, dict):
+        return
+    bodies.append(body)
+    for _ in range(N_MIXED):
+        other = chance.choice(bodies)
+        keys = [*body, *(key for key in other if key not in body)]
+        sources = {key: chance.choice([body, other]) for key in keys}
+        yield {key: source[key] for key, source in sources.items() if key in source}
 
 
 def _fields(document: dict[str, Any], path: str, method: str) -> set[str]:
@@ -173,27 +250,46 @@ def still_running(address: str) -> Iterator[str]:
         time.sleep(0.05)
 
 
+def print_line(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Attack a server with the demo model, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("n", type=int, help="number of requests")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="processes that send requests")
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # a line for each unknown field
-    with ServeProcess("--ollama") as server:
-        attack(server.address, 200, args.seed + 1)  # all is imported and compiled by then
-        before = server.memory
-        findings = attack(server.address, args.n, args.seed)
-        findings.problems += still_running(server.address)
-        grown = server.memory - before
+    jobs = range(args.jobs)
+    quiet = logging.disable, [logging.WARNING]
+    with (
+        ProcessPoolExecutor(args.jobs, get_context("spawn"), *quiet) as pool,
+        ServeProcess("--ollama") as server,
+    ):
+        # all is imported and compiled by then, and the server notes no more requests than now
+        attack_at_once(pool, server.address, N_WARM_UP, [-1 - job for job in jobs])
+        server.measure(0)
+        findings = Findings()
+        for at in range(N_ROUNDS):
+            numbers = [1000 * args.seed + args.jobs * at + job for job in jobs]
+            found = attack_at_once(pool, server.address, args.n // N_ROUNDS, numbers)
+            findings.add(found)
+            findings.problems += still_running(server.address)
+            server.measure(findings.statuses.total())
+            told = f"{findings.statuses.total()} requests, {findings.counts()}"
+            print_line(f"{told}, MiB: {server.watch.sizes()}", *found.problems[:20])
+        print_line(*server.watch.lines())
+        findings.problems += server.watch.leaks(MOST_GROWTH_MIB)
     for (name, status), n in sorted(findings.statuses.items()):
-        sys.stdout.write(f"{n:7} {status} {name}" + "\n")
-    total, seconds = sum(findings.statuses.values()), findings.slowest[0]
-    sys.stdout.write(
-        f"{total} requests, slowest {seconds:.2f} s ({findings.slowest[1]}), "
-        f"memory of the server {grown / 2**20:+.1f} MiB, {len(findings.problems)} findings" + "\n"
+        print_line(f"{n:7} {status} {name}")
+    print_line(
+        f"{findings.statuses.total()} requests, slowest {findings.slowest[0]:.2f} s "
+        f"({findings.slowest[1]}), {len(findings.problems)} findings",
+        *findings.problems[:50],
     )
-    sys.stdout.writelines(f"{problem}\n" for problem in findings.problems[:50])
     return bool(findings.problems)
 
 

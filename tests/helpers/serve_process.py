@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from types import TracebackType
 from typing import Self
 
 import httpx2
-import psutil
+
+from tests.helpers.process_watch import ProcessWatch
 
 STOP_S = 120.0
+QUIET_S = 5.0
 
 
 class ServeProcess:
@@ -19,13 +22,16 @@ class ServeProcess:
 
     Attributes:
         address: where it listens.
+        watch: measurements of its processes.
     """
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--only"]
+        self.watch = ProcessWatch()
         self._process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=self.watch.environment,
+        )  # fmt: skip
         self.address = ""
 
     def __enter__(self) -> Self:
@@ -41,12 +47,14 @@ class ServeProcess:
     ) -> None:  # fmt: skip
         self._process.terminate()
         self._process.wait(STOP_S)
+        self.watch.close()
 
-    @property
-    def memory(self) -> int:
-        """Resident bytes of the server and its engine."""
-        server = psutil.Process(self._process.pid)
-        return sum(one.memory_info().rss for one in [server, *server.children(recursive=True)])
+    def measure(self, at: int) -> None:
+        """Measure the server and its engine after `at` requests, when both are idle."""
+        deadline = time.monotonic() + QUIET_S
+        while not is_quiet(self.address) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.watch.measure(self._process.pid, at)
 
 
 def is_quiet(address: str) -> bool:

@@ -4,7 +4,8 @@
 
 The server is `tandem serve` with the demo model, in a process of its own. Clients ask known
 questions at a temperature of 0, streamed or not, in three protocols; a third of them go away in the
-middle. At the end nothing may run, and the memory may not have grown.
+middle. Ten times they all pause, and the processes are measured after they have collected their
+garbage: then nothing may run, and in the second half nothing may grow.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import httpx2
 from tests.helpers.serve_process import ServeProcess, is_quiet
 
 N_CLIENTS = 8
-MOST_GROWTH = 64 * 2**20
-"""Bytes by which the server may grow after its first minute."""
+N_SLICES = 10
+MOST_GROWTH_MIB = 2.0
+"""MiB by which each process may grow per 1000 requests of the second half."""
 
 QUESTIONS = (
     "What is tensor parallelism?", "What is a rank?", "What is an all-reduce?", "Who are you?",
@@ -135,7 +137,7 @@ async def client_life(address: str, load: Load, until: float, number: int) -> No
 
 
 async def run(server: ServeProcess, minutes: float, number: int) -> Load:
-    """Ask alone, then all at once, and watch the server's memory."""
+    """Ask alone, then all at once, and watch the server's processes."""
     load, address = Load(), server.address
     async with httpx2.AsyncClient(base_url=address, timeout=120, trust_env=False) as client:
         for protocol in ("chat", "messages", "responses"):
@@ -143,22 +145,23 @@ async def run(server: ServeProcess, minutes: float, number: int) -> Load:
                 for n in LENGTHS:
                     ask = Ask(protocol, question, n)
                     load.known[ask] = await whole(client, ask, is_streamed=False)
-        until = time.monotonic() + 60 * minutes
-        lives = [
-            asyncio.create_task(client_life(address, load, until, number * 100 + n))
-            for n in range(N_CLIENTS)
-        ]
-        await asyncio.sleep(min(60, 20 * minutes))
-        before = server.memory
+    for at in range(N_SLICES):
+        until = time.monotonic() + 60 * minutes / N_SLICES
+        first = (number * N_SLICES + at) * 100
+        lives = (client_life(address, load, until, first + n) for n in range(N_CLIENTS))
         await asyncio.gather(*lives)
-        await asyncio.sleep(2)
-        grown = server.memory - before
-        if grown > MOST_GROWTH:
-            load.problems.append(f"the server has grown by {grown / 2**20:.0f} MiB")
+        server.measure(load.counts.total())
         if not is_quiet(address):
             load.problems.append("answers go on although nobody asks any more")
-    sys.stdout.write(f"{dict(load.counts)}, {before / 2**20:.0f} MiB {grown / 2**20:+.1f}" + "\n")
+        print_line(f"{dict(load.counts)}, MiB: {server.watch.sizes()}", *load.problems[:20])
+    print_line(*server.watch.lines())
+    load.problems += server.watch.leaks(MOST_GROWTH_MIB)
     return load
+
+
+def print_line(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -169,8 +172,7 @@ def main() -> int:
     args = parser.parse_args()
     with ServeProcess("--parallel", str(N_CLIENTS)) as server:
         load = asyncio.run(run(server, args.minutes, args.seed))
-    sys.stdout.write(f"{len(load.problems)} findings" + "\n")
-    sys.stdout.writelines(f"{problem}\n" for problem in load.problems[:20])
+    print_line(f"{len(load.problems)} findings", *load.problems[:20])
     return bool(load.problems)
 
 
