@@ -221,7 +221,12 @@ def _footer(result: Answer) -> str:
     assert result.finished is not None, "a generation ends with Finished or an error"
     usage, timings = result.finished.usage, result.finished.timings
     return (
-        f"[{usage.completion_tokens} tokens, {timings.decode_per_s:.1f} t/s · prompt "
-        f"{usage.prompt_tokens} tokens, {timings.prompt_per_s:.1f} t/s · first token after "
+        f"[{usage.completion_tokens} tokens{_speed(timings.decode_per_s)} · prompt "
+        f"{usage.prompt_tokens} tokens{_speed(timings.prompt_per_s)} · first token after "
         f"{timings.first_token_s:.2f} s · {result.finished.reason}]"
     )
+
+
+def _speed(per_s: float) -> str:
+    """Return a speed for the footer; "" for 0, which says that there was none to measure."""
+    return f", {per_s:.1f} t/s" if per_s else ""

@@ -143,6 +143,8 @@ class CallReader:
             if found and found.start() == source.at:
                 source.at = found.end()
                 return found
+            if source.is_ended and opening.find(source.text, source.at)[1] == source.at:
+                source.has_run_out = True
             if held > source.at or source.is_ended or source.at == len(source.text):
                 return None
             yield
@@ -166,7 +168,7 @@ class CallReader:
         source, closing = self._source, self._form.value_closing
         assert closing is not None, "a form with tags names them"
         while True:
-            found, held = closing.find(source.text, source.at, is_ended=source.is_ended)
+            found, held = closing.find(source.text, source.at)
             end = found.start() if found else held
             if end > source.at:
                 tell(source.text[source.at : end])
@@ -174,7 +176,8 @@ class CallReader:
             if found:
                 source.at = found.end()
                 return
-            if source.is_ended:
+            if source.is_ended:  # what may have begun the mark is no more of the value
+                source.at = len(source.text)
                 return
             yield
 

@@ -23,7 +23,9 @@ class AnswerParser:
     """Parser of one answer, fed with its text piece by piece.
 
     White space beside a mark belongs to the mark. Text that looks like a call but is none is
-    content; a call that breaks off has its arguments closed.
+    content; a call that breaks off has its arguments closed. In an answer that is cut off, what may
+    have begun a call or a mark around calls is left out: clients take content for what the model
+    says, a call without a name cannot be told, and the reason of the end says that it was cut.
 
     Args:
         types: types of the arguments of each function that may be called; None where none may be,
@@ -45,6 +47,7 @@ class AnswerParser:
         self._source = IncomingText()
         self._told: list[AnswerPartEvent] = []
         self._n_calls = 0
+        self._is_cut = False
         self._content = _PartTeller(self._tell_content, layout.join)
         regions = [r for r in layout.regions if r.part != "call" or types is not None]
         self._openings = [(region.opening, region) for region in regions if region.opening]
@@ -65,9 +68,13 @@ class AnswerParser:
             next(self._reading)
         return self._drained()
 
-    def end(self) -> list[AnswerPartEvent]:
-        """Return what was held back, as no more text comes."""
-        self._source.is_ended = True
+    def end(self, *, is_cut: bool = False) -> list[AnswerPartEvent]:
+        """Return what was held back, as no more text comes.
+
+        Args:
+            is_cut: whether the model was not done, so that a mark may have begun.
+        """
+        self._source.is_ended, self._is_cut = True, is_cut
         for _ in self._reading:
             pass
         return self._drained()
@@ -142,7 +149,8 @@ class AnswerParser:
             best: tuple[re.Match[str], AnswerRegion | None] | None = None
             end = len(source.text)
             for mark, region in watched:
-                match, held = mark.find(source.text, source.at, is_ended=source.is_ended)
+                is_whole = source.is_ended and not self._may_be_cut(region)
+                match, held = mark.find(source.text, source.at, is_ended=is_whole)
                 if self._is_too_late(region, match.start() if match else held):
                     continue
                 end = min(end, held)
@@ -155,8 +163,27 @@ class AnswerParser:
             teller.add(source.text[source.at : end])
             source.at = max(source.at, end)
             if source.is_ended:
+                if source.at < len(source.text):
+                    teller.mark()
+                    source.at = len(source.text)
                 return None
             yield
+
+    def _may_be_cut(self, region: AnswerRegion | None) -> bool:
+        """Return whether the beginning of a mark at the end is to be left out.
+
+        A thought's is not, as it may go on; nor is a bare call's, which is like any other text.
+        """
+        is_thought = region is not None and region.part == "reasoning"
+        return self._is_cut and not is_thought and not self._form.is_bare
+
+    def _has_left_out(self, region: AnswerRegion) -> bool:
+        """Leave out the rest of a call that is cut off; return whether it is."""
+        if not (self._source.has_run_out and self._may_be_cut(region)):
+            return False
+        self._source.at = len(self._source.text)
+        self._content.mark()
+        return True
 
     def _is_too_late(self, region: AnswerRegion | None, place: int) -> bool:
         """Return whether a call without a mark of its own stands behind other text."""
@@ -181,15 +208,18 @@ class AnswerParser:
                 yield from source.skip_space()
                 is_list = yield from source.starts("[")
             if not (yield from self._call(name, keeping)):
+                if self._has_left_out(region):
+                    return
                 source.at = start + len(match[0])
                 self._content.add(self._visible(match[0]))
                 return
+        self._has_left_out(region)
         if is_list:
-            yield from self._more_calls()
+            yield from self._more_calls(region)
         closing = [region.closing] if region.closing else []
         self._noise = [*self._hidden, *closing]
 
-    def _more_calls(self) -> Reading[None]:
+    def _more_calls(self, region: AnswerRegion) -> Reading[None]:
         """Read the rest of a list, up to what is no call."""
         source = self._source
         yield from source.skip_space()
@@ -197,7 +227,8 @@ class AnswerParser:
             with ExitStack() as keeping:
                 start = keeping.enter_context(source.kept())
                 if not (yield from self._call("", keeping)):
-                    source.at = start
+                    if not self._has_left_out(region):
+                        source.at = start
                     return
             yield from source.skip_space()
         yield from source.starts("]")
@@ -210,6 +241,7 @@ class AnswerParser:
         """
         assert self._reader is not None, "a form with marks of calls says what is between them"
         teller = _CallTeller(self._n_calls, self._told, keeping)
+        self._source.has_run_out = False
         with suppress(BrokenForm):
             yield from self._reader.read(teller, name)
         if teller.has_begun:

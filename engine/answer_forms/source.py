@@ -22,10 +22,11 @@ class IncomingText:
         text: what has come and is not forgotten.
         at: place in it that is read next.
         is_ended: whether no more comes.
+        has_run_out: whether a reader wanted more text behind the end.
     """
 
     def __init__(self) -> None:
-        self.text, self.at, self.is_ended = "", 0, False
+        self.text, self.at, self.is_ended, self.has_run_out = "", 0, False, False
         self._n_marks = 0
 
     def add(self, text: str) -> None:
@@ -47,6 +48,7 @@ class IncomingText:
         """Return the next character, "" at the end, and stay before it."""
         while self.at == len(self.text):
             if self.is_ended:
+                self.has_run_out = True
                 return ""
             yield
         return self.text[self.at]
@@ -61,7 +63,10 @@ class IncomingText:
         """Return whether `text` comes next, and go behind it if it does."""
         while not self.text.startswith(text, self.at):
             rest = self.text[self.at : self.at + len(text)]
-            if self.is_ended or not text.startswith(rest):
+            if not text.startswith(rest):
+                return False
+            if self.is_ended:
+                self.has_run_out = True
                 return False
             yield
         self.at += len(text)

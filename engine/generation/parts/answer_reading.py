@@ -62,17 +62,22 @@ class AnswerReading:
             decoder = self._tokenizer.stream(shown=self.shown)
             spelled = "".join(map(decoder.feed, ids))
         wanted = message.reasoning, message.content
-        if not spelled or self._follow(question, spelled) != wanted:
-            self._follow(question, text)
-            return (), text
-        return tuple(ids), spelled
+        for is_cut in (False, True) if spelled else ():
+            if self._follow(question, spelled, is_cut=is_cut) == wanted:
+                return tuple(ids), spelled
+        self._follow(question, text)
+        return (), text
 
-    def _follow(self, question: str, text: str) -> tuple[str, str]:
-        """Read on behind a text; return what it thinks and says."""
+    def _follow(self, question: str, text: str, *, is_cut: bool = False) -> tuple[str, str]:
+        """Read on behind a text; return what it thinks and says.
+
+        Args:
+            is_cut: whether the text was told as that of an answer that is cut off.
+        """
         self.parser = self._parser(question)
         known = self.parser.feed(text)
         ended = self._parser(question)
-        whole = [*ended.feed(text), *ended.end()]
+        whole = [*ended.feed(text), *ended.end(is_cut=is_cut)]
         self.told = _of(whole, "reasoning")[len(_of(known, "reasoning")) :]
         self.told += _of(whole, "content")[len(_of(known, "content")) :]
         return _of(whole, "reasoning"), _of(whole, "content")

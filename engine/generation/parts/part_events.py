@@ -38,7 +38,7 @@ def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
         if isinstance(step, TokenText):
             yield from events.of(step)
         elif isinstance(step, Finished):
-            yield from events.end()
+            yield from events.end(is_cut=step.reason != "stop")
             yield step
         else:
             found = yield step
@@ -59,9 +59,9 @@ class _PartEvents:
         self._logprobs += text.logprobs
         yield from self._told(self._parser.feed(text.text))
 
-    def end(self) -> Iterator[GenerationEvent]:
-        """Yield what was held back."""
-        yield from self._told(self._parser.end())
+    def end(self, *, is_cut: bool) -> Iterator[GenerationEvent]:
+        """Yield what was held back; see `AnswerParser.end`."""
+        yield from self._told(self._parser.end(is_cut=is_cut))
         if self._ids:
             yield self._text(PartText("content", ""))
 

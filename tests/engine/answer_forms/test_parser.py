@@ -17,7 +17,7 @@ from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
 from engine.answer_forms.parts import CallBegun, CallText, PartText
 from engine.answer_forms.turns import as_functions
-from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed
+from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed, put_together
 
 FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]
 
@@ -67,6 +67,30 @@ def test_an_answer_that_breaks_off_anywhere_has_closed_calls(form: AnswerFormat)
         assert n_calls <= len(calls) <= n_calls + 1, "no call comes and goes"
         n_calls = len(calls)
     assert n_calls == len(read.calls)
+
+
+@pytest.mark.parametrize("form", [f for f in KNOWN_FORMS if not f.is_bare], ids=lambda f: f.name)
+def test_an_answer_that_is_cut_off_has_no_beginning_of_a_mark_in_its_content(
+    form: AnswerFormat,
+) -> None:
+    text, read = ANSWERS[form]
+    for end in range(text.index("I look."), len(text)):
+        parser = AnswerParser(form, TYPES)
+        found = put_together([*parser.feed(text[:end]), *parser.end(is_cut=True)])
+        assert read.content.startswith(found.content.rstrip()), text[:end]
+        assert found.reasoning == read.reasoning
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_may_begin_a_mark_is_held_back_no_longer_than_needed(form: AnswerFormat) -> None:
+    """A "<" of prose comes with the next token, which tells that there is no mark."""
+    marks = {form.trigger, form.thought[0].strip(), *form.around, *form.noise, "< ", "{ "}
+    for mark in marks:
+        for end in range(1, len(mark)):
+            parser = AnswerParser(form, TYPES)
+            parts = [*parser.feed("If a " + mark[:end]), *parser.feed(" §"), *parser.feed("b")]
+            told = "".join(part.text for part in parts if isinstance(part, PartText))
+            assert told == f"If a {mark[:end]} §b"
 
 
 @pytest.mark.parametrize("form", FORMS)

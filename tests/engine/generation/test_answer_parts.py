@@ -227,8 +227,39 @@ def test_a_call_that_is_required_comes(
         assert found["calls"]
         last = events[-1]
         assert isinstance(last, Finished)
-        assert last.reason == "length" or not found["content"]
+        assert not found["content"], "no mark of a call that is cut off"
         assert choice == "required" or {name for name, _ in found["calls"]} == {"get_weather"}
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_second_call_that_is_cut_off_is_left_out_and_may_go_on(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    prompts = request.getfixturevalue(name)
+    call = '{"name": "get_weather", "arguments": {"city": "Ulm"}}'
+    whole = CALL + "\n" + CALL if name == "hermes" else f"[TOOL_CALLS][{call}, {call}]"
+    n_tokens = len(prompts.tokenizer.encode("I look." + whole, False, True))
+    for most in range(8, n_tokens, 2):
+        asked = replace(ASKED, sampling=replace(GREEDY, max_tokens=most))
+        _, events = answered(prompts, asked, "I look." + whole)
+        found, last = summary(events), events[-1]
+        assert isinstance(last, Finished)
+        assert last.reason == "length"
+        assert "I look.".startswith(found["content"])
+        assert [name for name, _ in found["calls"]] == ["get_weather"] * len(found["calls"])
+
+
+def test_an_answer_that_is_cut_in_a_mark_goes_on_with_it(hermes: Prompts) -> None:
+    said = "I look.\n<tool_ca"
+    n_said = len(hermes.tokenizer.encode(said, False, True))
+    cut = replace(ASKED, sampling=replace(GREEDY, max_tokens=n_said))
+    first = answered(hermes, cut, said + "ll>")[1]
+    assert summary(first)["content"] == "I look."
+    ids = tuple(i for e in first if isinstance(e, TokenText) for i in e.ids)
+    last = ChatMessage("assistant", "I look.")
+    again = replace(ASKED, messages=(QUESTION, last), continue_last=True, begun=ids)
+    rest = summary(answered(hermes, again, CALL.removeprefix("<tool_ca"))[1])
+    assert rest == {"reasoning": "", "content": "", "calls": [("get_weather", {"city": "Ulm"})]}
 
 
 def test_a_call_that_the_model_begins_keeps_to_the_schema(hermes: Prompts) -> None:
