@@ -20,6 +20,9 @@ from engine.text.messages import Tool
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """How JSON may be spaced: as most models write it in a line."""
 
+SPACES = r"[ \t\r\n]{0,40}"
+"""White space between the parts of a bare call; limited, so that no model stays in it."""
+
 INDEX = "/[0-9]{1,4}/"
 """Number of a call, where a format has one."""
 
@@ -36,7 +39,7 @@ NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/
 
 def grammar_of_calls(
     form: AnswerFormat, tools: Sequence[Tool], tokens: Mapping[str, int], choice: str
-) -> Grammar | None:
+) -> Grammar:
     """Return the grammar of an answer that calls functions.
 
     Args:
@@ -45,16 +48,27 @@ def grammar_of_calls(
             and the name of the only function to be called, once.
 
     Returns:
-        The grammar; None where a call that the model begins by itself has no mark of its own.
+        The grammar. A call without a mark of its own is known by its beginning up to the arguments,
+        so that an answer which begins otherwise, such as other JSON, is free.
 
     Raises:
         PromptError: the schema of a function is no JSON object.
     """
     writer = _Writer(form, tokens)
+    if choice == "auto" and form.is_bare:
+        return Grammar("lark", writer.bare(tools), lead=_lead(form, tools))
     if choice == "auto":
-        return Grammar("lark", writer.behind_trigger(tools), form.trigger) if form.trigger else None
+        return Grammar("lark", writer.behind_trigger(tools), form.trigger)
     named = [tool for tool in tools if choice in ("required", "=" + tool.name)]
     return Grammar("lark", writer.whole(named, is_one=choice != "required"))
+
+
+def _lead(form: AnswerFormat, tools: Sequence[Tool]) -> str:
+    """Return the pattern of the beginning of a bare call, up to its arguments."""
+    noise = "".join(f"(?:{re.escape(text)})?" for text in form.noise)
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    lead, tail = form.around_name
+    return rf"{noise}{SPACES}{lead}(?:{names}){tail}"
 
 
 class _Writer:
@@ -83,6 +97,18 @@ class _Writer:
             start = f"{self._text(rest)} {self._calls(tools)} {self._text(closing)}"
         else:
             start = self._calls(tools, is_one=True, cut=self._form.trigger)
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def bare(self, tools: Sequence[Tool]) -> str:
+        """Return the grammar of a call without a mark of its own, however its name is spaced."""
+        lead, tail = self._form.around_name
+        noise = " ".join(f"({self._text(text)})?" for text in self._form.noise)
+        for number, tool in enumerate(tools):
+            arguments = self._arguments(read_object(tool.parameters or NO_PARAMETERS, ""), number)
+            name = json.dumps(tool.name, ensure_ascii=False)
+            self._rules.append(f"call_{number}: {name} /{tail}{SPACES}/ {arguments}")
+        calls = " | ".join(f"call_{number}" for number in range(len(tools)))
+        start = f"/{SPACES}/ {noise} /{SPACES}{lead}/ ({calls}) /{SPACES}\\}}/"
         return "\n".join([f"start: {start}", *self._rules])
 
     def _calls(self, tools: Sequence[Tool], *, is_one: bool = False, cut: str = "") -> str:

@@ -24,11 +24,14 @@ class Grammar:
         text: the grammar itself, such as the text of a JSON schema.
         trigger: text of the answer behind which it begins, and before which anything may stand;
             "" to begin at once. It begins again wherever the trigger comes again.
+        lead: pattern of a mark (see `engine.answer_forms.marks`) with which an answer must begin
+            for the grammar to hold from its first token on; any other answer is free. "" for none.
     """
 
     kind: GrammarKind
     text: str
     trigger: str = ""
+    lead: str = ""
 
 
 def language_of(grammar: str) -> GrammarKind:

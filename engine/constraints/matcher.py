@@ -29,18 +29,18 @@ class Matcher:
     """Matcher of one grammar, with the tokens that it has accepted so far.
 
     Attributes:
-        trigger: see `Grammar`.
+        trigger, lead: see `Grammar`.
         n: number of tokens that it has accepted.
     """
 
-    def __init__(self, found: LLMatcher, n_vocab: int, trigger: str = "") -> None:
+    def __init__(self, found: LLMatcher, n_vocab: int, trigger: str = "", lead: str = "") -> None:
         self._found, self._n_vocab = found, n_vocab
-        self.trigger = trigger
+        self.trigger, self.lead = trigger, lead
         self.n = 0
 
     def copy(self) -> Matcher:
         """Return another one of the same grammar, of which nothing has been said."""
-        other = Matcher(self._found.deep_copy(), self._n_vocab, self.trigger)
+        other = Matcher(self._found.deep_copy(), self._n_vocab, self.trigger, self.lead)
         other._found.reset()
         return other
 
@@ -111,7 +111,8 @@ class MaskVocabulary:
             GrammarError: the grammar cannot be used; see `engine.constraints.checker`.
         """
         with self._lock:
-            return Matcher(compiled(grammar, self._compiled), self.n, grammar.trigger)
+            found = compiled(grammar, self._compiled)
+            return Matcher(found, self.n, grammar.trigger, grammar.lead)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, also of one that is hidden in texts."""

@@ -38,6 +38,8 @@ class AnswerFormat:
         noise: texts outside of calls that mean nothing.
         is_bare: whether a call has no mark of its own, so that it must name a known function and
             stand where the answer begins.
+        around_name: patterns of what stands before and behind the name of a bare call, up to its
+            arguments, however it is spaced.
         before: text before the arguments of a call, with NAME in place of its function and INDEX
             in place of a number.
         behind: text behind the arguments, without a token that ends the answer.
@@ -62,6 +64,7 @@ class AnswerFormat:
     resumed: str = ""
     noise: tuple[str, ...] = ()
     is_bare: bool = False
+    around_name: tuple[str, str] = ("", "")
 
     @cached_property
     def layout(self) -> AnswerLayout:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from engine.answer_forms.formats.base import NAME, NAMED, TEXT, AnswerFormat, described
 
+_S = r"[ \t\r\n]{0,40}"
+_LLAMA_LEAD = rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"'
+_LLAMA_TAIL = rf'"{_S},{_S}"parameters"{_S}:'
 LLAMA = AnswerFormat(
     "llama",
     described(
         {
-            "open_pattern": rf'(?:<\|python_tag\|>)?\{{\s*"name":\s*"{NAME}",\s*"parameters":',
+            "open_pattern": rf"(?:<\|python_tag\|>)?{_LLAMA_LEAD}{NAME}{_LLAMA_TAIL}",
             "close_pattern": r"\}\s*(?:;|\Z)",
             "content": "json",
             "transform": NAMED,
@@ -19,6 +22,7 @@ LLAMA = AnswerFormat(
     between=None,
     noise=("<|python_tag|>",),
     is_bare=True,
+    around_name=(_LLAMA_LEAD, _LLAMA_TAIL),
 )
 MISTRAL_ARGS = AnswerFormat(
     "mistral_args",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.answer_forms.marks import AnswerMark
 from engine.constraints.matcher import Mask, MaskVocabulary, Matcher
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class ConstraintState:
         matcher: what the grammar says; None where the answer has begun with a part of the opening
             mark that it does not allow.
         n: number of tokens that the matcher has accepted.
+        lead: tokens with which the answer has begun, and which may become the grammar's lead; None
+            where it is known whether they do.
     """
 
     waits: tuple[bytes, ...] = ()
@@ -41,13 +44,19 @@ class ConstraintState:
     gap: bytes = b""
     matcher: Matcher | None = None
     n: int = 0
+    lead: tuple[int, ...] | None = None
+
+
+FREE = ConstraintState()
+"""State of an answer that turned out to have no form: anything may come."""
 
 
 class AnswerConstraint:
     """The form that one answer must have, and how much of it has been said.
 
     The grammar begins exactly behind the end of thinking, or behind its trigger if it has one. A
-    triggered one may begin any number of times.
+    triggered one may begin any number of times. One with a lead holds from the beginning, but only
+    once the answer has begun with the lead.
 
     Args:
         grammar: matcher of the grammar, of which nothing has been said.
@@ -64,8 +73,11 @@ class AnswerConstraint:
         closing = tuple(text.encode() for text in marks.closing) if marks else ()
         self._trigger = (grammar.trigger.encode(),) if grammar.trigger else ()
         self._behind_thought = closing + self._trigger
+        self._lead = AnswerMark(grammar.lead) if grammar.lead else None
         state = ConstraintState(waits=self._behind_thought if thinking == "open" else self._trigger)
-        if not state.waits:
+        if not state.waits and self._lead:
+            state = ConstraintState(lead=())
+        elif not state.waits:
             n_opening = 0 if thinking == "possible" else None
             state = ConstraintState(n_opening=n_opening, matcher=self._fresh.copy())
         self._state = state
@@ -75,7 +87,8 @@ class AnswerConstraint:
     def is_over(self) -> bool:
         """Whether the answer has its form, and nothing more may come."""
         matcher = self._state.matcher
-        return not self._trigger and matcher is not None and matcher.is_over
+        is_lazy = self._trigger or self._lead
+        return not is_lazy and matcher is not None and matcher.is_over
 
     def restrict(self, logits: Logits, ends: Collection[int]) -> None:
         """Set the logits of all tokens that are not allowed next to -inf.
@@ -123,6 +136,8 @@ class AnswerConstraint:
         state = self._state
         if state.waits:
             return self._free(state)
+        if state == FREE or state.lead is not None:
+            return np.ones(self._vocabulary.n, np.bool_)
         mask = np.zeros(self._vocabulary.n, np.bool_)
         if state.matcher is not None:
             mask |= state.matcher.allowed()
@@ -172,6 +187,10 @@ class AnswerConstraint:
         state = self._state
         if state.waits:
             return self._searched(state, text)
+        if state.lead is not None:
+            return self._led((*state.lead, token))
+        if state == FREE:
+            return FREE
         matcher = state.matcher
         if text and state.gap.startswith(text) and not (matcher and matcher.can_accept(token)):
             return replace(state, gap=state.gap[len(text) :])
@@ -188,12 +207,37 @@ class AnswerConstraint:
         if waits:
             n_tail = len(waits[0]) - 1
             return ConstraintState(waits=waits, tail=text[max(0, len(text) - n_tail) :])
+        if self._lead:
+            return self._led(tuple(self._vocabulary.encode(text)))
         begun = ConstraintState(matcher=self._fresh.copy())
         if GAP.startswith(text):
             return replace(begun, gap=GAP[len(text) :])
         for token in self._vocabulary.encode(text):  # of an answer that nobody has restricted
             begun = self._matched(begun, token)
         return begun
+
+    def _led(self, tokens: tuple[int, ...]) -> ConstraintState:
+        """Return the state behind the first tokens of an answer, which may make the lead.
+
+        What is spaced otherwise than the grammar says is free.
+        """
+        assert self._lead is not None, "only a grammar with a lead waits for it"
+        told = b"".join(map(self._vocabulary.bytes_of, tokens)).lstrip()
+        text, opening = told.decode("utf-8", "replace"), self._opening.decode()
+        if opening and text.startswith(opening):
+            rest = told.removeprefix(self._opening)
+            return self._searched(ConstraintState(waits=self._behind_thought), rest)
+        found, held = self._lead.find(text, 0)
+        if (found is None and held == 0) or (opening and opening.startswith(text)):
+            return ConstraintState(lead=tokens)
+        if found is None or found.start():
+            return FREE
+        state = ConstraintState(matcher=self._fresh.copy())
+        for token in tokens:
+            if state.matcher is None or not state.matcher.can_accept(token):
+                return FREE
+            state = self._matched(state, token)
+        return state
 
     def _matched(self, state: ConstraintState, token: int) -> ConstraintState:
         """Return the state behind a token of what the grammar describes."""
@@ -202,6 +246,8 @@ class AnswerConstraint:
         matcher.accept(token)
         if self._trigger and matcher.is_over:
             return ConstraintState(waits=self._trigger)
+        if self._lead and matcher.is_over:
+            return FREE
         return ConstraintState(matcher=matcher, n=matcher.n)
 
     def _opened(self, state: ConstraintState, n: int, text: bytes, token: int) -> ConstraintState:

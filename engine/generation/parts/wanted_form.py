@@ -69,8 +69,6 @@ def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) 
     tokens = {text: token for token, text in prompts.control_marks.items()}
     grammar = grammar_of_calls(form, tools, tokens, choice)
     as_text = grammar_of_calls(form, tools, {}, choice)
-    if grammar is None or as_text is None:
-        return WantedForm(None)
     marks = form.thinking_marks if thinking_marks(prompts.template.source) else None
     try:
         return WantedForm(constraints.checked(grammar, as_text), marks)

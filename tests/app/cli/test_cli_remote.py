@@ -30,6 +30,12 @@ def test_generate_prints_the_answer_of_a_server(run: Run, server: FakeOpenAI) ->
     assert (server.answered[0]["temperature"], server.answered[0]["max_tokens"]) == (0.5, 9)
 
 
+def test_no_speed_is_told_of_an_answer_that_came_at_once(run: Run, server: FakeOpenAI) -> None:
+    server.plan = lambda asked: Reply([said("Hi."), ended(), DONE]) if asked.body else None
+    outcome = run("generate", "--url", server.url, "-p", "Hi")
+    assert "[1 tokens · prompt 0 tokens · first token after" in outcome.err
+
+
 def test_the_figures_are_those_of_the_server(run: Run, server: FakeOpenAI) -> None:
     document = run("generate", "--url", server.url, "-p", "Hi", "--json").document
     assert (document["text"], document["ids"]) == ("Hello from afar.", [])

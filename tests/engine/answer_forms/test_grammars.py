@@ -10,9 +10,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.answer_forms.formats.base import AnswerFormat
 from engine.answer_forms.formats.listed import HERMES
-from engine.answer_forms.formats.named import FUNCTION_GEMMA, GEMMA, HARMONY
+from engine.answer_forms.formats.named import FUNCTION_GEMMA, GEMMA, HARMONY, LLAMA
 from engine.answer_forms.grammars import grammar_of_calls
 from engine.answer_forms.known import KNOWN_FORMS
+from engine.answer_forms.marks import AnswerMark
 from engine.answer_forms.turns import written_call
 from engine.errors import PromptError
 from engine.text.messages import Tool
@@ -26,8 +27,7 @@ ARGUMENTS = {"city": "Ulm", "days": 3}
 
 def matcher(form: AnswerFormat, choice: str) -> LLMatcher:
     grammar = grammar_of_calls(form, TOOLS, {}, choice)
-    assert grammar is not None
-    assert bool(grammar.trigger) == (choice == "auto")
+    assert bool(grammar.trigger or grammar.lead) == (choice == "auto")
     found = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
     assert not found.get_error()
     return found
@@ -85,6 +85,33 @@ def test_behind_its_trigger_a_call_has_its_form(form: AnswerFormat) -> None:
     assert found.is_stopped(), "the model may go on as it likes"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "get_weather", "parameters": {"city": "Ulm", "days": 3}}',
+     '<|python_tag|>{"name": "clock", "parameters": {}}',
+     '\n{\n  "type": "function",\n  "name" :"clock",\n  "parameters": {}\n}'],
+)  # fmt: skip
+def test_a_bare_call_has_its_form_however_its_name_is_spaced(text: str) -> None:
+    found = matcher(LLAMA, "auto")
+    assert allowed(found, text)
+    assert found.is_stopped(), "the model may go on as it likes"
+    ((name, _),) = parsed(LLAMA, list(text)).calls
+    lead = AnswerMark(grammar_of_calls(LLAMA, TOOLS, {}, "auto").lead)
+    begun, _ = lead.find(text, 0)
+    assert begun is not None
+    assert begun[0].endswith('"parameters":')
+    assert name in begun[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "get_weather", "parameters": {"days": 3}}', '{"name": "clock", "parameters": []}',
+     '{"name": "get_weather", "parameters": {"city": 3}}', '{"name": "guess", "parameters": {}}'],
+)  # fmt: skip
+def test_a_bare_call_keeps_to_the_schema(text: str) -> None:
+    assert not allowed(matcher(LLAMA, "auto"), text)
+
+
 def random_text(found: LLMatcher, draw: random.Random) -> str:
     """Return text of random bytes that a grammar allows, most of which end something."""
     ends, text = set(b'"}]<>/|\n1,: '), bytearray()
@@ -116,7 +143,6 @@ def test_whatever_the_grammar_allows_is_read_as_calls(form: AnswerFormat) -> Non
 def test_control_tokens_stand_as_tokens() -> None:
     tokens = {"<|channel|>": 11, "<|message|>": 12, "<|constrain|>": 13, "<|start|>": 14}
     grammar = grammar_of_calls(HARMONY, [CLOCK], tokens, "required")
-    assert grammar is not None
     assert '(<[14]> "assistant")?' in grammar.text
     assert '<[11]> "commentary to=functions.clock " <[13]> "json" <[12]>' in grammar.text
 
@@ -132,6 +158,5 @@ def test_definitions_are_known_where_an_argument_stands_alone() -> None:
     tool = Tool("f", parameters=json.dumps(schema))
     for form in KNOWN_FORMS:
         grammar = grammar_of_calls(form, [tool], {}, "required")
-        assert grammar is not None
         found = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
         assert not found.get_error()

@@ -271,6 +271,37 @@ def test_a_call_that_the_model_begins_keeps_to_the_schema(hermes: Prompts) -> No
         assert isinstance(arguments["city"], str)
 
 
+@pytest.fixture(scope="module")
+def llama() -> Prompts:
+    return prompts_of(CALL_TEMPLATES["llama"])
+
+
+def test_a_bare_call_that_the_model_begins_keeps_to_the_schema(llama: Prompts) -> None:
+    begun = ('{"name": "get_weather", "parameters":', '{\n  "name":"get_weather", "parameters": {')
+    for seed, said in enumerate(begun):
+        _, events = computed(llama, ASKED, guesses(llama, seed, said))
+        ((name, arguments),) = summary(events)["calls"]
+        assert name == "get_weather"
+        assert isinstance(arguments["city"], str)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"name": "Anna", "parameters": 3}', '{"name": "get_weather_of", "parameters": {"x": 1}}',
+     '{"a": [1, 2]}', "{", '{"name": "get_weather", "about": 1}', 'Say {"name": "get_weather"}!'],
+)  # fmt: skip
+def test_an_answer_that_begins_with_a_brace_but_no_call_is_free(
+    llama: Prompts, answer: str
+) -> None:
+    likely = [*llama.tokenizer.encode(answer, False, True), llama.tokenizer.eos_id]
+    logits = np.zeros((len(likely), llama.tokenizer.n_vocab), np.float32)
+    logits[range(len(likely)), likely] = 9
+    _, events = computed(llama, ASKED, list(logits))
+    assert summary(events) == {"reasoning": "", "content": answer, "calls": []}
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "stop"
+
+
 def test_a_thought_comes_before_a_required_call(hermes: Prompts) -> None:
     asked = replace(ASKED, tool_choice="required")
     _, events = computed(hermes, asked, guesses(hermes, 1, "<think>\nHm\n</think>\n\n"))
