@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.answer_forms.formats.base import AnswerFormat
+from engine.answer_forms.formats.base import NAME, AnswerFormat
 from engine.answer_forms.schemas import types_of
 from engine.answer_forms.turns import NO_PARAMETERS, read_object
 from engine.config.grammar import Grammar
@@ -56,19 +56,21 @@ def grammar_of_calls(
     """
     writer = _Writer(form, tokens)
     if choice == "auto" and form.is_bare:
-        return Grammar("lark", writer.bare(tools), lead=_lead(form, tools))
+        return Grammar("lark", writer.bare(tools), lead=_lead(form))
     if choice == "auto":
         return Grammar("lark", writer.behind_trigger(tools), form.trigger)
     named = [tool for tool in tools if choice in ("required", "=" + tool.name)]
     return Grammar("lark", writer.whole(named, is_one=choice != "required"))
 
 
-def _lead(form: AnswerFormat, tools: Sequence[Tool]) -> str:
-    """Return the pattern of the beginning of a bare call, up to its arguments."""
+def _lead(form: AnswerFormat) -> str:
+    """Return the pattern of the beginning of a bare call, up to its arguments.
+
+    The grammar itself says which names there are.
+    """
     noise = "".join(f"(?:{re.escape(text)})?" for text in form.noise)
-    names = "|".join(re.escape(tool.name) for tool in tools)
     lead, tail = form.around_name
-    return rf"{noise}{SPACES}{lead}(?:{names}){tail}"
+    return rf"{noise}{SPACES}{lead}{NAME}{tail}"
 
 
 class _Writer:

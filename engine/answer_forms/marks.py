@@ -124,18 +124,31 @@ class _Reader:
         return _COUNTS[found[1]] if found[1] else (int(found[2]), found[3])
 
 
+def _whole(nodes: Sequence[_Node]) -> str:
+    """Return a pattern for a whole sequence."""
+    return "".join(
+        f"(?:{'|'.join(map(_whole, node.ways))})"
+        if isinstance(node, _Choice)
+        else f"{node.text}{{{node.least},{node.most}}}"
+        for node in nodes
+    )
+
+
 def _begun(nodes: Sequence[_Node]) -> str:
-    """Return a pattern for the beginnings of a sequence at the end of a text."""
+    """Return a pattern for the beginnings of a sequence at the end of a text.
+
+    It is about as long as the sequence: what follows a node stands in it once.
+    """
     if not nodes:
         return "(?!)"
     node, *rest = nodes
     if isinstance(node, _Choice):
-        return f"(?:{'|'.join(_begun([*way, *rest]) for way in node.ways)})"
-    behind = rf"(?:\Z|{_begun(rest)})"
-    whole = f"{node.text}{{{max(1, node.least)},{node.most}}}{behind}"
-    if not node.least:
-        return f"(?:{whole}|{_begun(rest)})"
-    return f"(?:{whole}|{node.text}{{1,{node.least - 1}}}\\Z)" if node.least > 1 else whole
+        begun = "|".join(map(_begun, node.ways))
+    elif node.least == 1:
+        return rf"{_whole([node])}(?:\Z|{_begun(rest)})"
+    else:
+        begun = rf"{node.text}{{1,{node.most}}}\Z"
+    return f"(?:{begun}|{_whole([node])}{_begun(rest)})"
 
 
 def _ends_fixed(nodes: Sequence[_Node]) -> bool:

@@ -219,7 +219,8 @@ class AnswerConstraint:
     def _led(self, tokens: tuple[int, ...]) -> ConstraintState:
         """Return the state behind the first tokens of an answer, which may make the lead.
 
-        What is spaced otherwise than the grammar says is free.
+        An answer with the lead that the grammar does not allow, such as a call of a function that
+        there is not, is free.
         """
         assert self._lead is not None, "only a grammar with a lead waits for it"
         told = b"".join(map(self._vocabulary.bytes_of, tokens)).lstrip()

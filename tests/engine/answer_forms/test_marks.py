@@ -46,6 +46,16 @@ def test_marks_are_found_and_held_back_as_regex_does(
     assert MARKS[pattern].find(text, 0, is_ended=True)[1] == len(text)
 
 
+def test_a_mark_with_many_optional_parts_stays_small() -> None:
+    """Each part stood twice in the pattern of what has begun, so that compiling took a minute."""
+    mark = AnswerMark(r"(?:a)?b{0,9}" * 30 + "c")
+    assert len(mark._begun.pattern) < 3000
+    assert mark.find("xabba", 0) == (None, 1)
+    found, _ = mark.find("xabbac", 0)
+    assert found is not None
+    assert found[0] == "abbac"
+
+
 @pytest.mark.parametrize("pattern", ["a.b", "^a", "(?:ab)*", "(?=a)", "a$"])
 def test_a_pattern_of_another_kind_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"pattern|repeated"):
