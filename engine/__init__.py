@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         SplitError,
         StateFileError,
         TemplateError,
+        ToolError,
         UnsupportedArchitecture,
         UnsupportedQuant,
     )
@@ -113,6 +114,8 @@ if TYPE_CHECKING:
     from engine.host import EngineHost, ThreadHost
     from engine.inquiries.questions import (
         ApplyTemplate,
+        CacheCounted,
+        CountCache,
         CountTokens,
         Detokenize,
         Detokenized,
@@ -227,6 +230,7 @@ __all__ = [
     "ApplyTemplate",
     "BenchResult",
     "BenchTest",
+    "CacheCounted",
     "Calibration",
     "Cancelled",
     "ChatMessage",
@@ -239,6 +243,7 @@ __all__ = [
     "ContextOverflow",
     "ContextShifted",
     "ControlVector",
+    "CountCache",
     "CountTokens",
     "Detokenize",
     "Detokenized",
@@ -355,6 +360,7 @@ __all__ = [
     "ToolCall",
     "ToolCallBegun",
     "ToolCallText",
+    "ToolError",
     "Topology",
     "TorchKind",
     "Trial",
@@ -467,6 +473,7 @@ _HOME = {
         "EngineMissing", "GrammarError",
         "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
         "OutOfDeviceMemory", "PromptError", "SplitError", "StateFileError", "TemplateError",
+        "ToolError",
         "UnsupportedArchitecture", "UnsupportedQuant",
     ),
     "events": (
@@ -476,8 +483,9 @@ _HOME = {
         "Unload", "model_after",
     ),
     "inquiries.questions": (
-        "ApplyTemplate", "CountTokens", "Detokenize", "Detokenized", "Embed", "Embedded",
-        "ScoreTokens", "TemplateApplied", "Tokenize", "Tokenized", "TokensCounted", "TokensScored",
+        "ApplyTemplate", "CacheCounted", "CountCache", "CountTokens", "Detokenize", "Detokenized",
+        "Embed", "Embedded", "ScoreTokens", "TemplateApplied", "Tokenize", "Tokenized",
+        "TokensCounted", "TokensScored",
     ),
     "generation.results": (
         "AnswerPart", "ContextShifted", "FinishReason", "Finished", "PrefillProgress",

@@ -20,7 +20,8 @@ there; `error.hint` says what to do. Any other exception is a bug.
     ├─ ModelBusy(doing)
     ├─ PromptError
     │  ├─ ContextOverflow(n_tokens, n_ctx)
-    │  └─ TemplateError
+    │  ├─ TemplateError
+    │  └─ ToolError(tool)
     ├─ GrammarError(place)
     ├─ StateFileError(path)
     ├─ Cancelled
@@ -288,6 +289,18 @@ class ContextOverflow(PromptError):
 
 class TemplateError(PromptError):
     """Error of a chat template that is broken or rejects the conversation."""
+
+
+class ToolError(PromptError):
+    """Error of a function that the model cannot be held to.
+
+    Args:
+        tool: name of the function.
+    """
+
+    def __init__(self, message: str, tool: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.tool = tool
 
 
 class GrammarError(EngineError):

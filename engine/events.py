@@ -15,6 +15,7 @@ A host answers every command with any number of progress events and exactly one 
     ApplyTemplate                                 TemplateApplied | Failed
     Embed                                         Embedded | Failed
     ScoreTokens                                   TokensScored | Failed
+    CountCache                                    CacheCounted | Failed
 
 At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
 have a `FallbacksChanged` before its closing event, or right behind it.

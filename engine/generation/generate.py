@@ -141,6 +141,7 @@ class Generation:
         self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()
         self._never = list(tokenizer.never_ids) if tokenizer else []
         self._n_logprobs = n_logprobs
+        self._end: TokenLogprob | None = None
         self._pending: list[Said] = []
         self._is_stopped = False
         for token in begun:  # leave half a character, or half a stop string, where it was
@@ -176,7 +177,7 @@ class Generation:
         else:
             raise ContextOverflow(self._n_prompt, self._n_ctx)
         yield from self._flush()
-        yield Finished(reason, self._usage(), self._timings(), self._stop.found)
+        yield Finished(reason, self._usage(), self._timings(), self._stop.found, self._end)
 
     def _prefill(self, wanted: Prefill) -> Generator[Work, Found | None, Found]:
         """Have tokens computed in place of those computed so far; return what was found."""
@@ -196,6 +197,7 @@ class Generation:
         while self._n_sampled < self._most:
             token, logprobs = self._token_from(found)
             if token in self._eog:
+                self._end = logprobs[0] if logprobs else None
                 return "stop"
             self._last = time.perf_counter()
             self._n_sampled += 1

@@ -140,12 +140,15 @@ class Finished:
         reason: "stop" (end-of-generation token or stop string), "length" (max_tokens), "context"
             (the context is full) or "cancelled".
         stop: the stop string that has ended it; "" for none.
+        end: how likely the end-of-generation token was that has ended it, if that is wanted
+            (`Generate.n_logprobs`); None for no such token.
     """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     stop: str = ""
+    end: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,15 @@ class TextInquiries:
 
     def prompt_size(self, prompt: str) -> int:
         """Return the number of tokens of a prompt from `apply_template`."""
-        return len(self._prompts.plain(prompt).ids)
+        return len(self.prompt_ids(prompt))
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the tokens that `Model.generate` goes on with.
+
+        Raises:
+            PromptError: the model has no vocabulary for a text.
+        """
+        return self._prompts.plain(prompt).ids
 
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),

@@ -76,6 +76,12 @@ class Inquiries(TextInquiries):
                 ]
         return found
 
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """Numbers of tokens in the cache: of answers under way, and kept for later prompts."""
+        with self._occupancy.use("its cache is being counted"):
+            return self.scheduler.places.use
+
     def embed(
         self, inputs: Sequence[str | Sequence[int]], is_cancelled: IsCancelled = never
     ) -> Embedded:

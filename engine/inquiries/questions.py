@@ -159,10 +159,12 @@ class ScoreTokens:
     """Command to tell how likely each token of a text is behind those before it.
 
     Attributes:
+        text: a text, whose tokens are those of the same `Generate.prompt`, or token ids, which are
+            taken as they are.
         n_logprobs: number of likeliest tokens to name at each place, 20 at most.
     """
 
-    ids: tuple[int, ...]
+    text: tuple[int, ...] | str
     n_logprobs: int = 0
 
 
@@ -171,14 +173,38 @@ class TokensScored:
     """Closing event of a `ScoreTokens`.
 
     Attributes:
+        ids: ids of the text's tokens.
         logprobs: how likely each token but the first was, which has nothing before it.
     """
 
+    ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
 
 
-Question = CountTokens | Tokenize | Detokenize | ApplyTemplate | Embed | ScoreTokens
+@dataclass(frozen=True, slots=True)
+class CountCache:
+    """Command to tell how full the KV cache is; nothing is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounted:
+    """Closing event of a `CountCache`, in tokens, of which whole pages are counted.
+
+    Attributes:
+        n_used: number of tokens in pages of answers under way.
+        n_kept: number of tokens in pages that are kept for later prompts, and make room for
+            answers where that is wanted.
+    """
+
+    n_used: int
+    n_kept: int
+
+
+Question = CountTokens | Tokenize | Detokenize | ApplyTemplate | Embed | ScoreTokens | CountCache
 """Commands that a loaded model answers between two passes."""
 
-Reply = TokensCounted | Tokenized | Detokenized | TemplateApplied | Embedded | TokensScored
+Reply = (
+    TokensCounted | Tokenized | Detokenized | TemplateApplied | Embedded | TokensScored
+    | CacheCounted
+)  # fmt: skip
 """Closing events of questions."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.inquiries.questions import (
     ApplyTemplate,
+    CacheCounted,
+    CountCache,
     CountTokens,
     Detokenize,
     Detokenized,
@@ -65,7 +67,12 @@ def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> E
 
 
 def _scored(model: Inquiries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
-    return TokensScored(tuple(model.score(question.ids, question.n_logprobs, is_cancelled)))
+    ids = model.prompt_ids(question.text)
+    return TokensScored(tuple(ids), tuple(model.score(ids, question.n_logprobs, is_cancelled)))
+
+
+def _cache_counted(model: Inquiries, question: CountCache, _: IsCancelled) -> CacheCounted:
+    return CacheCounted(*model.cache_use)
 
 
 ANSWERING: Mapping[type, Answering] = MappingProxyType(
@@ -76,6 +83,7 @@ ANSWERING: Mapping[type, Answering] = MappingProxyType(
         ApplyTemplate: _applied,
         Embed: _embedded,
         ScoreTokens: _scored,
+        CountCache: _cache_counted,
     }
 )
 """Functions that answer, by the class of the question."""

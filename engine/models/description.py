@@ -31,6 +31,8 @@ class ModelInfo:
         sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
         can_think: whether the chat template asks if the model shall think before it answers.
         has_effort: whether the chat template asks how much the model shall think.
+        has_thoughts: whether the chat template knows marks of thinking, as that of a model has
+            that always thinks.
     """
 
     path: str
@@ -51,6 +53,7 @@ class ModelInfo:
     sampling: tuple[tuple[str, float], ...] = ()
     can_think: bool = False
     has_effort: bool = False
+    has_thoughts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from engine.errors import EngineError, InvalidGGUF
 from engine.gguf.reader import GGUFFile
 from engine.models.description import Inspection, ModelInfo, TensorSummary
 from engine.sharding.parts import SplitPart, split_parts
-from engine.text.thinking import can_think, has_effort
+from engine.text.thinking import can_think, has_effort, thinking_marks
 
 FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
@@ -112,6 +112,7 @@ def describe(file: GGUFFile) -> ModelInfo:
         sampling=_sampling(file),
         can_think=can_think(_template(file)),
         has_effort=has_effort(_template(file)),
+        has_thoughts=thinking_marks(_template(file)) is not None,
     )
 
 

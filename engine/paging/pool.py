@@ -50,7 +50,12 @@ class PagePool:
     @property
     def n_free(self) -> int:
         """Number of pages that `take` can return before a sequence releases some."""
-        return len(self._empty) + len(self._passed) + len(self._idle)
+        return len(self._empty) + self.n_idle
+
+    @property
+    def n_idle(self) -> int:
+        """Number of known pages that no sequence uses."""
+        return len(self._passed) + len(self._idle)
 
     @property
     def n_known(self) -> int:

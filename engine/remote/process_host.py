@@ -23,7 +23,7 @@ from engine.events import (
 )
 from engine.generation.results import Finished, StateLoaded, StateSaved
 from engine.host import EventSink
-from engine.inquiries.questions import CountTokens, Reply
+from engine.inquiries.questions import CountCache, CountTokens, Reply
 from engine.programs import program_command
 from engine.remote.child import EngineProcess
 from engine.remote.codec import MessageError
@@ -233,8 +233,9 @@ class ProcessHost:
             self._process = None
             if was_asked:
                 return
-            wanted = (one for one in self._unanswered.values() if not isinstance(one, CountTokens))
-            running = next(wanted, None)  # nobody has asked for counting, which a gauge shows
+            gauged = CountTokens, CountCache  # nobody has asked for these, which gauges show
+            wanted = (one for one in self._unanswered.values() if not isinstance(one, gauged))
+            running = next(wanted, None)
             doing = doing_of(running, self._model, self._is_ready)
         log.error("the engine's process %s %s\n%s", death.manner, doing, "\n".join(death.log))
         self._deaths.append(time.monotonic())

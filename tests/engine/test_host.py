@@ -12,10 +12,12 @@ import pytest
 
 from engine import (
     ApplyTemplate,
+    CacheCounted,
     Cancelled,
     ChatMessage,
     Command,
     ContextShifted,
+    CountCache,
     CountTokens,
     Detokenize,
     Detokenized,
@@ -52,6 +54,7 @@ from engine import (
     Tokenize,
     Tokenized,
     TokensCounted,
+    TokensScored,
     TokenText,
     TokenTimes,
     Tool,
@@ -335,8 +338,10 @@ def test_tokens_are_counted(desk: Desk, path: str) -> None:
         ApplyTemplate(ASK),
         Embed(("hello", (5, 6))),
         ScoreTokens((5, 6, 7), 2),
+        ScoreTokens("hello"),
+        CountCache(),
     ],
-    ids=lambda question: type(question).__name__,
+    ids=str,
 )
 def test_questions_are_answered_in_the_middle_of_an_answer(
     desk: Desk, path: str, question: Command
@@ -351,6 +356,36 @@ def test_questions_are_answered_in_the_middle_of_an_answer(
     assert isinstance(found.event, get_args(Reply))
     desk.host.cancel()
     assert isinstance(desk.closing(text), Finished)
+
+
+def test_a_text_is_scored_as_the_prompt_that_it_would_be(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path)))
+    found = desk.run(ScoreTokens("hello world", 1))
+    assert isinstance(found, TokensScored)
+    again = desk.run(ScoreTokens(found.ids, 1))
+    assert again == found
+    ended = desk.run(Generate(prompt="hello world", sampling=SHORT))
+    assert isinstance(ended, Finished)
+    assert len(found.ids) == len(found.logprobs) + 1 == ended.usage.prompt_tokens
+
+
+def test_the_cache_is_used_by_answers_and_then_kept(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path)))
+    assert desk.run(CountCache()) == CacheCounted(0, 0)
+    text = desk.host.submit(Generate(ASK, sampling=LONG))
+    while not isinstance(desk.next().event, TokenText):
+        pass
+    number = desk.host.submit(CountCache())
+    while (found := desk.next()).generation != number:
+        assert not isinstance(found.event, CLOSING)
+    assert isinstance(found.event, CacheCounted)
+    assert found.event.n_used in range(256, 1025, 256)
+    desk.host.cancel()
+    assert isinstance(desk.closing(text), Finished)
+    after = desk.run(CountCache())
+    assert isinstance(after, CacheCounted)
+    assert after.n_used == 0
+    assert after.n_kept > 0
 
 
 def test_the_text_of_tokens_is_the_text_they_were_made_of(desk: Desk, path: str) -> None:

@@ -10,7 +10,7 @@ from engine.answer_forms.grammars import grammar_of_calls
 from engine.answer_forms.turns import NO_PARAMETERS
 from engine.config.grammar import Grammar
 from engine.constraints.checker import check_grammar
-from engine.errors import EngineError, GrammarError, PromptError
+from engine.errors import EngineError, GrammarError, PromptError, ToolError
 from engine.text.thinking import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
@@ -86,15 +86,16 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
     """Check the schemas of functions one by one.
 
     Raises:
-        PromptError: one cannot be used; unlike an error of the grammar that is made of all of
+        ToolError: one cannot be used; unlike an error of the grammar that is made of all of
             them, it names the function and the place in its schema.
     """
     for tool in tools:
         try:
             check_grammar(Grammar("json_schema", tool.parameters or NO_PARAMETERS))
         except GrammarError as error:
-            raise PromptError(
+            raise ToolError(
                 f"The parameters of the function {tool.name} cannot be used. {error}",
+                tool.name,
                 "Correct them, or leave tool_choice open.",
             ) from error
 

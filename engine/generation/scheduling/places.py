@@ -82,6 +82,15 @@ class Places:
         ]
 
     @property
+    def use(self) -> tuple[int, int]:
+        """Numbers of tokens in pages that sequences use, and in those kept for later ones.
+
+        Where layers see differently far back, those that see farthest count.
+        """
+        pool = max(self.pools, key=lambda pool: pool.n_pages, default=PagePool(0))
+        return (pool.n_pages - pool.n_free) * PAGE, pool.n_idle * PAGE
+
+    @property
     def states(self) -> Checkpoints[SlotState]:
         """The recurrent states that are kept."""
         return self._states

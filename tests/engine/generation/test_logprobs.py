@@ -10,7 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import ChatMessage, EngineError, Generate, Model, SamplingParams, TokenText, load_model
+from engine import (
+    ChatMessage,
+    EngineError,
+    Finished,
+    Generate,
+    Model,
+    SamplingParams,
+    TokenText,
+    load_model,
+)
 from engine.sampling.logprobs import likeliest, logprobs_of
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -107,6 +116,22 @@ def test_an_answer_in_parts_has_them_as_well(model: Model) -> None:
     assert told[0] == told[1]
 
 
+def test_the_token_that_ends_an_answer_has_its_probability_at_the_end(model: Model) -> None:
+    end = min(model.tokenizer.eog_ids)
+    sampling = SamplingParams(temperature=0, logit_bias=((end, 1000.0),))
+    for n in (None, 2):
+        asked = Generate(prompt=PROMPT, sampling=sampling, n_logprobs=n)
+        *events, last = model.answer(asked)
+        assert not any(isinstance(event, TokenText) for event in events)
+        assert isinstance(last, Finished)
+        assert (last.end is None) == (n is None)
+    assert last.end is not None
+    row = torch.from_numpy(model.logits(model.prompt_ids(PROMPT))[-1]).double().log_softmax(-1)
+    assert last.end.id == end
+    assert last.end.logprob == pytest.approx(row[end].item(), abs=1e-12)
+    assert len(last.end.top) == 2
+
+
 @pytest.mark.parametrize("n", [-1, 21])
 def test_more_than_twenty_or_fewer_than_none_are_refused(model: Model, n: int) -> None:
     with pytest.raises(EngineError, match=f"Probabilities of {n} tokens"):
@@ -124,6 +149,7 @@ def test_tokens_of_a_text_are_scored_from_the_second_on(model: Model) -> None:
     assert [one.top[0][0] for one in found] == expected.argmax(-1).tolist()
     assert {len(one.top) for one in found} == {3}
     assert model.score(ids[:1]) == []
+    assert model.prompt_ids(ids) == ids
     with pytest.raises(EngineError, match="Probabilities of 21 tokens"):
         model.score(ids, 21)
 

@@ -78,6 +78,7 @@ ERRORS = [
     errors.SplitError("It cannot be cut."),
     errors.ContextOverflow(5, 4),
     errors.TemplateError("It is broken."),
+    errors.ToolError("It cannot be used.", "add"),
     errors.GrammarError("It is no schema.", "/properties/a"),
     errors.StateFileError("chat.state", "It is damaged."),
     errors.ModelBusy("it answers"),

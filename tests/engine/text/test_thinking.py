@@ -38,6 +38,13 @@ def test_others_are_not(template: str) -> None:
     assert not can_think(template)
 
 
+@pytest.mark.parametrize("template", ["<think>{{ messages }}</think>", "{{ messages }}"])
+def test_a_file_tells_whether_its_template_knows_thoughts(tmp_path: Path, template: str) -> None:
+    """As that of a model has that always thinks, and is not asked whether it shall."""
+    path = tiny_gguf(tmp_path / "m.gguf", chat_template=template)
+    assert read_model_info(path).has_thoughts == ("think>" in template)
+
+
 TEMPLATE = "{% if enable_thinking is defined %}{{ enable_thinking }}{% else %}none{% endif %}"
 
 
