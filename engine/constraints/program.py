@@ -34,6 +34,9 @@ def _check(grammar: Grammar, found: dict[str, str]) -> None:
         check(grammar)
     except GrammarError as error:
         found.update(message=error.message, hint=error.hint, place=error.place)
+    except Exception as error:  # noqa: BLE001 what llguidance does not expect must not pass
+        why = f"{type(error).__name__}: {error}"
+        found.update(message=f"The grammar cannot be used: {why}.", hint="", place="")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from typing import Any, NoReturn, TypeGuard
 
 from engine.constraints.limits import MAX_DEPTH, MAX_PLACING_SECONDS
@@ -53,7 +54,7 @@ def read_schema(text: str) -> Schema:
         GrammarError: it is not JSON, too deep, or neither an object nor `true`.
     """
     try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
+        schema = json.loads(text, parse_constant=_refuse_constant, parse_int=_number)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise GrammarError(f"The JSON schema is not JSON: {error.msg} at {place}.", place) from None
@@ -87,6 +88,14 @@ def _is_whole(number: object) -> TypeGuard[float]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise GrammarError(f"The JSON schema is not JSON: it holds {name}.", "#")
+
+
+def _number(digits: str) -> int | float:
+    """Return a whole number, or the nearest F64 number where llguidance has none so large."""
+    if not isfinite(float(digits)):
+        _refuse_constant(f"a number of {len(digits)} digits")
+    number = int(digits)
+    return number if -(1 << 63) <= number < 1 << 64 else float(number)
 
 
 def _too_deep() -> GrammarError:

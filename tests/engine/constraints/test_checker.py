@@ -6,6 +6,7 @@ import pytest
 
 from engine import Grammar, GrammarError, check_grammar
 from engine.config.grammar import GrammarKind
+from engine.constraints.schema import read_schema
 
 CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(40_000)) + 'a40000: "x"'
 """A grammar whose rules refer to each other too often for llguidance's stack."""
@@ -61,6 +62,18 @@ def test_the_place_in_a_text_is_named(kind: GrammarKind, text: str, place: str) 
     error = problem(kind, text)
     assert error.place == place
     assert place in error.message
+
+
+@pytest.mark.parametrize("number", [(1 << 64) - 1, 1 << 64, -(1 << 63) - 1, -17 * 10**20])
+def test_numbers_that_llguidance_lacks_are_rounded(number: int) -> None:
+    schema = {"type": "integer", "minimum": 0, "x": [number]}
+    check_grammar(Grammar("json_schema", json.dumps(schema)))
+    assert read_schema(json.dumps(schema))["x"] == [pytest.approx(number, rel=1e-15)]
+
+
+def test_a_number_beyond_all_is_refused() -> None:
+    error = problem("json_schema", '{"const": 1' + "0" * 400 + "}")
+    assert "a number of 401 digits" in error.message
 
 
 def test_a_form_that_nothing_has_is_refused() -> None:
