@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from app.server.refusal import Refusal
 
@@ -53,10 +54,18 @@ class Shape(Protocol):
         ...
 
 
-def wrong(path: str, noun: str, value: Any) -> Refusal:
-    """Return the refusal of a value that is not `noun`."""
-    place = path or "The request body"
-    return Refusal(400, f"{place} must be {noun}, not {_shown(value)}.", param=path or None)
+class WrongValue(Refusal):
+    """Refusal of a value that is not what it must be.
+
+    Args:
+        path: place of the value; "" for the whole request.
+        noun: what it must be.
+    """
+
+    def __init__(self, path: str, noun: str, value: Any) -> None:
+        place = path or "The request body"
+        super().__init__(400, f"{place} must be {noun}, not {_shown(value)}.", param=path or None)
+        self.noun, self.value = noun, value
 
 
 def _shown(value: Any) -> str:
@@ -68,22 +77,47 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
+class KindShape(ABC):
+    """A shape whose values are of some Python types.
+
+    Attributes:
+        kinds: these types.
+    """
+
+    __slots__ = ()
+    kinds: ClassVar[tuple[type, ...]]
+
+    @property
+    @abstractmethod
+    def noun(self) -> str: ...
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, self.kinds)
+
+    def read(self, value: Any, path: str, notes: Notes) -> Any:
+        if not self.fits(value):
+            raise WrongValue(path, self.noun, value)
+        return self._read(value, path, notes)
+
+    @abstractmethod
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
+        """Return a value that fits; see `Shape.read`."""
+
+
 @dataclass(frozen=True, slots=True)
-class TextShape:
+class TextShape(KindShape):
     """A text, or one of a few."""
 
+    kinds = (str,)
     choices: tuple[str, ...] = ()
 
     @property
     def noun(self) -> str:
         return " or ".join(f'"{one}"' for one in self.choices) or "a text"
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, str)
-
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not isinstance(value, str) or (self.choices and value not in self.choices):
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
+        if self.choices and value not in self.choices:
+            raise WrongValue(path, self.noun, value)
         return value
 
     def schema(self, named: dict[str, Schema]) -> Schema:
@@ -91,9 +125,10 @@ class TextShape:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberShape:
+class NumberShape(KindShape):
     """A number within bounds, both included; a whole one may be written as 5.0."""
 
+    kinds = (int, float)
     kind: type[int] | type[float]
     least: float | None = None
     most: float | None = None
@@ -106,13 +141,11 @@ class NumberShape:
         return noun if self.least is None else f"{noun} of at least {self.least}"
 
     def fits(self, value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, self.kinds) and not isinstance(value, bool)
 
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not self.fits(value) or not self._is_within(value):
-            raise wrong(path, self.noun, value)
-        if self.kind is int and value != int(value):
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
+        if not self._is_within(value) or (self.kind is int and value != int(value)):
+            raise WrongValue(path, self.noun, value)
         return self.kind(value)
 
     def _is_within(self, value: float) -> bool:
@@ -129,17 +162,13 @@ class NumberShape:
 
 
 @dataclass(frozen=True, slots=True)
-class FlagShape:
+class FlagShape(KindShape):
     """True or false."""
 
+    kinds = (bool,)
     noun = "true or false"
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, bool)
-
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not isinstance(value, bool):
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
         return value
 
     def schema(self, named: dict[str, Schema]) -> Schema:
@@ -147,17 +176,13 @@ class FlagShape:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonShape:
+class JsonShape(KindShape):
     """An object with anything inside, which is kept as it is."""
 
+    kinds = (dict,)
     noun = "an object"
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not isinstance(value, dict):
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
         return value
 
     def schema(self, named: dict[str, Schema]) -> Schema:
@@ -165,9 +190,10 @@ class JsonShape:
 
 
 @dataclass(frozen=True, slots=True)
-class ListShape:
+class ListShape(KindShape):
     """A list of values of one shape, which becomes a tuple."""
 
+    kinds = (list,)
     item: Shape
     least: int = 0
     most: int | None = None
@@ -181,14 +207,9 @@ class ListShape:
             noun += f" of {' and '.join(sizes)}"
         return noun
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, list)
-
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not isinstance(value, list) or len(value) < self.least:
-            raise wrong(path, self.noun, value)
-        if self.most is not None and len(value) > self.most:
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
+        if len(value) < self.least or (self.most is not None and len(value) > self.most):
+            raise WrongValue(path, self.noun, value)
         return tuple(self.item.read(one, f"{path}[{at}]", notes) for at, one in enumerate(value))
 
     def schema(self, named: dict[str, Schema]) -> Schema:
@@ -201,18 +222,14 @@ class ListShape:
 
 
 @dataclass(frozen=True, slots=True)
-class TableShape:
+class TableShape(KindShape):
     """An object whose keys are free and whose values have one shape."""
 
-    item: Shape
+    kinds = (dict,)
     noun = "an object"
+    item: Shape
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not isinstance(value, dict):
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
         return {key: self.item.read(one, f"{path}.{key}", notes) for key, one in value.items()}
 
     def schema(self, named: dict[str, Schema]) -> Schema:
@@ -223,7 +240,7 @@ class TableShape:
 class EitherShape:
     """A value of one of several shapes; the first that reads it counts.
 
-    If none does, the error is that of the shape that has read furthest.
+    If none does, the error is that of the shapes that have read furthest.
     """
 
     options: tuple[Shape, ...]
@@ -238,17 +255,28 @@ class EitherShape:
     def read(self, value: Any, path: str, notes: Notes) -> Any:
         fitting = [option for option in self.options if option.fits(value)]
         if not fitting:
-            raise wrong(path, self.noun, value)
+            raise WrongValue(path, self.noun, value)
         refusals = list[Refusal]()
         for option in fitting:
             try:
                 return option.read(value, path, notes)
             except Refusal as refusal:
-                refusals.insert(0, refusal)
-        raise max(refusals, key=_indices)
+                refusals.append(refusal)
+        raise _furthest(refusals)
 
     def schema(self, named: dict[str, Schema]) -> Schema:
         return {"anyOf": [option.schema(named) for option in self.options]}
+
+
+def _furthest(refusals: Sequence[Refusal]) -> Refusal:
+    """Return the refusal of a shape that has read furthest; of several, what all of them want."""
+    furthest = max(refusals, key=_indices)
+    rivals = [one for one in refusals if one.param == furthest.param]
+    nouns = [one.noun for one in rivals if isinstance(one, WrongValue)]
+    if isinstance(furthest, WrongValue) and len(nouns) == len(rivals):
+        noun = " or ".join(dict.fromkeys(nouns))
+        return WrongValue(furthest.param or "", noun, furthest.value)
+    return furthest
 
 
 def _indices(refusal: Refusal) -> list[int]:
@@ -257,7 +285,7 @@ def _indices(refusal: Refusal) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectShape:
+class ObjectShape(KindShape):
     """An object that becomes a dataclass; unknown fields are noted and left out.
 
     A field that may be left out may also be null, which means the same.
@@ -266,16 +294,12 @@ class ObjectShape:
         fields: shapes by the name of the field in JSON, which is also that in the dataclass.
     """
 
+    kinds = (dict,)
+    noun = "an object"
     kind: type
     fields: Mapping[str, tuple[Shape, Field[Any]]]
-    noun = "an object"
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: Any, path: str, notes: Notes) -> Any:
-        if not isinstance(value, dict):
-            raise wrong(path, self.noun, value)
+    def _read(self, value: Any, path: str, notes: Notes) -> Any:
         inside = f"{path}." if path else ""
         notes.unknown += [f"{inside}{name}" for name in value if name not in self.fields]
         found = {}
@@ -285,7 +309,7 @@ class ObjectShape:
                 found[name] = shape.read(given, f"{inside}{name}", notes)
             elif is_needed(spec):
                 if name in value:
-                    raise wrong(f"{inside}{name}", shape.noun, None)
+                    raise WrongValue(f"{inside}{name}", shape.noun, None)
                 raise Refusal(400, f"{inside}{name} is missing.", param=f"{inside}{name}")
         return self.kind(**found)
 
