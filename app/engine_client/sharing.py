@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine import (
+    CacheCounted,
     ContextShifted,
+    CountCache,
+    EngineCrashed,
     EngineError,
     Failed,
     FallbacksChanged,
@@ -38,7 +41,8 @@ class EngineSharing:
     Attributes:
         on_event: called with every event of the engine, the window's included, on the engine's
             thread; it must return quickly. None for nobody.
-        used_at: time when a command was last begun or ended, as of `time.monotonic`.
+        used_at: time when a command was last begun or ended, as of `time.monotonic`; one that a
+            gauge has asked for does not count.
     """
 
     def __init__(self) -> None:
@@ -69,9 +73,9 @@ class EngineSharing:
             ended = list(self._running)
             self._running.clear()
         if self.on_event is not None:
-            error = EngineError("The engine was replaced.", "Try again in a moment.")
-            for number in ended:
-                self.on_event(HostEvent(number, Failed(error)))
+            error = EngineCrashed("The engine was replaced.", "Try again in a moment.")
+            for number in ended or [0]:
+                self.on_event(HostEvent(number, Failed(error, is_model_lost=True)))
 
     def submit(self, command: Command) -> int:
         """Hand a command to the engine, and return its number.
@@ -84,7 +88,8 @@ class EngineSharing:
             if host is None:
                 raise EngineError("No model is loaded.", "Open one in Tandem.")
             self._n_submitting += 1
-            self.used_at = time.monotonic()
+            if not isinstance(command, CountCache):
+                self.used_at = time.monotonic()
         number = host.submit(command)
         with self._lock:
             self._n_submitting -= 1
@@ -113,15 +118,16 @@ class EngineSharing:
             self._model = model_after(event.event, self._model)
             is_own = event.generation in self._running
             if not is_shown and not isinstance(event.event, OF_ANSWERS):
-                self._note_end(event.generation, is_own=is_own)
+                is_use = not isinstance(event.event, CacheCounted)
+                self._note_end(event.generation, is_own=is_own, is_use=is_use)
         if self.on_event is not None:
             self.on_event(event)
         is_loss = isinstance(event.event, Failed) and event.event.is_model_lost
         return is_own and not is_loss and not is_shown
 
-    def _note_end(self, number: int, *, is_own: bool) -> None:
+    def _note_end(self, number: int, *, is_own: bool, is_use: bool) -> None:
         if is_own:
             self._running.discard(number)
-            self.used_at = time.monotonic()
+            self.used_at = time.monotonic() if is_use else self.used_at
         elif self._n_submitting:
             self._ended_early.add(number)

@@ -8,31 +8,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from app.server.admission import Admission
+from app.server.cache_gauge import CacheGauge
 from app.server.ledger import Ledger, RequestRecord
 from app.server.link import EngineLink
 from app.server.models import Models, OfferedModel, Spelling, find_model
-from app.server.refusal import Refusal
+from app.server.refusal import NO_PLACES, FieldPlaces, Refusal, refusal_of
 from app.server.settings import ServerSettings
-from engine import (
-    Cancelled,
-    Command,
-    ContextOverflow,
-    DeviceError,
-    EngineCrashed,
-    EngineError,
-    Event,
-    Failed,
-    Generate,
-    ModelBusy,
-    ModelFileError,
-)
+from engine import Command, EngineError, Event, Failed, Generate, ScoreTokens
 
 if TYPE_CHECKING:
     from engine import ModelLoaded
 
 log = logging.getLogger(__name__)
 
-MakeCommands = Callable[["ModelLoaded"], Sequence[Generate]]
+MakeCommands = Callable[["ModelLoaded"], Sequence[Generate | ScoreTokens]]
 """What makes the commands of a request for the loaded model; it may raise a `Refusal`."""
 
 AnswerEvents = AsyncGenerator[tuple[int, Event], None]
@@ -46,6 +35,7 @@ class Desk:
         ledger: what is noted of requests.
         admission: places of the engine.
         spelling: the bytes of the model's tokens.
+        cache: how full the model's KV cache is.
     """
 
     def __init__(self, link: EngineLink, models: Models, settings: ServerSettings) -> None:
@@ -53,6 +43,7 @@ class Desk:
         self.ledger = Ledger()
         self.admission = Admission(settings.most_running, settings.most_waiting)
         self.spelling = Spelling()
+        self.cache = CacheGauge(link)
 
     def find(self, name: str, record: RequestRecord) -> OfferedModel:
         """Return the model that a request asks for.
@@ -74,18 +65,20 @@ class Desk:
         try:
             return await self.link.run(command)
         except EngineError as error:
-            raise refusal_of(error) from None
+            raise self._refusal(error, NO_PLACES) from None
 
     async def answers(
-        self, record: RequestRecord, n: int, make: MakeCommands, ending: set[int] | None = None
-    ) -> AnswerEvents:
-        """Yield the events of the answers to a request, once the engine has room for them.
+        self, record: RequestRecord, n: int, make: MakeCommands, ending: set[int] | None = None,
+        places: FieldPlaces = NO_PLACES,
+    ) -> AnswerEvents:  # fmt: skip
+        """Yield the events of a request's commands, each with its index, once there is room.
 
         Closing the iterator ends them. An answer that takes too long ends as if cancelled.
 
         Args:
-            n: number of commands that `make` makes.
-            ending: indices of answers that shall end where they are; each is taken out.
+            n: number of answers that are asked for.
+            ending: indices of commands that shall end where they are; each is taken out.
+            places: places in the request of what only the engine can check.
 
         Raises:
             Refusal: the request cannot be answered.
@@ -102,7 +95,7 @@ class Desk:
                 try:
                     async for index, event in events:
                         if isinstance(event, Failed):
-                            raise refusal_of(event.error)
+                            raise self._refusal(event.error, places)
                         record.note(event)
                         yield index, event
                         while ending:
@@ -110,14 +103,8 @@ class Desk:
                 finally:
                     timer.cancel()
 
-
-def refusal_of(error: EngineError) -> Refusal:
-    """Return how an error of the engine is told to a client."""
-    if isinstance(error, Refusal):
-        return error
-    if isinstance(error, Cancelled | ModelBusy):
-        return Refusal(503, str(error), error.hint, retry_after_s=5)
-    if isinstance(error, DeviceError | EngineCrashed | ModelFileError):
-        return Refusal(500, str(error), error.hint, code="engine_error")
-    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-    return Refusal(400, str(error), error.hint, code=code)
+    def _refusal(self, error: EngineError, places: FieldPlaces) -> Refusal:
+        """Return how an error of the engine is told, which may have cost the model."""
+        return refusal_of(
+            error, places, back_s=self.models.back_s if self.link.model is None else None
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.server.link import EngineLink
-from app.server.models import OfferedModel, SingleModel, offered_file
+from app.server.models import LOAD_S, OfferedModel, SingleModel, offered_file
 from app.server.refusal import Refusal
 from engine import EngineError, LoadParams, ModelLoaded, read_model_info
 
@@ -77,6 +77,8 @@ class LibraryModels:
         choose: says how one of them is to be loaded.
         keep_s: seconds without a request after which one is unloaded; None for never.
     """
+
+    back_s = LOAD_S
 
     def __init__(
         self, link: EngineLink, first: SingleModel, shelf: ModelShelf, choose: ChooseParams,

@@ -17,8 +17,25 @@ from engine import EngineError, Event, Load, LoadParams, ModelInfo, ModelLoaded,
 
 log = logging.getLogger(__name__)
 
-Spell = Callable[[int], bytes]
-"""What returns the bytes of a token."""
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """The spelling of a model's tokens.
+
+    Attributes:
+        bytes_of: returns the bytes of a token.
+        is_hidden: returns whether answers do not show a token, as they do not show control tokens.
+    """
+
+    bytes_of: Callable[[int], bytes]
+    is_hidden: Callable[[int], bool]
+
+    def __call__(self, token: int) -> bytes:
+        return self.bytes_of(token)
+
+    def shown(self, token: int) -> bytes:
+        """Return what a token adds to the text of an answer."""
+        return b"" if self.is_hidden(token) else self.bytes_of(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +57,27 @@ class OfferedModel:
     n_ctx: int | None = None
 
 
+def capabilities_of(info: ModelInfo) -> list[str]:
+    """Return what a model can do, in the words of Ollama's `capabilities`.
+
+    A chat template that shows no functions is no hindrance: the engine describes them.
+    """
+    found = ["completion"]
+    if info.has_chat_template:
+        found.append("tools")
+    if info.can_think or info.has_thoughts:
+        found.append("thinking")
+    return found
+
+
 class Models(Protocol):
-    """Interface of the models of a server."""
+    """Interface of the models of a server.
+
+    Attributes:
+        back_s: seconds after which a request may be sent again that has found the model lost.
+    """
+
+    back_s: int
 
     def offered(self) -> Sequence[OfferedModel]:
         """Return the models that clients can ask for."""
@@ -54,6 +90,13 @@ class Models(Protocol):
             Refusal: it cannot be loaded now.
         """
         ...
+
+
+LOAD_S = 5
+"""Seconds after which a request may come again that a model of this server was lost to."""
+
+PERSON_S = 30
+"""The same where a person has to load it."""
 
 
 def find_model(models: Models, name: str) -> OfferedModel:
@@ -77,7 +120,7 @@ def find_model(models: Models, name: str) -> OfferedModel:
 
 def no_model() -> Refusal:
     """Return the refusal of a request while no model is loaded."""
-    return Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=30)
+    return Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=PERSON_S)
 
 
 def model_id(path: str) -> str:
@@ -98,6 +141,8 @@ class SingleModel:
         aliases: further names for it.
         keep_s: seconds without a request after which it is unloaded; None for never.
     """
+
+    back_s = LOAD_S
 
     def __init__(
         self, link: EngineLink, params: LoadParams, info: ModelInfo, aliases: Sequence[str] = (),
@@ -182,6 +227,8 @@ class HeldModel:
         aliases: further names for it.
     """
 
+    back_s = PERSON_S
+
     def __init__(self, link: EngineLink, aliases: Sequence[str] = ()) -> None:
         self._link, self._aliases = link, tuple(aliases)
 
@@ -213,7 +260,7 @@ class Spelling:
         self._spell: Spell | None = None
 
     async def of(self, path: str) -> Spell:
-        """Return what spells the tokens of the model in a file.
+        """Return the spelling of the tokens of the model in a file.
 
         Raises:
             EngineError: it cannot be read.
@@ -224,5 +271,6 @@ class Spelling:
                     pool, engine.load_tokenizer, path
                 )
                 tokenizer = await reading
-            self._spell, self._path = tokenizer.token_bytes, path
+            self._spell = Spell(tokenizer.token_bytes, tokenizer.is_hidden)
+            self._path = path
         return self._spell

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from engine import EngineError
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine import (
+    Cancelled,
+    ContextOverflow,
+    DeviceError,
+    EngineCrashed,
+    EngineError,
+    GrammarError,
+    ModelBusy,
+    ModelFileError,
+    ToolError,
+)
+
+BUSY_S = 5
+"""Seconds after which a request that the engine had no time for may be sent again."""
 
 
 class Refusal(EngineError):
@@ -25,6 +41,65 @@ class Refusal(EngineError):
         self.retry_after_s = retry_after_s
 
 
+@dataclass(frozen=True, slots=True)
+class FieldPlaces:
+    """Places in a request of what only the engine can check.
+
+    Attributes:
+        form: place of the grammar or schema of the answer; "" for none.
+        tools: places of the schemas of functions' arguments, by the name of the function.
+    """
+
+    form: str = ""
+    tools: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, error: EngineError) -> str | None:
+        """Return the place of what an error is about; None where it is none of these."""
+        if isinstance(error, ToolError):
+            return self.tools.get(error.tool)
+        return self.form or None if isinstance(error, GrammarError) else None
+
+
+NO_PLACES = FieldPlaces()
+"""Places in a request without forms and functions."""
+
+
+def placed_text(refusal: Refusal) -> str:
+    """Return the sentences of a refusal with its place, for protocols without a field for that."""
+    text = f"{refusal} {refusal.hint}".strip()
+    param = refusal.param
+    return f"{param}: {text}" if param and param not in text else text
+
+
 def bad_value(param: str, message: str, code: str | None = None) -> Refusal:
     """Return the refusal of a field whose value has no meaning here."""
     return Refusal(400, message, param=param, code=code)
+
+
+def server_bug() -> Refusal:
+    """Return the refusal of a request that an unexpected error has ended."""
+    return Refusal(500, "The server has failed, which is a bug in Tandem.")
+
+
+def refusal_of(
+    error: EngineError, places: FieldPlaces = NO_PLACES, *, back_s: int | None = None
+) -> Refusal:
+    """Return how an error of the engine is told to a client.
+
+    Args:
+        places: places in the request.
+        back_s: seconds after which a model that the error has cost is back; None if it has not.
+    """
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, Cancelled | ModelBusy):
+        return Refusal(503, str(error), error.hint, retry_after_s=BUSY_S)
+    if isinstance(error, EngineCrashed):
+        status = 500 if back_s is None else 503
+        return Refusal(
+            status, str(error), error.hint, code="engine_error", retry_after_s=back_s
+        )  # fmt: skip
+    if isinstance(error, DeviceError | ModelFileError):
+        return Refusal(500, str(error), error.hint, code="engine_error")
+    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+    return Refusal(400, str(error), error.hint, param=places.of(error), code=code)

@@ -12,6 +12,21 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class ServerHints:
+    """What to do about a refusal, in the words of whoever runs the server; "" for nothing.
+
+    Attributes:
+        host: about a name of this machine that is not known.
+        page: about a web page that may not ask.
+        ollama: about Ollama's protocol, where it is not served.
+    """
+
+    host: str = ""
+    page: str = ""
+    ollama: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Settings of a server: where it listens, who may ask, and how much.
 
@@ -31,6 +46,7 @@ class ServerSettings:
         ping_s: interval, in seconds, of signs of life while a stream has nothing to say.
         logs_prompts: whether the log has what is asked.
         has_ollama: whether programs that know only Ollama's protocol may ask, too.
+        hints: what refusals say that can be done.
     """
 
     host: str = "127.0.0.1"
@@ -48,3 +64,4 @@ class ServerSettings:
     ping_s: float = 15.0
     logs_prompts: bool = False
     has_ollama: bool = False
+    hints: ServerHints = ServerHints()

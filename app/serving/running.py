@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from app.server.desk import Desk
 from app.server.link import EngineLink
 from app.server.models import HeldModel
-from app.server.settings import ServerSettings
+from app.server.settings import ServerHints, ServerSettings
 from app.server.web.running import ServerThread
 from app.serving.ledger_view import LedgerView, view_of
+from app.translation import tr
 
 if TYPE_CHECKING:
     from app.engine_client.sharing import EngineSharing
@@ -36,7 +37,7 @@ class RunningServer:
         self._sharing = sharing
         self._link = EngineLink(sharing.submit, sharing.cancel)
         self._settings = ServerSettings(
-            host=choices.host, port=choices.port, key=key, origins=choices.pages
+            host=choices.host, port=choices.port, key=key, origins=choices.pages, hints=_hints()
         )
         self._desk: Desk | None = None
         self._thread = ServerThread(self._make_desk, self._settings)
@@ -72,6 +73,15 @@ class RunningServer:
     def _make_desk(self) -> Desk:
         self._desk = Desk(self._link, HeldModel(self._link), self._settings)
         return self._desk
+
+
+def _hints() -> ServerHints:
+    """Return what refusals say that can be done in the window."""
+    pages = tr("Web pages may ask (CORS)")
+    return ServerHints(
+        host=tr("Use the address that Tandem shows under “{page}”.").format(page=tr("Server")),
+        page=tr("Add them under “{switch}” in Tandem.").format(switch=pages),
+    )
 
 
 def own_address() -> str:

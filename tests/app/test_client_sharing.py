@@ -12,8 +12,10 @@ from pytestqt.qtbot import QtBot
 from app.engine_client import EngineClient
 from app.engine_client.sharing import EngineSharing
 from engine import (
+    CacheCounted,
     ChatMessage,
     Command,
+    CountCache,
     EngineCrashed,
     EngineError,
     Failed,
@@ -116,6 +118,25 @@ def test_the_engine_is_not_idle_while_others_use_it(
     assert end.reason == "cancelled"
     assert client.is_idle
     assert client.sharing.used_at > used_at
+
+
+def test_a_gauge_that_others_look_at_is_no_use_of_the_engine(client: EngineClient) -> None:
+    """Else a monitor would keep a model loaded that nobody uses."""
+    watcher = watched(client)
+    used_at = client.sharing.used_at
+    number = client.sharing.submit(CountCache())
+    (reply,) = [one.event for one in watcher.events if one.generation == number]
+    assert isinstance(reply, CacheCounted)
+    assert client.sharing.used_at == used_at
+    assert not client.sharing.n_running
+
+
+def test_another_engine_has_no_model_for_others(client: EngineClient) -> None:
+    watcher = watched(client)
+    client.sharing.use(None)
+    (lost,) = watcher.events
+    assert isinstance(lost.event, Failed)
+    assert lost.event.is_model_lost
 
 
 def test_a_load_ends_what_others_have_asked(

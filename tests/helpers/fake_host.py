@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from engine import (
     GOALS,
+    CacheCounted,
     Cancelled,
     Command,
+    CountCache,
     CountTokens,
     DeviceMemory,
     EngineError,
@@ -144,6 +146,8 @@ class FakeHost:
             answer = self._generation, _counted(command)
             self._counting = threading.Thread(target=self.send, args=answer, name="fake-count")
             self._counting.start()
+        elif isinstance(command, CountCache):  # as well
+            self.send(self._generation, CacheCounted(512, 256))
         else:
             self.commands.append(command)
             self._queue.put((self._generation, command))

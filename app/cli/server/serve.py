@@ -13,12 +13,20 @@ from app.cli.arguments import add_load, add_model, add_sampling, load_params, sa
 from app.cli.server.further_models import further_models
 from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun
 from app.cli.split.default_split import with_default_split
-from app.server.settings import DEFAULT_PORT, ServerSettings
+from app.server.settings import DEFAULT_PORT, ServerHints, ServerSettings
 from app.server.web.running import listen
 from engine import EngineError
 
 PARALLEL = 4
 """Number of requests of full length for which there is room, unless an option says otherwise."""
+
+
+HINTS = ServerHints(
+    host="Name it with --allow-host if it is.",
+    page="List them with --cors.",
+    ollama="Start the server with --ollama.",
+)
+"""What refusals say that can be done: options of this command."""
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +129,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         sampling=sampling_params(args, -1),
         logs_prompts=args.log_prompts,
         has_ollama=args.ollama,
+        hints=HINTS,
     )
 
 

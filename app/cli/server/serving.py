@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.cli.loading import LoadWatch
 from app.cli.output import note, note_progress, write
@@ -26,8 +25,6 @@ from engine import (
     Command,
     LoadParams,
     LoadProgress,
-    ModelInfo,
-    SamplingParams,
     one_line,
     read_model_info,
 )
@@ -78,7 +75,7 @@ class ServerRun:
         self._host = chosen_host()(link.on_event)
         try:
             with self._signals():
-                await self._serve(link, first, models, info)
+                await self._serve(link, first, models)
         except asyncio.CancelledError:
             return self._signal
         finally:
@@ -95,9 +92,8 @@ class ServerRun:
         return LibraryModels(link, first, shelf, self._others.choose, self._keep_s)
 
     async def _serve(
-        self, link: EngineLink, first: SingleModel, models: SingleModel | LibraryModels,
-        info: ModelInfo,
-    ) -> None:  # fmt: skip
+        self, link: EngineLink, first: SingleModel, models: SingleModel | LibraryModels
+    ) -> None:
         watch = LoadWatch()
         try:
             loaded = await first.load(
@@ -107,10 +103,9 @@ class ServerRun:
             note_progress()
         for sentence in (*loaded.warnings, *(one.sentence for one in loaded.fallbacks)):
             note(sentence)
-        settings = replace(self._settings, sampling=recommended(self._settings.sampling, info))
         if isinstance(models, LibraryModels):
             models.open()
-        desk = self._desk = Desk(link, models, settings)
+        desk = self._desk = Desk(link, models, self._settings)
         desk.ledger.on_end = note_request
         await serve(desk, self._sock, self._tell_ready)
 
@@ -153,17 +148,6 @@ class ServerRun:
         if n_running := desk.admission.n_running + desk.admission.n_waiting:
             what = "an answer" if n_running == 1 else f"{n_running} answers"
             note(f"Waiting for {what} to end. Ctrl+C ends it now.")
-
-
-def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
-    """Return settings of sampling with a file's recommendations for what is as by default."""
-    default = SamplingParams()
-    changes: dict[str, Any] = {
-        name: value
-        for name, value in info.sampling
-        if getattr(given, name) == getattr(default, name)
-    }
-    return replace(given, **changes)
 
 
 def example(address: str, *, has_key: bool) -> str:

@@ -14,7 +14,7 @@ from app.server.anthropic.message_request import (
 )
 from app.server.openai.forms import json_form
 from app.server.openai.messages import described_tool
-from app.server.refusal import bad_value
+from app.server.refusal import FieldPlaces, bad_value
 from engine import ChatMessage, Grammar, Tool, ToolCall
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -130,3 +130,12 @@ def form_of(request: AskedConversation) -> Grammar | None:
     if request.output_config is not None and request.output_config.format is not None:
         asked = request.output_config.format
     return None if asked is None else json_form(asked.schema)
+
+
+def field_places(request: AskedConversation) -> FieldPlaces:
+    """Return the places of the schemas in a request."""
+    config = request.output_config
+    is_older = config is None or config.format is None
+    form = "output_format.schema" if is_older else "output_config.format.schema"
+    tools = {offer.name: f"tools[{at}].input_schema" for at, offer in enumerate(request.tools)}
+    return FieldPlaces(form, tools)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.server.refusal import Refusal
+from app.server.refusal import Refusal, placed_text
 
 KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -15,8 +15,7 @@ KINDS = {
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return the document that tells a refusal, its hint included."""
+    """Return the document that tells a refusal, its hint and its place included."""
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
-    text = f"{refusal} {refusal.hint}".strip()
-    error = {"type": KINDS.get(refusal.status, other), "message": text}
+    error = {"type": KINDS.get(refusal.status, other), "message": placed_text(refusal)}
     return {"type": "error", "error": error}

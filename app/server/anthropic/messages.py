@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from app.server.anthropic.conversation import chat_messages, form_of, offered_tools, tool_choice
+from app.server.anthropic.conversation import (
+    chat_messages,
+    field_places,
+    form_of,
+    offered_tools,
+    tool_choice,
+)
 from app.server.anthropic.errors import error_document
 from app.server.anthropic.message_answer import MessageAnswer, error_event
 from app.server.anthropic.message_request import AskedConversation, MessageRequest
@@ -31,7 +37,7 @@ async def create_message(desk: Desk, record: RequestRecord, request: MessageRequ
     )  # fmt: skip
     make = sampled(template, fields, desk.settings.sampling, request.max_tokens)
     ending: set[int] = set()
-    events = desk.answers(record, 1, make, ending)
+    events = desk.answers(record, 1, make, ending, field_places(request))
     answer = MessageAnswer(request, model.id, ending)
     if request.stream:
         frames = answer.stream(events)

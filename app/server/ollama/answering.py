@@ -10,7 +10,7 @@ from starlette.responses import Response
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.ollama.errors import error_document
-from app.server.ollama.ollama_answer import OllamaAnswer, now
+from app.server.ollama.ollama_answer import OllamaAnswer, line_bytes, now
 from app.server.ollama.ollama_request import (
     AnyOllamaRequest,
     OllamaChatRequest,
@@ -20,9 +20,9 @@ from app.server.ollama.ollama_request import (
     model_of,
 )
 from app.server.openai.forms import json_form
-from app.server.openai.messages import offered_tools
+from app.server.openai.messages import offered_tools, parameter_places
 from app.server.openai.sampling import SamplingFields, sampled
-from app.server.refusal import bad_value
+from app.server.refusal import FieldPlaces, bad_value
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_response
 from engine import ChatMessage, Generate, Grammar, ToolCall
 
@@ -100,10 +100,14 @@ async def _answer(
     fields = sampling_fields(options)
     most = None if options.num_predict is None else max(-1, options.num_predict)
     make = sampled(template, fields, desk.settings.sampling, most)
-    events = desk.answers(record, 1, make)
+    tools = request.tools if isinstance(request, OllamaChatRequest) else ()
+    places = FieldPlaces("format", parameter_places(tools))
+    events = desk.answers(record, 1, make, places=places)
     answer = OllamaAnswer(model.id, is_chat=is_chat)
     if request.stream:
-        return EventStream(answer.stream(events), error_document, None, media_type=LINES)
+        return EventStream(
+            answer.stream(events), error_document, None, line_bytes, media_type=LINES
+        )
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 

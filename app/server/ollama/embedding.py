@@ -12,7 +12,7 @@ from app.server.ledger import RequestRecord
 from app.server.ollama.errors import error_document
 from app.server.ollama.ollama_answer import NS
 from app.server.ollama.ollama_request import model_of
-from app.server.openai.embeddings import MOST_INPUTS, embedded, embedding_inputs
+from app.server.openai.texts.embeddings import MOST_INPUTS, embedded, embedding_inputs
 from app.server.requests.reading import JsonObject, asked
 from app.server.web.responses import AwaitedJson, Document
 from engine import Embed

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
-from app.server.models import OfferedModel
+from app.server.models import OfferedModel, capabilities_of
 from app.server.ollama.ollama_request import OllamaShowRequest, model_of
 from app.server.web.responses import Document, json_response
 
@@ -55,13 +55,11 @@ async def show(desk: Desk, record: RequestRecord, request: OllamaShowRequest) ->
         f"{info.architecture}.embedding_length": info.n_embd,
         f"{info.architecture}.block_count": info.n_layer,
     }  # fmt: skip
-    capabilities = ["completion", "tools"] if info.has_chat_template else ["completion"]
-    if info.can_think:
-        capabilities.append("thinking")
     return json_response(
         {
             "modelfile": "", "parameters": "", "template": "", "details": _details(one),
-            "model_info": facts, "capabilities": capabilities, "modified_at": _written_at(one),
+            "model_info": facts, "capabilities": capabilities_of(info),
+            "modified_at": _written_at(one),
         }
     )  # fmt: skip
 

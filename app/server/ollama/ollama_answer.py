@@ -25,6 +25,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
+def line_bytes(document: Document) -> bytes:
+    """Return a line of a stream."""
+    return json_bytes(document) + b"\n"
+
+
 @dataclass(slots=True)
 class OllamaCallMade:
     """A call of a function, which is told when it is whole."""
@@ -73,10 +78,10 @@ class OllamaAnswer:
                 if isinstance(event, TokenText) and event.text:
                     is_thought = event.part == "reasoning"
                     text, thought = ("", event.text) if is_thought else (event.text, "")
-                    yield self._line(self._document(text, thought, []))
+                    yield line_bytes(self._document(text, thought, []))
                 elif isinstance(event, ToolCallBegun | Finished) and (calls := self._whole(event)):
-                    yield self._line(self._document("", "", calls))
-        yield self._line(self._document("", "", []) | self._last())
+                    yield line_bytes(self._document("", "", calls))
+        yield line_bytes(self._document("", "", []) | self._last())
 
     def _note(self, event: Event) -> None:
         if isinstance(event, TokenText):
@@ -118,6 +123,3 @@ class OllamaAnswer:
             "eval_count": usage.completion_tokens,
             "eval_duration": int(timings.decode_s * NS),
         }
-
-    def _line(self, document: Document) -> bytes:
-        return json_bytes(document) + b"\n"

@@ -11,10 +11,15 @@ from app.server.ledger import RequestRecord
 from app.server.openai.chat_answer import ChatAnswer
 from app.server.openai.chat_request import ChatRequest
 from app.server.openai.errors import error_document
-from app.server.openai.forms import form_of
-from app.server.openai.messages import chat_messages, offered_tools, tool_choice
+from app.server.openai.forms import form_of, form_place
+from app.server.openai.messages import (
+    chat_messages,
+    offered_tools,
+    parameter_places,
+    tool_choice,
+)
 from app.server.openai.sampling import sampled
-from app.server.refusal import bad_value
+from app.server.refusal import FieldPlaces, bad_value
 from app.server.web.responses import AwaitedJson, EventStream
 from engine import Generate
 
@@ -35,7 +40,8 @@ async def chat_completions(desk: Desk, record: RequestRecord, request: ChatReque
     most = request.max_tokens if limit is None else limit
     make = sampled(template, request, desk.settings.sampling, most)
     ending: set[int] = set()
-    events = desk.answers(record, request.n, make, ending)
+    places = FieldPlaces(form_place(request), parameter_places(request.tools))
+    events = desk.answers(record, request.n, make, ending, places)
     spell = await desk.spelling.of(model.info.path) if request.logprobs else None
     answer = ChatAnswer(request, model.id, spell, ending)
     if request.stream:

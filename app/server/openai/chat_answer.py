@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from app.server.desk import AnswerEvents
 from app.server.models import Spell
 from app.server.openai.chat_request import ChatRequest
+from app.server.openai.choices import ChoicesAnswer
 from app.server.openai.logprobs import chat_logprobs
-from app.server.openai.usage import REASONS, TokenCount
-from app.server.web.responses import Document, event_bytes
+from app.server.openai.usage import REASONS
+from app.server.web.responses import Document
 from engine import Event, Finished, TokenLogprob, TokenText, ToolCallBegun, ToolCallText
 
-DONE = b"data: [DONE]\n\n"
-"""Last event of a stream."""
+KINDS = "chat.completion", "chat.completion.chunk"
 
 
 @dataclass(slots=True)
@@ -93,7 +88,7 @@ class ChatChoice:
         return found
 
 
-class ChatAnswer:
+class ChatAnswer(ChoicesAnswer):
     """The response to a request, made of the events of its answers.
 
     Args:
@@ -105,40 +100,19 @@ class ChatAnswer:
     def __init__(
         self, request: ChatRequest, model: str, spell: Spell | None, ending: set[int]
     ) -> None:
+        super().__init__(request, "chatcmpl", KINDS, model)
         self._spell, self._ending = spell, ending
-        self._has_usage = request.wants_usage
         self._is_single_call = not request.parallel_tool_calls
         self._choices = [ChatChoice() for _ in range(request.n)]
-        self._count = TokenCount()
-        self._head: Document = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion",
-            "created": int(time.time()), "model": model,
-        }  # fmt: skip
 
-    async def collect(self, events: AnswerEvents) -> Document:
-        """Return the whole response."""
-        async with aclosing(events):
-            async for index, event in events:
-                self._note(index, event)
-        choices = [
+    def _whole(self) -> list[Document]:
+        return [
             {
                 "index": index, "message": choice.message(), "finish_reason": choice.reason,
                 "logprobs": self._logprobs(choice.logprobs),
             }
             for index, choice in enumerate(self._choices)
         ]  # fmt: skip
-        return {**self._head, "choices": choices, "usage": self._count.document()}
-
-    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
-        """Yield the response as events."""
-        self._head["object"] = "chat.completion.chunk"
-        async with aclosing(events):
-            async for index, event in events:
-                for chunk in self._chunks(index, event):
-                    yield event_bytes(chunk)
-        if self._has_usage:
-            yield event_bytes({**self._head, "choices": [], "usage": self._count.document()})
-        yield DONE
 
     def _note(self, index: int, event: Event) -> Document | None:
         """Note an event, and return what a stream tells of it; None for nothing."""
@@ -152,29 +126,27 @@ class ChatAnswer:
         self._count.note(event, is_first=index == 0)
         return choice.note(event)
 
-    def _chunks(self, index: int, event: Event) -> Iterator[Document]:
-        """Yield the chunks that tell an event; before the first, one with the role."""
+    def _told(self, index: int, event: Event) -> Iterator[Document]:
+        """Yield what chunks tell of an event; before the first, the role."""
         choice = self._choices[index]
         if (delta := self._note(index, event)) is None:
             return
         if not choice.is_begun:
             choice.is_begun = True
-            yield self._chunk(index, {"role": "assistant", "content": ""}, ())
+            yield self._delta(index, {"role": "assistant", "content": ""}, ())
         logprobs = event.logprobs if isinstance(event, TokenText) else ()
-        yield self._chunk(index, delta, logprobs, choice.reason or None)
+        yield self._delta(index, delta, logprobs, choice.reason or None)
 
-    def _chunk(
-        self, index: int, delta: Document, logprobs: tuple[TokenLogprob, ...],
+    def _delta(
+        self, index: int, delta: Document, logprobs: Sequence[TokenLogprob],
         reason: str | None = None,
     ) -> Document:  # fmt: skip
-        choice: dict[str, Any] = {
+        return {
             "index": index, "delta": delta, "logprobs": self._logprobs(logprobs),
             "finish_reason": reason,
         }  # fmt: skip
-        chunk = {**self._head, "choices": [choice]}
-        return chunk | {"usage": None} if self._has_usage else chunk
 
-    def _logprobs(self, tokens: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> Document | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Document | None:
         if self._spell is None or not tokens:
             return None
         return chat_logprobs(tokens, self._spell)

@@ -33,6 +33,16 @@ def form_of(request: AnyCompletion) -> Grammar | None:
     return asked[0] if asked else None
 
 
+def form_place(request: AnyCompletion) -> str:
+    """Return the place of the form that the answer must have."""
+    for name in ("grammar", "regex"):
+        if getattr(request, name):
+            return name
+    asked = request.response_format
+    is_named = asked is not None and asked.type == "json_schema"
+    return "response_format.json_schema.schema" if is_named else "response_format.schema"
+
+
 def _schema(asked: ResponseFormat) -> JsonObject | None:
     """Return the JSON schema that is asked for; None for any object."""
     if asked.type != "json_schema":

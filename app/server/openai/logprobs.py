@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.server.models import Spell
-from engine import TokenLogprob
+from engine import TokenLogprob, TokensScored
 
 IMPOSSIBLE = -9999.0
 """What stands for the logarithm of 0, which JSON cannot have."""
@@ -34,21 +35,71 @@ def _finite(value: float) -> float:
 
 
 def completion_logprobs(
-    tokens: Sequence[TokenLogprob], spell: Spell, offset: int
+    tokens: Sequence[TokenLogprob], spell: Spell, offsets: Sequence[int]
 ) -> dict[str, Any]:
     """Return the object `logprobs` of a choice of a completion.
 
     Args:
-        offset: number of characters of the text before the first of the tokens.
+        offsets: place in the text of each token, see `TokenPlaces`.
     """
-    texts = [spell(token.id).decode("utf-8", "replace") for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    tops = [
-        {spell(other).decode("utf-8", "replace"): _finite(value) for other, value in token.top}
-        for token in tokens
-    ]
-    values = [_finite(token.logprob) for token in tokens]
-    return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    return {
+        "tokens": [spell(token.id).decode("utf-8", "replace") for token in tokens],
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "top_logprobs": [_top(token, spell) for token in tokens],
+        "text_offset": [*offsets],
+    }
+
+
+def prompt_logprobs(scored: TokensScored, text: str, spell: Spell) -> dict[str, Any]:
+    """Return the object `logprobs` of a prompt, whose first token has nothing before it.
+
+    Args:
+        text: text of the prompt. Where its tokens spell more before it, such as BOS or the space
+            with which some models begin, that has no place of its own.
+    """
+    spelt = [spell(token) for token in scored.ids]
+    whole = b"".join(spelt).decode("utf-8", "replace")
+    n_before = len(whole) - len(text) if whole.endswith(text) else 0
+    places = [min(max(0, at - n_before), len(text)) for at in TokenPlaces().of(spelt)]
+    found = completion_logprobs(scored.logprobs, spell, places)
+    return found | {
+        "tokens": [piece.decode("utf-8", "replace") for piece in spelt],
+        "token_logprobs": [None, *found["token_logprobs"]],
+        "top_logprobs": [None, *found["top_logprobs"]],
+    }
+
+
+def joined_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return the probabilities of two texts of a completion, one behind the other, as one."""
+    return {name: [*first[name], *second[name]] for name in first}
+
+
+def _top(token: TokenLogprob, spell: Spell) -> dict[str, float]:
+    """Return the likeliest tokens of a place and the token itself.
+
+    Of tokens that are spelt alike, such as parts of characters, the likeliest is told.
+    """
+    found: dict[str, float] = {}
+    for other, value in (*token.top, (token.id, token.logprob)):
+        found.setdefault(spell(other).decode("utf-8", "replace"), _finite(value))
+    return found
+
+
+class TokenPlaces:
+    """The places of tokens in a text, in characters, as the tokens come.
+
+    Args:
+        start: number of characters before the first token.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._at = start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def of(self, pieces: Iterable[bytes]) -> list[int]:
+        """Return the number of whole characters before each of the next pieces of the text."""
+        found = []
+        for piece in pieces:
+            found.append(self._at)
+            self._at += len(self._decoder.decode(piece))
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from app.server.openai.chat_request import (
     ChatRequest,
@@ -59,13 +59,27 @@ def _text(turn: ChatTurn, place: str) -> str:
         if not (turn.tool_calls or turn.role == "assistant"):
             raise bad_value(place, f"{place} is missing.")
         return turn.refusal
-    if isinstance(turn.content, str):
-        return turn.content
-    return "\n".join(_part(part, f"{place}[{at}]") for at, part in enumerate(turn.content))
+    return content_text(turn.content, place, ("text",))
 
 
-def _part(part: ContentPart, place: str) -> str:
-    if part.type == "text":
+def content_text(
+    content: str | Sequence[ContentPart] | None, place: str, types: Collection[str]
+) -> str:
+    """Return the text of a message's content; "" for none.
+
+    Args:
+        types: types of parts that are texts.
+
+    Raises:
+        Refusal: a part is no text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part(part, f"{place}[{at}]", types) for at, part in enumerate(content))
+
+
+def _part(part: ContentPart, place: str, types: Collection[str]) -> str:
+    if part.type in types:
         return part.text
     if part.type == "refusal":
         return part.refusal
@@ -93,6 +107,16 @@ def offered_tools(tools: Sequence[OfferedTool]) -> tuple[Tool, ...]:
         function = tool.function
         found.append(described_tool(function.name, function.description, function.parameters))
     return tuple(found)
+
+
+def parameter_places(tools: Sequence[OfferedTool]) -> dict[str, str]:
+    """Return the places of the schemas of functions' arguments, by the function's name."""
+    named = ((at, tool.function) for at, tool in enumerate(tools))
+    return {
+        function.name: f"tools[{at}].function.parameters"
+        for at, function in named
+        if function is not None
+    }
 
 
 def described_tool(name: str, description: str, schema: JsonObject | None) -> Tool:

@@ -9,10 +9,11 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat import chat_completions
 from app.server.openai.chat_request import ChatRequest
-from app.server.openai.completions import CompletionRequest, completions
-from app.server.openai.embeddings import EmbeddingRequest, embeddings
 from app.server.openai.model_list import list_document, model_document
-from app.server.openai.text_routes import (
+from app.server.openai.texts.completion_request import CompletionRequest
+from app.server.openai.texts.completions import completions
+from app.server.openai.texts.embeddings import EmbeddingRequest, embeddings
+from app.server.openai.texts.text_routes import (
     DetokenizeRequest,
     TemplateRequest,
     TokenizeRequest,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from app.server.desk import MakeCommands
 from app.server.refusal import Refusal, bad_value
 from app.server.requests.reading import asked, asked_like
-from engine import EngineError, Generate, ModelLoaded, SamplingParams
+from engine import EngineError, Generate, ModelInfo, ModelLoaded, SamplingParams
 
 MOST_CHOICES = 16
 """Largest number of answers to one request."""
@@ -85,14 +85,25 @@ SAME = tuple(
 """Fields that have the same name and meaning in `SamplingParams`."""
 
 
+def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
+    """Return settings with what a model's file recommends in place of the engine's defaults."""
+    default = SamplingParams()
+    changes: dict[str, Any] = {
+        name: value
+        for name, value in info.sampling
+        if getattr(given, name) == getattr(default, name)
+    }
+    return replace(given, **changes)
+
+
 def sampling_of(
-    request: SamplingFields, defaults: SamplingParams, n_vocab: int, max_tokens: int | None
+    request: SamplingFields, defaults: SamplingParams, info: ModelInfo, max_tokens: int | None
 ) -> list[SamplingParams]:
     """Return the settings of each answer to a request, whose seeds follow each other.
 
     Args:
-        defaults: what holds where the request says nothing.
-        n_vocab: number of tokens of the model.
+        defaults: what holds where neither the request nor the model's file says anything.
+        info: description of the model.
         max_tokens: most tokens of the answer, as the protocol says; None where it does not.
 
     Raises:
@@ -100,8 +111,9 @@ def sampling_of(
     """
     given: dict[str, Any] = {name: getattr(request, name) for name in SAME}
     given |= {"max_tokens": max_tokens, "stop": _stops(request.stop)}
-    given["logit_bias"] = _biases(request.logit_bias, n_vocab)
+    given["logit_bias"] = _biases(request.logit_bias, info.n_vocab)
     given = {name: value for name, value in given.items() if value is not None}
+    defaults = recommended(defaults, info)
     try:
         params = replace(defaults, **given)
     except EngineError as error:
@@ -122,7 +134,7 @@ def sampled(
     """
 
     def make(loaded: ModelLoaded) -> list[Generate]:
-        all_params = sampling_of(request, defaults, loaded.info.n_vocab, max_tokens)
+        all_params = sampling_of(request, defaults, loaded.info, max_tokens)
         return [replace(template, sampling=params) for params in all_params]
 
     return make

@@ -6,9 +6,9 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from app.server.openai.chat_request import ContentPart
-from app.server.openai.messages import CHOICES, ROLES, described_tool
+from app.server.openai.messages import CHOICES, ROLES, content_text, described_tool
 from app.server.openai_responses.response_request import (
     InputItem,
     ResponseRequest,
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 """Types of parts that are texts."""
+
+_text = partial(content_text, types=TEXTS)
 
 CUSTOM_INPUT = "input"
 """Name of the only argument with which a custom tool is called."""
@@ -60,7 +62,7 @@ def _message(item: InputItem, place: str, called: dict[str, str]) -> ChatMessage
         role = ROLES.get(item.role, item.role) or "user"
         return ChatMessage(role, _text(item.content, f"{place}.content"))
     if item.type == "reasoning":
-        thought = _text(item.content, f"{place}.content") or _text(item.summary, place)
+        thought = _text(item.content, f"{place}.content") or _text(item.summary, f"{place}.summary")
         return ChatMessage("assistant", "", reasoning=thought)
     if item.type in ("function_call", "custom_tool_call"):
         called[item.call_id] = item.name
@@ -86,20 +88,9 @@ def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     )
 
 
-def _text(content: str | Sequence[ContentPart] | None, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part(part, f"{place}[{at}]") for at, part in enumerate(content))
-
-
-def _part(part: ContentPart, place: str) -> str:
-    if part.type in TEXTS:
-        return part.text
-    if part.type == "refusal":
-        return part.refusal
-    raise bad_value(
-        f"{place}.type", f"{place} has the type {part.type[:40]!r}; this model reads text alone."
-    )
+def parameter_places(tools: Sequence[ResponseTool]) -> dict[str, str]:
+    """Return the places of the schemas of functions' arguments, by the function's name."""
+    return {tool.name: f"tools[{at}].parameters" for at, tool in enumerate(tools)}
 
 
 def offered_tools(tools: Sequence[ResponseTool]) -> tuple[Tool, ...]:

@@ -10,12 +10,17 @@ from app.server.openai.chat import EFFORTS
 from app.server.openai.errors import error_document
 from app.server.openai.forms import json_form
 from app.server.openai.sampling import SamplingFields, sampled
-from app.server.openai_responses.items import chat_messages, offered_tools, tool_choice
+from app.server.openai_responses.items import (
+    chat_messages,
+    offered_tools,
+    parameter_places,
+    tool_choice,
+)
 from app.server.openai_responses.response_answer import ResponseAnswer
 from app.server.openai_responses.response_request import ResponseRequest
-from app.server.refusal import bad_value
+from app.server.refusal import FieldPlaces, bad_value
 from app.server.web.operation import Operation
-from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
+from app.server.web.responses import EVENTS, AwaitedJson, EventStream
 from engine import Generate, Grammar
 
 
@@ -31,11 +36,12 @@ async def create_response(desk: Desk, record: RequestRecord, request: ResponseRe
     fields = SamplingFields(temperature=request.temperature, top_p=request.top_p)
     make = sampled(template, fields, desk.settings.sampling, request.max_output_tokens)
     ending: set[int] = set()
-    events = desk.answers(record, 1, make, ending)
+    places = FieldPlaces("text.format.schema", parameter_places(request.tools))
+    events = desk.answers(record, 1, make, ending, places)
     answer = ResponseAnswer(request, model.id, ending)
     if request.stream:
         frames = answer.stream(events)
-        return EventStream(frames, error_document, desk.settings.ping_s, _error_event)
+        return EventStream(frames, error_document, desk.settings.ping_s, answer.error_event)
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 
@@ -80,13 +86,6 @@ def _form_of(request: ResponseRequest) -> Grammar | None:
     if not asked or asked.type == "text":
         return None
     return json_form(asked.schema if asked.type == "json_schema" else None)
-
-
-def _error_event(document: Document) -> bytes:
-    """Return the event that tells a refusal in the middle of a stream."""
-    error = document["error"]
-    told = {"code": error["code"], "message": error["message"], "param": error["param"]}
-    return event_bytes({"type": "error", "sequence_number": 0, **told}, "error")
 
 
 RESPONSES = (

@@ -164,6 +164,12 @@ class ResponseAnswer:
                     yield self._frame(name, fields)
         yield self._frame(self._status, {"response": self._document()})
 
+    def error_event(self, document: Document) -> bytes:
+        """Return the event that tells a refusal in the middle of the stream."""
+        error = document["error"]
+        told = {"code": error["code"], "message": error["message"], "param": error["param"]}
+        return event_bytes({"type": "error", "sequence_number": self._n_told, **told}, "error")
+
     @property
     def _status(self) -> str:
         return "completed" if self._is_whole else "incomplete"

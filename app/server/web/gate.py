@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -59,11 +60,13 @@ class Gate:
     """Guard of an ASGI application.
 
     Args:
-        shape: the document in which a refusal is told.
+        shape_of: returns the document in which a refusal is told to who has asked for a path.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, shape: ErrorShape) -> None:
-        self._app, self._settings, self._shape = app, settings, shape
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, shape_of: Callable[[str], ErrorShape]
+    ) -> None:
+        self._app, self._settings, self._shape_of = app, settings, shape_of
         own = () if is_loopback(settings.host) else (settings.host, socket.gethostname())
         names = {"localhost", *own, *settings.hosts}
         self._names = {name.lower().rstrip(".") for name in names}
@@ -84,7 +87,7 @@ class Gate:
             self._check_key(scope["path"], headers)
         except Refusal as refusal:
             scope["state"]["record"].problem = str(refusal)
-            response = refusal_response(refusal, self._shape)
+            response = refusal_response(refusal, self._shape_of(scope["path"]))
             await response(scope, receive, self._sharing(origin, send))
             return
         await self._app(scope, receive, self._sharing(origin, send))
@@ -107,7 +110,7 @@ class Gate:
                 return
         raise Refusal(
             403, f"This server is not known as {name[:100] or 'nothing'}.",
-            "Name it with --allow-host if it is.", code="host_not_allowed",
+            self._settings.hints.host, code="host_not_allowed",
         )  # fmt: skip
 
     def _check_origin(self, origin: str | None, headers: Headers) -> None:
@@ -122,7 +125,7 @@ class Gate:
             return  # a page of this server
         raise Refusal(
             403, f"Web pages of {origin[:100]} may not ask this server.",
-            "List them with --cors.", code="origin_not_allowed",
+            self._settings.hints.page, code="origin_not_allowed",
         )  # fmt: skip
 
     def _allows(self, origin: str | None) -> bool:

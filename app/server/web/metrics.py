@@ -9,15 +9,21 @@ from app.server.admission import Admission
 from app.server.ledger import Ledger
 
 if TYPE_CHECKING:
-    from engine import ModelLoaded
+    from engine import CacheCounted, ModelLoaded
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = dict[str, object]
 
 
-def metrics_text(ledger: Ledger, admission: Admission, model: ModelLoaded | None) -> str:
-    """Return all figures, each with its help and type."""
+def metrics_text(
+    ledger: Ledger, admission: Admission, model: ModelLoaded | None, cache: CacheCounted | None
+) -> str:
+    """Return all figures, each with its help and type.
+
+    Args:
+        cache: how full the KV cache is; None if that is unknown.
+    """
     sums, running = ledger.sums, list(ledger.running.values())
     requests = (
         ({"route": route, "status": status}, n) for (route, status), n in sums.requests.items()
@@ -39,6 +45,7 @@ def metrics_text(ledger: Ledger, admission: Admission, model: ModelLoaded | None
         ),
         _gauge("model_loaded", "Whether a model is loaded.", int(model is not None)),
         _gauge("kv_cache_tokens", "Tokens for which the KV cache has room.", n_cells),
+        *_cache_use(cache, n_cells),
         _family(
             "client_completion_tokens_total", "counter", "Tokens of answers, by client.",
             (({"client": client}, n) for client, n in sums.tokens.items()),
@@ -49,6 +56,18 @@ def metrics_text(ledger: Ledger, admission: Admission, model: ModelLoaded | None
         ),
     ]  # fmt: skip
     return "".join(families)
+
+
+def _cache_use(cache: CacheCounted | None, n_cells: int) -> list[str]:
+    """Return the figures of a cache's use, whose pages may hold a little more than its cells."""
+    if cache is None:
+        return []
+    n_used = min(cache.n_used, n_cells)
+    n_kept = min(cache.n_kept, n_cells - n_used)
+    return [
+        _gauge("kv_cache_used_tokens", "Tokens of the KV cache that answers use.", n_used),
+        _gauge("kv_cache_kept_tokens", "Tokens of it kept for later prompts.", n_kept),
+    ]
 
 
 def _sum(name: str, text: str, value: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.server.refusal import Refusal
+from app.server.refusal import Refusal, refusal_of, server_bug
 from engine import EngineError
 
 log = logging.getLogger(__name__)
@@ -125,9 +125,17 @@ class EventStream(Response):
                 self._is_started = True
                 await _told(scope, error, self._shape)(scope, receive, send)
                 return
-            refusal = _noted(scope, error)
-            await self._send(send, self._last_words(self._shape(refusal)))
+            await self._tell_end(send, _noted(scope, error))
+        except Exception:  # a bug must not end a stream without a word
+            if self._is_started:
+                await self._tell_end(send, server_bug())
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _tell_end(self, send: Send, refusal: Refusal) -> None:
+        """Send the event that tells why a stream ends in the middle."""
+        await self._send(send, self._last_words(self._shape(refusal)))
 
     async def _ping(self, send: Send, interval_s: float) -> None:
         """Send a comment whenever nothing else was sent for a while."""
@@ -157,7 +165,7 @@ def _told(scope: Scope, error: EngineError, shape: ErrorShape) -> Response:
 
 def _noted(scope: Scope, error: EngineError) -> Refusal:
     """Return an error as a refusal, which the request's record then has."""
-    refusal = error if isinstance(error, Refusal) else Refusal(500, str(error), error.hint)
+    refusal = refusal_of(error)
     scope["state"]["record"].problem = str(refusal)
     return refusal
 

@@ -16,18 +16,20 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.server.desk import Desk
+from app.server.refusal import BUSY_S, Refusal
 from app.server.settings import ServerSettings
 from app.server.web.gate import check_settings
-from app.server.web.site import make_site
+from app.server.web.responses import refusal_response
+from app.server.web.site import make_site, shape_of
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 512
-"""Number of connections beyond which new ones are refused."""
+"""Number of connections beyond which requests are refused."""
 
 IDLE_S = 75
 """Seconds after which a connection without a request is closed."""
@@ -136,14 +138,43 @@ class QuietServer(uvicorn.Server):
         yield
 
 
+class Uncrowded:
+    """An application that refuses requests while there are too many connections.
+
+    uvicorn could do so itself, but tells it in no protocol's shape.
+
+    Attributes:
+        server: the server whose connections count.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.server: uvicorn.Server | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        n = 0 if self.server is None else len(self.server.server_state.connections)
+        if scope["type"] != "http" or n <= MOST_CONNECTIONS:
+            await self._app(scope, receive, send)
+            return
+        refusal = Refusal(
+            503, f"There are more than {MOST_CONNECTIONS} connections.", "Try again later.",
+            code="too_many_connections", retry_after_s=BUSY_S,
+        )  # fmt: skip
+        response = refusal_response(refusal, shape_of(scope["path"]))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+
 def make_server(app: ASGIApp) -> QuietServer:
     """Return a server for an application, which starts with `serve(sockets=[...])`."""
+    uncrowded = Uncrowded(app)
     config = uvicorn.Config(
-        app, loop="asyncio", http=TimedProtocol, ws="none", lifespan="off", log_config=None,
+        uncrowded, loop="asyncio", http=TimedProtocol, ws="none", lifespan="off", log_config=None,
         log_level="critical", access_log=False, proxy_headers=False, server_header=False,
-        limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=IDLE_S, backlog=BACKLOG,
+        timeout_keep_alive=IDLE_S, backlog=BACKLOG,
     )  # fmt: skip
-    return QuietServer(config)
+    server = uncrowded.server = QuietServer(config)
+    return server
 
 
 async def serve(desk: Desk, sock: Listener, on_ready: Callable[[QuietServer], None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,27 +15,36 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.server.anthropic.errors import error_document as anthropic_error
 from app.server.anthropic.operations import ANTHROPIC
-from app.server.desk import Desk, refusal_of
+from app.server.desk import Desk
 from app.server.ledger import RequestRecord
+from app.server.ollama.errors import error_document as ollama_error
 from app.server.ollama.operations import OLLAMA
-from app.server.openai.errors import error_document
+from app.server.openai.errors import error_document as openai_error
 from app.server.openai.operations import OPENAI
 from app.server.openai_responses.operations import RESPONSES
-from app.server.refusal import Refusal
+from app.server.refusal import Refusal, refusal_of, server_bug
 from app.server.requests.reading import read_request
+from app.server.settings import ServerSettings
 from app.server.web.body import read_body
 from app.server.web.gate import Gate
 from app.server.web.openapi import openapi_document
 from app.server.web.operation import Operation
-from app.server.web.responses import json_response, refusal_response
+from app.server.web.responses import ErrorShape, json_response, refusal_response
 from app.server.web.state_routes import STATE
 from engine import EngineError
 
 log = logging.getLogger(__name__)
 
+OLLAMA_PATHS = "/api"
+"""Beginning of the paths of Ollama's protocol."""
+
 OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
 """Operations of every server."""
+
+SHAPES: Mapping[str, ErrorShape] = {"/v1/messages": anthropic_error, OLLAMA_PATHS: ollama_error}
+"""Documents that tell refusals, by the beginning of paths; all others have OpenAI's."""
 
 
 def make_site(desk: Desk) -> Starlette:
@@ -48,10 +59,16 @@ def make_site(desk: Desk) -> Starlette:
         routes=[_route(desk, one) for one in (*operations, page)],
         middleware=[
             Middleware(Recorded, desk=desk),
-            Middleware(Gate, settings=desk.settings, shape=error_document),
+            Middleware(Gate, settings=desk.settings, shape_of=shape_of),
         ],
-        exception_handlers={HTTPException: _not_routed},
+        exception_handlers={HTTPException: partial(_not_routed, desk.settings)},
     )
+
+
+def shape_of(path: str) -> ErrorShape:
+    """Return the document in which the protocol of a path tells refusals."""
+    found = (shape for begin, shape in SHAPES.items() if f"{path}/".startswith(f"{begin}/"))
+    return next(found, openai_error)
 
 
 def _route(desk: Desk, operation: Operation) -> Route:
@@ -81,13 +98,18 @@ async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
     return read_request(operation.takes, body)
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
+async def _not_routed(settings: ServerSettings, request: Request, error: Exception) -> Response:
     """Tell that there is no such route, or not with this method."""
     assert isinstance(error, HTTPException), "the handler of this error"
-    text = f"There is no {request.url.path[:100]} here."
+    path, shape = request.url.path, shape_of(request.url.path)
+    text, hint = f"There is no {path[:100]} here.", ""
     if error.status_code == 405:
-        text = f"{request.url.path[:100]} does not take {request.method[:20]}."
-    response = refusal_response(Refusal(error.status_code, text), error_document)
+        text = f"{path[:100]} does not take {request.method[:20]}."
+    elif shape is ollama_error and not settings.has_ollama:
+        text, hint = "This server does not speak Ollama's protocol.", settings.hints.ollama
+    refusal = Refusal(error.status_code, text, hint)
+    request.state.record.problem = str(refusal)
+    response = refusal_response(refusal, shape)
     response.headers.update(error.headers or {})
     return response
 
@@ -120,7 +142,7 @@ class Recorded:
             log.exception("request %d has failed", record.number)
             record.problem = f"{type(error).__name__}: {error}"
             if not record.status:
-                refusal = Refusal(500, "The server has failed, which is a bug in Tandem.")
-                await refusal_response(refusal, error_document)(scope, receive, noted)
+                shape = shape_of(scope["path"])
+                await refusal_response(server_bug(), shape)(scope, receive, noted)
         finally:
             self._ledger.end(record)

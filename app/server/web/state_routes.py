@@ -20,7 +20,8 @@ async def _health(desk: Desk, record: RequestRecord, request: Request) -> Respon
 
 
 async def _metrics(desk: Desk, record: RequestRecord, request: Request) -> Response:
-    text = metrics_text(desk.ledger, desk.admission, desk.link.model)
+    cache = await desk.cache.read()
+    text = metrics_text(desk.ledger, desk.admission, desk.link.model, cache)
     return Response(text, media_type=MEDIA_TYPE)
 
 

@@ -114,6 +114,11 @@ def test_models_are_listed(client: OpenAI) -> None:
     assert (model.id, model.owned_by, model.object) == ("tandem-demo", "tandem", "model")
     assert client.models.retrieve("Tandem Demo").id == "tandem-demo"
     assert "/" not in str(model.to_dict()), "no folder of this machine is told"
+    told: dict[str, Any] = model.to_dict()
+    for name in ("n_ctx", "max_model_len", "context_length"):
+        assert told[name] == told["meta"]["n_ctx"] == 1024
+    assert told["meta"]["n_vocab"] == 1536
+    assert told["capabilities"] == ["completion", "tools"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

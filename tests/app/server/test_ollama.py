@@ -109,7 +109,8 @@ def test_models_are_listed_and_described(llama: httpx2.Client) -> None:
     assert listed["details"]["format"] == "gguf"
     assert running["context_length"] > 0
     shown = llama.post("/api/show", json={"model": "tandem-demo:latest"}).json()
-    assert "completion" in shown["capabilities"]
+    assert shown["capabilities"] == ["completion", "tools"]
+    assert shown["model_info"][f"{listed['details']['family']}.context_length"] > 0
     assert shown["model_info"]["general.architecture"] == listed["details"]["family"]
     assert llama.post("/api/chat", json={"model": ""}).json()["done_reason"] == "load"
 

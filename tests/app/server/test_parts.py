@@ -176,14 +176,6 @@ def test_a_crash_in_a_stream_is_an_event(asked: OpenAI, script: Script) -> None:
         list(stream)
 
 
-def test_without_a_model_requests_may_come_again(asked: OpenAI, script: Script) -> None:
-    script.answer_error, script.loses_model = EngineCrashed("The engine has ended."), True
-    for status in (500, 503):
-        with pytest.raises(APIStatusError) as caught:
-            asked.chat.completions.create(model="", messages=USER)
-        assert caught.value.status_code == status
-
-
 def test_a_model_file_that_is_gone_is_told(asked: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: str) -> None:
         raise ModelFileError(path, "the file is gone")

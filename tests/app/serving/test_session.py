@@ -89,12 +89,24 @@ def test_it_survives_the_loss_of_the_engine(
     address = started(qtbot, session)
     script.answer_error, script.loses_model = EngineCrashed("The engine has ended.", ""), True
     with qtbot.waitSignal(client.lost):
-        assert ask(address)[0] == 500
-    assert ask(address)[0] == 503
+        assert ask(address) == (503, "The engine has ended.")
+    assert ask(address) == (503, "No model is loaded. Open one in Tandem.")
     script.answer_error = None
     with qtbot.waitSignal(client.loaded):
         client.load(LoadParams("/models/tiny.gguf"))
     assert ask(address)[0] == 200
+
+
+def test_refusals_name_what_the_window_has(qtbot: QtBot, session: ServerSession) -> None:
+    address = started(qtbot, session)
+    told = {
+        name: ask(address, **{name: value})
+        for name, value in {"Origin": "http://evil.example", "Host": "evil.example"}.items()
+    }
+    assert {status for status, _ in told.values()} == {403}
+    assert "under “Web pages may ask (CORS)”" in told["Origin"][1]
+    assert "under “Server”" in told["Host"][1]
+    assert "--" not in str(told), "no options of a command"
 
 
 def test_a_taken_port_is_a_sentence_and_another_one_works(

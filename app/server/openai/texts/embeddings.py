@@ -14,6 +14,7 @@ from starlette.responses import Response
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.errors import error_document
+from app.server.openai.texts.inputs import MOST_IDS, TextInput, TextOrIds, separate_inputs
 from app.server.refusal import bad_value
 from app.server.requests.reading import asked
 from app.server.web.responses import AwaitedJson, Document
@@ -22,15 +23,13 @@ from engine import Embed, Embedded
 MOST_INPUTS = 2048
 """Largest number of texts of a request, as in OpenAI's protocol."""
 
-EmbeddingInput = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
     """A request for embeddings."""
 
-    input: EmbeddingInput = asked(
-        "A text, or several, or the ids of their tokens.", least=1, most=MOST_INPUTS
+    input: TextInput = asked(
+        "A text, or several, or the ids of their tokens.", least=1, most=MOST_IDS
     )
     model: str = asked("Name of the model; any that is loaded if it is empty.", "")
     encoding_format: Literal["float", "base64"] = asked(
@@ -76,25 +75,20 @@ async def embedded(desk: Desk, record: RequestRecord, command: Embed) -> Embedde
     return done
 
 
-def embedding_inputs(given: EmbeddingInput, n_vocab: int) -> tuple[str | tuple[int, ...], ...]:
+def embedding_inputs(given: TextInput, n_vocab: int) -> tuple[TextOrIds, ...]:
     """Return the texts of a request one by one, each as it is or as its tokens.
 
     Raises:
-        Refusal: there is an empty one, or a token that the model lacks.
+        Refusal: there is an empty one or a token that the model lacks, or there are too many.
     """
-    inputs: Sequence[object] = given if isinstance(given, tuple) else (given,)
-    if isinstance(inputs[0], int):
-        inputs = (inputs,)
-    found: list[str | tuple[int, ...]] = []
-    for at, one in enumerate(inputs):
-        assert isinstance(one, str | tuple), "the request was checked"
-        if not one:
-            raise bad_value(f"input[{at}]", f"input[{at}] is empty.")
-        if not isinstance(one, str) and not all(0 <= token < n_vocab for token in one):
-            place = f"input[{at}]"
-            raise bad_value(place, f"{place} must have tokens from 0 to {n_vocab - 1}.")
-        found.append(one)
-    return tuple(found)
+    found = separate_inputs(given, "input", n_vocab)
+    if len(found) > MOST_INPUTS:
+        text = f"input has {len(found)} texts, at most {MOST_INPUTS} can be."
+        raise bad_value("input", text)
+    if "" in found:
+        place = f"input[{found.index('')}]"
+        raise bad_value(place, f"{place} is empty.")
+    return found
 
 
 def _written(vector: Sequence[float], request: EmbeddingRequest) -> list[float] | str:

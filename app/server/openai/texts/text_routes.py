@@ -11,7 +11,7 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
 from app.server.openai.messages import chat_messages, offered_tools
-from app.server.refusal import bad_value
+from app.server.openai.texts.inputs import MOST_IDS, check_ids
 from app.server.requests.reading import JsonObject, asked
 from app.server.web.responses import Document, json_response
 from engine import (
@@ -22,9 +22,6 @@ from engine import (
     Tokenize,
     Tokenized,
 )
-
-MOST_IDS = 1 << 20
-"""Largest number of tokens of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +84,8 @@ async def detokenize(desk: Desk, record: RequestRecord, request: DetokenizeReque
         Refusal: the model has no such tokens.
     """
     n_vocab = desk.find(request.model, record).info.n_vocab
-    for at, token in enumerate(request.tokens):
-        if not 0 <= token < n_vocab:
-            place = f"tokens[{at}]"
-            raise bad_value(place, f"{place} must be from 0 to {n_vocab - 1}, not {token}.")
+    if request.tokens:
+        check_ids(request.tokens, "tokens", n_vocab)
     done = await desk.run(record, Detokenize(request.tokens))
     assert isinstance(done, Detokenized), "the closing event of this command"
     return json_response({"content": done.text})

@@ -1,0 +1,158 @@
+"""What a server tells of its model: what it can do, its recommended sampling, how full it is."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from app.remote_models.figures import ServerFigures, parse_figures
+from app.server.cache_gauge import CacheGauge
+from app.server.link import EngineLink
+from app.server.models import capabilities_of
+from app.server.openai.sampling import SamplingFields, sampled
+from engine import (
+    CacheCounted,
+    Command,
+    CountCache,
+    EngineError,
+    Failed,
+    Generate,
+    HostEvent,
+    LoadParams,
+    SamplingParams,
+)
+from tests.helpers.fake_host import FakeHost, Script, model_info, model_loaded
+from tests.helpers.served import EngineOnThread, Served
+
+ENDLESS = {"prompt": "Go on", "stream": True, "max_tokens": -1, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        ({"has_chat_template": False}, ["completion"]),
+        ({}, ["completion", "tools"]),
+        ({"can_think": True}, ["completion", "tools", "thinking"]),
+        ({"has_thoughts": True}, ["completion", "tools", "thinking"]),
+    ],
+    ids=str,
+)
+def test_what_a_model_can_do_is_told_in_ollamas_words(
+    facts: dict[str, object], wanted: list[str]
+) -> None:
+    assert capabilities_of(model_info(**facts)) == wanted  # type: ignore[arg-type]
+
+
+def figures(client: httpx2.Client) -> ServerFigures:
+    return parse_figures(client.get("/metrics").text)
+
+
+def test_the_use_of_the_cache_is_told_while_answers_run(
+    served: Served, http: httpx2.Client
+) -> None:
+    """In pages of 256 tokens; the window's monitor reads the same figures."""
+    with http.stream("POST", "/v1/completions", json={**ENDLESS, "on_overflow": "shift"}) as answer:
+        next(line for line in answer.iter_lines() if line)
+        found = figures(http)
+        assert found.kv_room == 4096
+        assert found.kv_used is not None
+        assert found.kv_used in range(256, 1025, 256)
+    while served.desk.ledger.running:
+        time.sleep(0.01)
+    while figures(http).kv_used:
+        time.sleep(0.01)
+    kept = next(
+        line
+        for line in http.get("/metrics").text.splitlines()
+        if line.startswith("tandem_kv_cache_kept_tokens ")
+    )
+    assert int(kept.split()[1]) > 0
+
+
+class Gauged:
+    """A gauge before an engine that answers as a test wants."""
+
+    def __init__(self) -> None:
+        self.asked: list[Command] = []
+        self.cancelled: list[int] = []
+        self.link = EngineLink(self._submit, self.cancelled.append)
+        self.link.open()
+        self.link.model = model_loaded(LoadParams("/models/tiny.gguf"))
+        self.gauge = CacheGauge(self.link)
+
+    def _submit(self, command: Command) -> int:
+        self.asked.append(command)
+        return len(self.asked)
+
+    async def reply(self, event: CacheCounted | Failed) -> None:
+        self.link.on_event(HostEvent(len(self.asked), event))
+        await asyncio.sleep(0.01)
+
+
+def test_an_engine_that_is_busy_is_asked_once_and_keeps_nobody_waiting() -> None:
+    async def act() -> None:
+        gauged = Gauged()
+        start = time.perf_counter()
+        assert [await gauged.gauge.read() for _ in range(3)] == [None] * 3
+        assert time.perf_counter() - start < 10
+        assert gauged.asked == [CountCache()]
+        await gauged.reply(CacheCounted(512, 256))
+        assert await gauged.gauge.read() == CacheCounted(512, 256), "the last numbers"
+        assert len(gauged.asked) == 2
+        await gauged.reply(Failed(EngineError("A remote model cannot do this.")))
+        assert await gauged.gauge.read() is None
+        assert len(gauged.asked) == 3
+        gauged.link.model = None
+        assert await gauged.gauge.read() is None
+        assert len(gauged.asked) == 3, "nobody is there to ask"
+        gauged.link.close()
+
+    asyncio.run(act())
+
+
+RECOMMENDED = {
+    "first": (("temperature", 0.6), ("top_k", 20)),
+    "second": (("temperature", 1.5),),
+}
+"""What files recommend, by their names."""
+
+
+@pytest.fixture
+def recommending(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineOnThread]:
+    """A scripted engine whose model's file recommends settings."""
+    facts = model_info(sampling=RECOMMENDED["first"])
+    monkeypatch.setattr("tests.helpers.fake_host.model_info", lambda path: facts)
+    engine = EngineOnThread(lambda on_event: FakeHost(on_event, Script(answer="x")))
+    yield engine
+    engine.close()
+
+
+def test_what_a_file_recommends_holds_where_nobody_says_otherwise(
+    recommending: EngineOnThread,
+) -> None:
+    body = {"prompt": "x", "temperature": 0.9}
+    with (
+        Served(recommending, sampling=SamplingParams(top_k=7)) as server,
+        httpx2.Client(base_url=server.address, trust_env=False) as client,
+    ):
+        client.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
+        usual = recommending.last_command().sampling
+        client.post("/v1/completions", json=body).raise_for_status()
+        asked = recommending.last_command().sampling
+    assert (usual.temperature, usual.top_k) == (0.6, 7), "the server's own choice counts more"
+    assert (asked.temperature, asked.top_k) == (0.9, 7)
+
+
+def test_each_model_has_its_own_recommendations() -> None:
+    """Those of the one that is loaded when the answer begins, not of the first one."""
+    make = sampled(Generate(prompt="x"), SamplingFields(), SamplingParams(), None)
+    found = {}
+    for name, sampling in RECOMMENDED.items():
+        loaded = model_loaded(LoadParams(f"/models/{name}.gguf"))
+        (command,) = make(replace(loaded, info=model_info(sampling=sampling)))
+        assert isinstance(command, Generate)
+        found[name] = command.sampling.temperature, command.sampling.top_k
+    assert found == {"first": (0.6, 20), "second": (1.5, SamplingParams().top_k)}
