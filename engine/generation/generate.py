@@ -166,8 +166,7 @@ class Generation:
         wanted = Prefill(prompt, marks)
         found = yield from self._prefill(wanted)
         self._n_cached = wanted.n_cached
-        for token in prompt:
-            self._sampler.accept(token)
+        self._sampler.accept_all(prompt)
         self._prefilled = time.perf_counter()
         reason: FinishReason
         if not isinstance(found, str):

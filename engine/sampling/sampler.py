@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -91,6 +92,14 @@ class Sampler:
         self.history.append(token_id)
         if self.params.dry_multiplier:
             self._dry.append(token_id)
+
+    def accept_all(self, token_ids: Sequence[int]) -> None:
+        """Add many tokens at once, such as those of a prompt."""
+        self.revision += len(token_ids)
+        self.history.extend(token_ids)
+        if self.params.dry_multiplier:
+            for token in token_ids:
+                self._dry.append(token)
 
     def take_back(self, n: int) -> None:
         """Forget the last n tokens of the answer; their random numbers do not come again."""

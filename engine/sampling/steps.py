@@ -144,6 +144,13 @@ class TokenHistory:
         if 0 < self.n_last < len(self._tokens):
             self._forget(self._tokens[-self.n_last - 1])
 
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add many tokens at once."""
+        if self.n_last == 0:
+            return
+        self._tokens += tokens
+        self._counts = Counter(self.tokens)
+
     def take_back(self, n: int) -> None:
         """Forget the last n tokens; older ones count again in place of them."""
         for _ in range(n if self.n_last else 0):

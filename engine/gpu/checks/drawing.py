@@ -82,8 +82,7 @@ def drawn_tokens(drawing: Drawing, device: torch.device) -> list[Pair]:
 
 def _sampler(params: SamplingParams, history: Sequence[int]) -> Sampler:
     sampler = Sampler(params)
-    for token in history:
-        sampler.accept(token)
+    sampler.accept_all(history)
     return sampler
 
 

@@ -222,6 +222,38 @@ def test_history_forgets_what_leaves_the_window():
     assert counts.tolist() == [1, 1, 1]
 
 
+@given(
+    st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12),
+    st.integers(-1, 8), st.data(),
+)  # fmt: skip
+def test_tokens_added_at_once_count_as_those_added_one_by_one(first, more, n_last, data):
+    one_by_one = history_of(first + more, n_last)
+    at_once = history_of(first, n_last)
+    at_once.extend(more)
+    n_back = data.draw(st.integers(0, len(first + more)))
+    for n in (0, n_back):
+        one_by_one.take_back(n)
+        at_once.take_back(n)
+        assert at_once.tokens == one_by_one.tokens
+        for found, expected in zip(at_once.counts(), one_by_one.counts(), strict=True):
+            assert found.tolist() == expected.tolist()
+
+
+def test_a_prompt_at_once_is_sampled_behind_as_token_by_token():
+    """DRY, which looks at all tokens, included."""
+    tokens = [*vocabulary(300).argsort().tolist(), 3, 4, 5, 6, 3, 4, 5]
+    settings = params(repeat_penalty=1.3, repeat_last_n=20, dry_multiplier=2.0, seed=5)
+    at_once, one_by_one = Sampler(settings), Sampler(settings)
+    at_once.accept_all(tokens)
+    for token in tokens:
+        one_by_one.accept(token)
+    logits = vocabulary(300, seed=1)
+    found, expected = at_once.candidates(logits), one_by_one.candidates(logits)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.logits.tolist() == expected.logits.tolist()
+    assert at_once.revision == one_by_one.revision == len(tokens)
+
+
 def test_history_of_length_zero_remembers_nothing():
     assert history_of([1, 2], 0).counts()[0].size == 0
 
