@@ -60,6 +60,7 @@ from app.split.session import SplitSession
 from app.split.speed import MachineFacts
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
+from app.tool_page.part import ToolPart
 from app.translation import tr_later
 from app.units import GIB
 from app.updates.presenter import UpdatePresenter
@@ -116,6 +117,7 @@ class Shell(QObject):
         self._monitor_head = MonitorHead()
         self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
         self.serving = ServerSession(self.client, self.settings, self.keep, self)
+        self.tools = ToolPart(self.monitor, self)
         self.side_panels = SidePanels(self.split, self.client, self.split_panel, self.serving, self)
         self.split_panel.footer.add_button(self.side_panels.find)
         self.window = MainWindow(self._panels())
@@ -171,6 +173,7 @@ class Shell(QObject):
         self.library.close()
         self.updates.close()
         self.remote.close()
+        self.tools.close()
         if self.engine_setup is not None:
             self.engine_setup.close()
         if self._help is not None:
@@ -210,6 +213,7 @@ class Shell(QObject):
         if self._rig is None:
             self.poller.start()
         self.serving.begin()
+        self.tools.session.begin()
 
     def keep(self, settings: Settings) -> None:
         """Use other settings, and have them written."""
@@ -311,6 +315,7 @@ class Shell(QObject):
             self.settings, self.keep, partial(window.show_page, "settings"), self._show_chat,
             lambda: Tray.problems() | self.updates.problems(), self,
         )  # fmt: skip
+        self.tools.add_to(self.settings_page)
 
     def _make_engine_setup(self) -> EngineSetup:
         """Make what offers and replaces the engine; its notices take the place of others."""
@@ -333,7 +338,7 @@ class Shell(QObject):
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
         others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
         more = self.chat_listing, self.open_on_send, self.crashes, self.recovery, self.updates
-        for source in (*presenters, *others, *more, self.remote):
+        for source in (*presenters, *others, *more, self.remote, self.tools):
             source.noticed.connect(self._notify)
         banner = self.window.banner
         for success in (self.client.loaded, self.client.resplit_done):

@@ -28,7 +28,8 @@ Takes = Literal["at once", "next load", "next start"]
 
 SECTIONS = (
     tr_later("Appearance"), tr_later("Chats"), tr_later("Models"), tr_later("Downloads"),
-    tr_later("Engine"), tr_later("Notifications"), tr_later("Updates"), tr_later("Privacy"),
+    tr_later("Tools"), tr_later("Engine"), tr_later("Notifications"), tr_later("Updates"),
+    tr_later("Privacy"),
 )  # fmt: skip
 """Sections of the settings page, in order; those without a setting are not shown."""
 

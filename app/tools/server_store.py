@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from app.system_keyring import Place, SecretStore
@@ -62,15 +61,24 @@ class ToolServerStore:
         found = {name: value or kept.get(name, "") for name, value in server.headers.items()}
         return {name: value for name, value in found.items() if value}
 
-    def keep_secrets(self, server: ToolServer) -> tuple[ToolServer, Place]:
-        """Keep what values of headers a server brings, and of others what it still has.
+    def keep_secrets(self, server: ToolServer, old: ToolServer | None = None) -> Place:
+        """Keep the values of a server's headers.
+
+        Args:
+            old: the server that it replaces, whose values those headers have that bring none.
 
         Returns:
-            the server without values, and where those are kept.
+            where they are kept; "keyring" if there are none.
         """
-        headers = self.headers_of(server)
-        place = self._secrets.put(_secret_name(server.name), json.dumps(headers) if headers else "")
-        return replace(server, headers=dict.fromkeys(server.headers, "")), place
+        known = self._kept((old or server).name)
+        headers = {name: value or known.get(name, "") for name, value in server.headers.items()}
+        headers = {name: value for name, value in headers.items() if value}
+        if old is not None and old.name != server.name:
+            self.forget(old.name)
+        if not headers:
+            self.forget(server.name)
+            return "keyring"
+        return self._secrets.put(_secret_name(server.name), json.dumps(headers))
 
     def forget(self, name: str) -> None:
         """Forget the secrets of a server."""

@@ -18,6 +18,7 @@ from app.preferences.page import SettingsPage
 from app.serving.views.server_panel import state_text
 from app.settings import Settings, SettingsStore
 from app.shell.language import start_language
+from app.tools.tool_server import ToolServer
 from app.translation import languages, tr
 from app.widgets.buttons import button
 from app.widgets.text import label
@@ -154,6 +155,15 @@ def server(shell: Shell) -> QWidget:
     return shown
 
 
+def tools(shell: Shell) -> QWidget:
+    """Show the dialog of tool servers, with one that has failed."""
+    shell.tools.session.put(ToolServer("Files", ("no-such-program", "-y", "server-files")))
+    shell.tools.open()
+    assert shell.tools.presenter is not None
+    assert shell.tools.presenter.dialog is not None
+    return shell.tools.presenter.dialog
+
+
 SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "start": lambda shell: shell.window,
     "chat": chat,
@@ -165,6 +175,7 @@ SCENES: dict[str, Callable[[Shell], QWidget]] = {
     "server": server,
     "sampling": dock("sampling"),
     "settings": page("settings_page"),
+    "tools": tools,
     "models": page("library"),
     "downloads": downloads,
     "search": search,

@@ -61,6 +61,12 @@ NAMES = {
     },
     "app/chat/saving.py": {"restore "},
     "app/serving/session.py": {"server of this window"},
+    "app/tool_page/session.py": {"secrets of "},
+    "app/tool_page/views/server_form.py": {
+        "npx -y @modelcontextprotocol/server-filesystem /home/me/Documents",
+        '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"]}}}',
+        "Authorization: Bearer …",
+    },
     "app/tools/results.py": {  # for the model
         "[The tool has returned nothing.]",
         "\n[Cut: the first ",
