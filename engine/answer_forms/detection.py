@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, Protocol
 
 from engine.answer_forms.formats.base import AnswerFormat, filled
+from engine.answer_forms.formats.listed import HERMES
 from engine.answer_forms.formats.named import KIMI
 from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
@@ -51,13 +52,23 @@ class Renderable(Protocol):
 
 def detect(template: Renderable) -> TemplateUse:
     """Return what a template makes of functions and calls, by rendering some."""
-    use = _use_of_calls(template) or TemplateUse()
+    use = _use_of_calls(template) or TemplateUse(_named_form(template.source))
     told = [ChatMessage("system", RESULT), ChatMessage("user", QUESTION)]
     return replace(
         use,
         form=_with_thinking(use.form, template.source),
         takes_system=_makes(template, told, RESULT),
     )
+
+
+def _named_form(source: str) -> AnswerFormat:
+    """Return the format whose mark a template names, as where it tells how to call, or Hermes's.
+
+    Granite 3.3's writes no calls, and some would do so in ways that the sandbox refuses.
+    """
+    written = (form for form in KNOWN_FORMS if form.has_json_arguments)
+    named = (form for form in written if form.trigger and form.trigger in source)
+    return next(named, HERMES)
 
 
 def _use_of_calls(template: Renderable) -> TemplateUse | None:

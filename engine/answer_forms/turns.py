@@ -68,7 +68,7 @@ class TemplateUse:
             if self.has_responses:
                 turns = _with_responses(turns)
         else:
-            turns = _as_text(messages)
+            turns = _as_text(messages, self.form)
         if tools and not self.shows_tools:
             self._describe(turns, tools)
         return turns
@@ -190,7 +190,7 @@ def read_object(text: str, what: str) -> Turn:
     return read
 
 
-def _as_text(messages: Sequence[ChatMessage]) -> list[Turn]:
+def _as_text(messages: Sequence[ChatMessage], form: AnswerFormat) -> list[Turn]:
     """Return turns of nothing but text: calls as a model writes them, results as questions."""
     turns: list[Turn] = []
     for message in messages:
@@ -201,7 +201,7 @@ def _as_text(messages: Sequence[ChatMessage]) -> list[Turn]:
             else:
                 turns.append({"role": "user", "content": result})
             continue
-        calls = [written_call(HERMES, call.name, call.arguments) for call in message.tool_calls]
+        calls = [written_call(form, call.name, call.arguments) for call in message.tool_calls]
         turn: Turn = {
             "role": message.role,
             "content": "\n".join(filter(None, (message.content, *calls))),

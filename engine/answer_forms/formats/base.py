@@ -71,6 +71,12 @@ class AnswerFormat:
         """The description, read."""
         return read_layout(self.description)
 
+    @property
+    def has_json_arguments(self) -> bool:
+        """Whether the arguments of a call stand in it as JSON."""
+        calls = self.layout.calls
+        return calls is not None and calls.kind != "tags" and not calls.dialect.has_bare_keys
+
     def with_thinking(self, opening: str, closing: str) -> AnswerFormat:
         """Return the form with other marks around what is thought."""
         thinking = TEXT | {"open": opening, "close": closing}

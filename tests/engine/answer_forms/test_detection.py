@@ -204,6 +204,16 @@ def test_a_template_without_calls_gets_them_as_text() -> None:
     assert results["content"].index("It is 9.") < results["content"].index("It is 10.")
 
 
+@pytest.mark.parametrize("name", ["granite", "kimi", "hermes"])
+def test_a_template_that_only_names_a_mark_gets_calls_as_text_with_it(name: str) -> None:
+    (form,) = (form for form in KNOWN_FORMS if form.name == name)
+    use = detect(ChatTemplate(DEFAULT_TEMPLATE + "{# Call with " + form.trigger + " #}"))
+    assert (use.form.name, use.writes_calls) == (name, False)
+    system, _, called, _ = use.turns(CALLED, TOOLS)
+    assert form.trigger in system["content"]
+    assert parsed(use.form, [called["content"]]).calls == [("clock", {})]
+
+
 def test_a_template_without_a_system_prompt_gets_functions_with_the_question() -> None:
     source = (
         '{% for m in messages %}{{ raise_exception("no") if m.role == "system" }}{{ m.content }}'

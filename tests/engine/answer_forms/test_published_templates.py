@@ -28,7 +28,7 @@ FOUND = {
     "tepfun": "qwen_coder", "DeepSeek-R1-Distill": "deepseek", "DeepSeek-V3.1": "deepseek_v31",
     "DeepSeek-V3.2": "deepseek_v32", "DeepSeek-V4": "deepseek_v4", "gemma-4": "gemma4",
     "granite-4": "hermes", "functionary-medium-v3.1": "functionary", "meta-llama-Llama-3.": "llama",
-    "moonshotai-Kimi-K2": "kimi", "gpt-oss": "harmony",
+    "Kimi-K2": "kimi", "granite-3.3": "granite", "gpt-oss": "harmony",
 }  # fmt: skip
 """Formats by a part of a file's name."""
 
