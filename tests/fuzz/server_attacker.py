@@ -57,6 +57,13 @@ MOST_GROWTH_MIB = 1.0
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
 
 
+IDS = ("prompt", "input", "tokens")
+"""Fields that may have ids of tokens."""
+
+N_KNOWN = 1000
+"""Number of tokens that any model has."""
+
+
 @dataclass
 class Findings:
     """What came of many requests.
@@ -130,6 +137,9 @@ def shorten(body: Any, known: set[str], chance: random.Random) -> Any:
         body[lengths[0]] = MOST_TOKENS
     if isinstance(body.get("messages"), list) and chance.random() < ANSWERED:
         body["messages"] = [_of_text(message) for message in body["messages"]]
+    for name in IDS:
+        if name in body and chance.random() < 0.8:
+            body[name] = with_known_ids(body[name])
     if "options" in known:
         body["options"] = {"num_predict": MOST_TOKENS}
     return body
@@ -159,6 +169,13 @@ def _operations(address: str) -> tuple[dict[str, Any], list[Any]]:
     """Return a server's OpenAPI document, and its operations."""
     schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
     return schema.raw_schema, [found.ok() for found in schema.get_all_operations()]
+
+
+def with_known_ids(value: Any) -> Any:
+    """Return a text, or ids of tokens, of which a model has all."""
+    if isinstance(value, list):
+        return [with_known_ids(one) for one in value]
+    return abs(value) % N_KNOWN if type(value) is int else value
 
 
 def attack(address: str, n: int, number: int) -> Findings:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from typing import Any
 
 import httpx2
@@ -11,6 +12,10 @@ from openai import OpenAI
 from app.paths import demo_model
 from app.server.models import Spell
 from app.server.openai.logprobs import TokenPlaces, completion_logprobs, prompt_logprobs
+from app.server.openai.texts.completion_request import CompletionRequest
+from app.server.openai.texts.inputs import separate_inputs
+from app.server.refusal import Refusal
+from app.server.requests.reading import read_request
 from engine import TokenLogprob, TokensScored, load_tokenizer
 
 TEXT = "Tensor parallelism: a rank computes its slice, über all."
@@ -195,6 +200,19 @@ def test_what_is_no_prompt_is_told(
     assert response.status_code == 400, error
     assert sentence in error["message"]
     assert error["param"] == param
+
+
+def test_a_million_tokens_hold_up_nobody() -> None:
+    """They are read in one go; the first wrong one is named all the same."""
+    ids = [5] * 1_000_000
+    start = time.process_time()
+    request = read_request(CompletionRequest, json.dumps({"prompt": [ids, ids]}).encode())
+    (first, _) = separate_inputs(request.prompt, "prompt", 1536)
+    assert time.process_time() - start < 2.0, "a look at each would take many"
+    assert first == tuple(ids)
+    ids[-1] = -1
+    with pytest.raises(Refusal, match=r"prompt\[999999\] must be from 0 to 1535, not -1"):
+        separate_inputs(tuple(ids), "prompt", 1536)
 
 
 SPELT = {

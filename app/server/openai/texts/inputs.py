@@ -48,6 +48,8 @@ def check_ids(ids: tuple[int, ...], place: str, n_vocab: int) -> None:
     if not 0 < len(ids) <= MOST_IDS:
         text = f"{place} must have 1 to {MOST_IDS} tokens, not {len(ids)}."
         raise bad_value(place, text)
+    if min(ids) >= 0 and max(ids) < n_vocab:
+        return
     for at, token in enumerate(ids):
         if not 0 <= token < n_vocab:
             wrong = f"{place}[{at}]"
