@@ -71,6 +71,7 @@ from engine import (
 )
 
 if TYPE_CHECKING:
+    from app.chat.tools.switch import ToolSwitch
     from app.engine_pack.activation import Origin
     from app.help.dialogs import HelpDialogs
     from app.shell.engine_setup import EngineSetup
@@ -173,7 +174,6 @@ class Shell(QObject):
         self.library.close()
         self.updates.close()
         self.remote.close()
-        self.tools.close()
         if self.engine_setup is not None:
             self.engine_setup.close()
         if self._help is not None:
@@ -190,6 +190,7 @@ class Shell(QObject):
         close_formulas()
         self.chat_presenter.files.close()
         self.session.close()
+        self.tools.close()  # when nothing of it runs any more
         geometry, state = self.window.layout_state()
         self.settings.put(
             replace(
@@ -225,12 +226,14 @@ class Shell(QObject):
         return Panels(self.split_panel, *places, self.monitor, self._monitor_head)
 
     def _make_services(self) -> None:
+        self.tool_switch: ToolSwitch | None = None  # as long as there is no server
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
         store = ChatStore(paths.chats_dir())
         self.session = ChatSession(
             ChatLibrary(store, lambda: peek_chats(paths.chat_index_file()), self),
             self.client,
             sampling=lambda chat: self.sampling_presenter.params_for(chat),
+            tools=self.tools.session,
             parent=self,
         )
         n_gib = self.settings.current.chat_cache_gib
@@ -262,6 +265,7 @@ class Shell(QObject):
         )  # fmt: skip
 
         self.thinking = ThinkingSwitch(window.composer, self.session, self.client, self)
+        self.tools.session.changed.connect(self._on_tools)
         self.chat_listing = ChatListing(
             self.session,
             self.client,
@@ -431,6 +435,16 @@ class Shell(QObject):
     @Slot()
     def _on_state(self) -> None:
         self.poller.set_busy(not self._is_idle())
+
+    @Slot()
+    def _on_tools(self) -> None:
+        """Let a person choose the tools of each chat, once there are any."""
+        if self.tool_switch is None:
+            from app.chat.tools.switch import ToolSwitch
+
+            source = self.tools.session
+            self.tool_switch = ToolSwitch(self.window.composer, self.session, source, self)
+        self.session.tools_changed.emit()
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:

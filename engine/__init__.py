@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         tandem_folder,
         temporary_folder,
     )
+    from engine.generation.parts.thought_text import thought_apart
     from engine.generation.results import (
         AnswerPart,
         ContextShifted,
@@ -442,6 +443,7 @@ __all__ = [
     "sweep_temporaries",
     "tandem_folder",
     "temporary_folder",
+    "thought_apart",
     "tie_child",
     "tie_to_parent",
     "token_work",
@@ -500,6 +502,7 @@ _HOME = {
         "LoadProgress", "StateProgress",
     ),
     "text.messages": ("ChatMessage", "Tool", "ToolCall"),
+    "generation.parts.thought_text": ("thought_apart",),
     "text.thinking": ("THINK_CLOSE", "THINK_OPEN", "ThoughtMarker"),
     "hardware.card_records": ("card_problems",),
     "hardware.fallbacks": ("Fallback", "FallbackKind"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -13,7 +14,18 @@ from app.chat.message import AnswerStats, Message
 from app.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.notice import Notice
 from app.translation import tr
-from engine import THINK_CLOSE, ContextOverflow, EngineError, Finished, SamplingParams
+from engine import (
+    THINK_CLOSE,
+    ContextOverflow,
+    EngineError,
+    Finished,
+    SamplingParams,
+    ToolCallBegun,
+    ToolCallText,
+)
+
+if TYPE_CHECKING:
+    from app.tools.states import ServerTool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +56,14 @@ class WrittenAnswer:
     Attributes:
         message: the answer, the last message of its branch.
         running: how far the engine is with it.
+        offers: tools that the model was told of.
         first_text_at: when its first text came; None while there is none.
     """
 
     chat: Conversation
     message: Message
     running: RunningAnswer
+    offers: Sequence[ServerTool] = ()
     first_text_at: float | None = None
 
     def add(self, text: str) -> None:
@@ -63,6 +77,12 @@ class WrittenAnswer:
             message.thought_s = time.perf_counter() - self.first_text_at
             message.thought_tokens = self.running.meter.n_tokens
 
+    def call(self, event: ToolCallBegun | ToolCallText) -> None:
+        """Add what the engine has written of a call."""
+        from app.chat.tools import writing  # late: most answers have no call
+
+        self.message.calls = writing.with_event(self.message.calls, event, self.offers)
+
     def so_far(self, reason: str) -> AnswerStats:
         """Return the figures of the answer that is cut off for a reason."""
         meter = self.running.meter
@@ -74,6 +94,7 @@ class AnswerWriter(QObject):
 
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
+        tools: returns the tools that models may call in a chat; called then as well.
 
     Attributes:
         cuts: answers that failures have cut off, until their chats are answered again.
@@ -89,13 +110,14 @@ class AnswerWriter(QObject):
 
     def __init__(
         self, client: EngineClient, sampling: Callable[[Conversation], SamplingParams],
-        parent: QObject,
+        tools: Callable[[Conversation], Sequence[ServerTool]], parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
-        self._client, self._sampling = client, sampling
+        self._client, self._sampling, self._tools = client, sampling, tools
         self._written: dict[int, WrittenAnswer] = {}  # by the number of the running answer
         self.cuts: list[CutAnswer] = []
         client.text.connect(self._on_text)
+        client.called.connect(self._on_call)
         client.finished.connect(self._on_finished)
         client.failed.connect(self._on_failed)
         client.lost.connect(self._on_lost)
@@ -112,7 +134,7 @@ class AnswerWriter(QObject):
         return next((one for one in self._written.values() if one.message is message), None)
 
     def answer(self, chat: Conversation, question: int) -> None:
-        """Have a question answered, in a version of its own."""
+        """Have a question answered, or gone on behind the results of calls, in a new version."""
         chat.add(Message("assistant", ""), question)
         self._begin(chat, continue_last=False)
 
@@ -120,31 +142,46 @@ class AnswerWriter(QObject):
         """Have a question answered anew.
 
         Args:
-            old: an answer to it, which stays as a version if it has any text, or the question.
+            old: an answer to it, which stays as a version if it has anything, or the question. One
+                behind the results of calls is written anew behind these.
         """
         self.cut_off(chat)
-        row = [*chat.tree.above(old.id), old]
-        question = next((message for message in reversed(row) if not message.is_answer), None)
+        row = [*chat.tree.above(old.id), *([] if old.is_answer else [old])]
+        asking = (message for message in reversed(row) if message.calls or not message.is_answer)
+        question = next(asking, None)
         if question is None:
             self.noticed.emit(Notice(tr("There is no question above this answer.")))
             return
-        if old.is_answer and not old.content and len(chat.tree.branch(old.id)) == 1:
+        is_empty = old.is_answer and not (old.content or old.calls)
+        if is_empty and len(chat.tree.branch(old.id)) == 1:
             chat.tree.remove(old.id)
         self.answer(chat, question.id)
 
     def go_on(self, chat: Conversation) -> None:
-        """Have the last message of a chat continued, an answer; one in another branch ends."""
+        """Have the last message of a chat continued, an answer; one in another branch ends.
+
+        Behind calls that have ended, the model goes on with their results.
+        """
         self.cut_off(chat)
-        if chat.messages[-1].content:
+        last = chat.messages[-1]
+        if last.has_results:
+            self.answer(chat, last.id)
+        elif last.content or self._cut_of(last):
             self._begin(chat, continue_last=True)
         else:
-            self.answer_again(chat, chat.messages[-1])
+            self.answer_again(chat, last)
+
+    def _cut_of(self, message: Message) -> CutAnswer | None:
+        return next((cut for cut in self.cuts if cut.message is message), None)
 
     def _begin(self, chat: Conversation, *, continue_last: bool) -> None:
         """Have the engine write the last message of a chat."""
-        message = chat.messages[-1]
-        cut = next((cut for cut in self.cuts if cut.message is message), None)
-        begun = cut.ids if continue_last and cut else ()
+        message, offers = chat.messages[-1], self._tools(chat)
+        cut = self._cut_of(message)
+        can_resume = continue_last and (offers or not message.calls)
+        begun = cut.ids if cut and can_resume else ()
+        if not begun:  # what was cut off inside of a call is written again from before it
+            message.calls = ()
         self.cuts = [cut for cut in self.cuts if cut.chat is not chat]
         sampling = self._sampling(chat)
         if chat.drops_oldest:
@@ -154,9 +191,9 @@ class AnswerWriter(QObject):
         self.beginning.emit(chat.id)
         running = self._client.generate(
             prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks,
-            effort=chat.effort,
+            effort=chat.effort, tools=[offer.tool for offer in offers],
         )  # fmt: skip
-        written = self._written[running.number] = WrittenAnswer(chat, message, running)
+        written = self._written[running.number] = WrittenAnswer(chat, message, running, offers)
         self.begun.emit(written)
         self.changed.emit()
 
@@ -183,10 +220,17 @@ class AnswerWriter(QObject):
             self.grown.emit(written, text)
 
     @Slot(object, object)
+    def _on_call(self, event: ToolCallBegun | ToolCallText, running: RunningAnswer) -> None:
+        if (written := self._written.get(running.number)) is not None:
+            written.call(event)
+            self.grown.emit(written, "")
+
+    @Slot(object, object)
     def _on_finished(self, finished: Finished, running: RunningAnswer) -> None:
         if (written := self._written.get(running.number)) is None:
             return
-        self._close(written, AnswerStats.of(finished))
+        is_whole = finished.reason == "stop" and not finished.stop
+        self._close(written, AnswerStats.of(finished), is_whole=is_whole)
         if finished.reason == "context" and not written.chat.drops_oldest:
             self.filled.emit(written.chat, tr("The context is full, so the answer ends here."))
 
@@ -214,10 +258,15 @@ class AnswerWriter(QObject):
             for cut in self.cuts
         ]
 
-    def _close(self, written: WrittenAnswer, stats: AnswerStats) -> None:
-        """End an answer, complete or not."""
+    def _close(self, written: WrittenAnswer, stats: AnswerStats, *, is_whole: bool = False) -> None:
+        """End an answer; `is_whole` says whether the model itself has ended it."""
         del self._written[written.running.number]
-        written.message.stats = stats
+        message = written.message
+        message.stats = stats
+        if message.calls:
+            from app.chat.tools import writing  # late: most answers have none
+
+            message.calls = writing.ended(message.calls, stats.reason, is_whole=is_whole)
         written.chat.updated = time.time()
         self.closed.emit(written.chat, written.message)
         self.changed.emit()

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.chat.branches.tree import ROOT, MessageTree
-from app.chat.message import Message, plain, split_thought, unknown, valid_number, valid_text
+from app.chat.message import (
+    Message,
+    Thought,
+    plain,
+    split_thought,
+    unknown,
+    valid_number,
+    valid_text,
+)
+from app.chat.tools.tool_use import with_stopped
 from app.translation import tr
 from engine import ChatMessage
 
@@ -39,6 +48,8 @@ class Conversation:
             all chats.
         thinks: whether models shall think before they answer here; None as their templates have it.
         effort: how much they shall think, one of `EFFORTS`; "" as their templates have it.
+        uses_tools: whether models may call tools here.
+        servers_off: names of servers whose tools they may not call here.
         has_own_title: whether a person or the model has chosen the title; else the first words are.
         tree: messages in all their versions.
         extra: what else its file said; it is written again as it was.
@@ -55,6 +66,8 @@ class Conversation:
     sampling: dict[str, Any] | None = None
     thinks: bool | None = None
     effort: str = ""
+    uses_tools: bool = True
+    servers_off: tuple[str, ...] = ()
     has_own_title: bool = False
     tree: MessageTree[Message] = field(default_factory=MessageTree)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -99,6 +112,8 @@ class Conversation:
     def fork(self, last: int) -> Conversation:
         """Return a chat of its own with the messages from the first one to `last`."""
         messages = [message.copy() for message in (*self.tree.above(last), self.tree[last])]
+        for message in messages:  # what runs, runs in this chat alone
+            message.calls = with_stopped(message.calls, "running")
         now = time.time()
         tree = MessageTree(in_a_row(messages))
         made = replace(self, created=now, updated=now, draft="", draft_files=(), tree=tree)
@@ -109,22 +124,39 @@ class Conversation:
         """Make this a chat of its own, beside another with the same id."""
         self.id = uuid.uuid4().hex
 
-    def prompt(self, *, continue_last: bool = False) -> tuple[ChatMessage, ...]:
+    def prompt(
+        self, *, continue_last: bool = False, without_last: bool = False
+    ) -> tuple[ChatMessage, ...]:
         """Return the turns for the model: system prompt first, without thoughts and empty answers.
 
         Messages without an answer between them become one turn, as many templates refuse two in a
-        row. With `continue_last` the last answer stays as it was written, with its thought.
+        row. With `continue_last` the last answer stays as it was written, with its thought and
+        without its calls. Answers with calls to the last question keep their thoughts, as the
+        templates of models that think between calls want them.
+
+        Args:
+            without_last: whether to leave out the last message that is shown.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
-        for index, message in enumerate(self.messages, 1):
-            text, is_last = message.prompt_text, index == len(self.messages)
-            if message.role == "assistant" and not (is_last and continue_last):
-                text = split_thought(text).answer
-                if not text.strip():
-                    continue
-            if turns and turns[-1].role == message.role:
+        messages = self.messages[:-1] if without_last else self.messages
+        asked = [number for number, message in enumerate(messages) if not message.is_answer]
+        for number, message in enumerate(messages):
+            is_kept = continue_last and number == len(messages) - 1
+            parts = Thought(None, message.prompt_text)
+            if message.is_answer and not is_kept:
+                parts = split_thought(message.prompt_text)
+            text, calls = parts.answer, () if is_kept else message.calls
+            if message.is_answer and not (is_kept or calls or text.strip()):
+                continue
+            if turns and turns[-1].role == message.role and not turns[-1].tool_calls:
                 text = f"{turns.pop().content}\n\n{text}"
-            turns.append(ChatMessage(message.role, text))
+            if calls:
+                from app.chat.tools.prompting import call_turns  # late: most chats have none
+
+                thought = parts.thought if number > max(asked, default=0) else None
+                turns += call_turns(text, thought or "", calls)
+            else:
+                turns.append(ChatMessage(message.role, text))
         return tuple(turns)
 
     @property
@@ -182,6 +214,8 @@ class Conversation:
             sampling=valid_sampling(head.get("sampling")),
             effort=effort if (effort := head.get("effort")) in EFFORTS else "",
             thinks=thinks if isinstance(thinks := head.get("thinks"), bool) else None,
+            uses_tools=head.get("uses_tools") is not False,
+            servers_off=_texts(head.get("servers_off")),
             has_own_title=head.get("has_own_title") is True,
             tree=tree,
             extra={name: value for name, value in extra.items() if name not in OF_FILES},

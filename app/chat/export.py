@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.markdown import formula_rules
 from app.chat.message import Message, split_thought
+from app.chat.tools.tool_use import ToolUse, with_stopped
 from app.translation import tr, tr_later
 from engine import one_line, printable
 
@@ -96,6 +98,8 @@ def imported(path: Path) -> Conversation:
         raise NotAChat(
             tr("{name} is not a chat that Tandem has exported.").format(name=path.name)
         ) from None
+    for message in chat.tree:  # what a file from elsewhere says of a tool need not be true
+        message.calls = with_stopped(message.calls, "waiting")
     chat.renew_id()
     return chat
 
@@ -106,9 +110,9 @@ def _markdown(chat: Conversation) -> str:
     if chat.system_prompt.strip():
         quoted = "\n".join(f"> {line}" for line in chat.system_prompt.strip().splitlines())
         parts.append(f"**{tr('System prompt')}**\n\n{quoted}")
-    for message in chat.messages:
-        speaker = tr(SPEAKERS.get(message.role, message.role))
-        parts.append(f"## {speaker}\n\n{said(message)}")
+    for message, speaker in spoken(chat):
+        parts += [f"## {speaker}"] if speaker else []
+        parts.append(said(message))
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,9 +122,9 @@ def _web_body(chat: Conversation) -> str:
     parts = [f"<h1>{_title(chat)}</h1>"]
     if chat.system_prompt.strip():
         parts.append(f"{_headed(tr('System prompt'))}\n<p>{escape(chat.system_prompt.strip())}</p>")
-    for message in chat.messages:
+    for message, speaker in spoken(chat):
         text = said(message)
-        heading = _headed(tr(SPEAKERS.get(message.role, message.role)))
+        heading = _headed(speaker) if speaker else ""
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
         parts.append(f"{heading}\n{body}")
     return "\n".join(parts)
@@ -172,8 +176,37 @@ def _paragraphs(text: str) -> str:
 
 
 def said(message: Message) -> str:
-    """Return what a message says, with the names of its files and without its thought."""
+    """Return what a message says, with the names of its files and without its thought.
+
+    The calls of an answer follow its text, in Markdown as well.
+    """
     if message.is_answer:
-        return split_thought(message.content).answer.strip()
+        text = split_thought(message.content).answer.strip()
+        return "\n\n".join(filter(None, [text, *map(_call_text, message.calls)]))
     names = [f"[{one_line(file.name)}]" for file in message.attachments]
     return "\n\n".join(filter(None, [" ".join(names), message.content.strip()]))
+
+
+def spoken(chat: Conversation) -> Iterator[tuple[Message, str]]:
+    """Yield the messages that are shown, each with who speaks; "" where an answer goes on."""
+    before: Message | None = None
+    for message in chat.messages:
+        goes_on = before is not None and before.calls and message.is_answer
+        yield message, "" if goes_on else tr(SPEAKERS.get(message.role, message.role))
+        before = message
+
+
+def _call_text(call: ToolUse) -> str:
+    """Return a call with its result in Markdown, in which nothing of both is markup."""
+    title = one_line(" · ".join(filter(None, (call.title or call.name, call.server))))
+    parts = [tr("Tool: {title}").format(title="`" + title.replace("`", "'") + "`")]
+    parts += [tr("Arguments"), _fenced(call.arguments)] if call.arguments else []
+    parts += [tr("Result"), _fenced(call.result)] if call.result else []
+    return "\n\n".join(parts)
+
+
+def _fenced(text: str) -> str:
+    """Return a text as a block of code, whatever is in it."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{printable(text)}\n{fence}"

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from app.chat.attachments.attachment import Attachment, framed
+from app.chat.tools.tool_use import ToolUse
 from engine import THINK_CLOSE, THINK_OPEN, Finished
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Message:
         parent: id of the message that it follows; 0 for none.
         attachments: files that go with a person's turn.
         edited: whether a person has changed the text of an answer.
+        calls: calls of tools that an answer asks for behind its text.
         extra: what else a file said of the turn; it is written again as it was.
     """
 
@@ -76,6 +78,7 @@ class Message:
     attachments: tuple[Attachment, ...] = ()
     edited: bool = False
     thought_tokens: int | None = None
+    calls: tuple[ToolUse, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
@@ -111,6 +114,7 @@ class Message:
             attachments=tuple(map(Attachment.from_json, data.get("attachments") or ())),
             edited=data.get("edited") is True,
             thought_tokens=valid_number(tokens) if tokens is not None else None,
+            calls=tuple(map(ToolUse.from_json, data.get("calls") or ())),
             extra=unknown(data, cls),
         )
 
@@ -123,6 +127,22 @@ class Message:
     def is_answer(self) -> bool:
         """Whether the model has written the turn."""
         return self.role == "assistant"
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether calls of it wait for a person, or run."""
+        return any(call.is_open for call in self.calls)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether it has calls that have all ended, so that the model can go on behind them."""
+        return bool(self.calls) and not any(
+            call.is_open or call.state == "writing" for call in self.calls
+        )
+
+    def with_call(self, changed: ToolUse) -> None:
+        """Put a call in the place of the one with the same id."""
+        self.calls = tuple(changed if call.id == changed.id else call for call in self.calls)
 
     @property
     def is_cut_off(self) -> bool:

@@ -13,6 +13,7 @@ from app.chat.context.presenter import ContextPresenter
 from app.chat.conversation import Conversation
 from app.chat.running.texts import status_text
 from app.chat.session import ChatSession
+from app.chat.tools.presenter import CallPresenter
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, RunningAnswer
@@ -76,6 +77,8 @@ class ChatPresenter(QObject):
         self._branches = BranchPresenter(session, self._view, self)
         self._branches.noticed.connect(self.noticed)
         self._branches.changed.connect(self._on_path)
+        self._calls = CallPresenter(session, self._view, self)
+        self._calls.noticed.connect(self.noticed)
 
     def start(self) -> None:
         """Show the chats, with the last one open."""

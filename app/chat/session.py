@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -18,17 +18,23 @@ from app.chat.attachments.attachment import Attachment
 from app.chat.conversation import Conversation
 from app.chat.listing.library import ChatLibrary
 from app.chat.message import Message
+from app.chat.tools.flow import CallFlow
+from app.chat.wishes import ChatWishes
 from app.engine_client import EngineClient, EngineState
 from app.notice import Notice
 from app.translation import tr, tr_n
 from engine import SamplingParams
 
+if TYPE_CHECKING:
+    from app.chat.tools.source import ToolSource
 
-class ChatSession(QObject):
+
+class ChatSession(ChatWishes):
     """All chats, the open one, and the running answers.
 
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
+        tools: the tools that models may call.
     """
 
     chats_changed = Signal()
@@ -44,7 +50,8 @@ class ChatSession(QObject):
     filled = Signal(object, str)  # Conversation that may drop its oldest, sentence that says why
     answered = Signal(object)  # Conversation whose answer has ended
     draft_restored = Signal(str)
-    prompt_changed = Signal()  # system prompt of the open chat
+    calls_changed = Signal(int)  # id of a message of the open chat that has other calls
+    calls_wait = Signal(object)  # Conversation with calls that wait for a person now
     answering = Signal(str)  # id of the chat, before the engine starts to answer
     begun = Signal(object)  # WrittenAnswer
     deleted = Signal(str)
@@ -56,13 +63,15 @@ class ChatSession(QObject):
         library: ChatLibrary,
         client: EngineClient,
         sampling: Callable[[Conversation], SamplingParams],
+        tools: ToolSource,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._client, self.library = client, library
         library.noticed.connect(self.noticed)
         library.changed.connect(self.chats_changed)
-        self._writer = AnswerWriter(client, sampling, self)
+        self.calls = CallFlow(tools, self._go_on_in, self._can_go_on_in, self)
+        self._writer = AnswerWriter(client, sampling, self.calls.offered, self)
         self._writer.beginning.connect(self.answering)
         self._writer.begun.connect(self._on_begun)
         self._writer.begun.connect(self.begun)
@@ -70,7 +79,12 @@ class ChatSession(QObject):
         self._writer.grown.connect(self._on_grown)
         self._writer.closed.connect(self._on_closed)
         self._writer.filled.connect(self.filled)
-        self._writer.noticed.connect(self.noticed)
+        self._writer.closed.connect(self.calls.take_answer)
+        for part in (self._writer, self.calls):
+            part.noticed.connect(self.noticed)
+        self.calls.changed.connect(self._on_calls)
+        self.calls.running_changed.connect(self._tell_busy)
+        self.calls.wanted.connect(self.calls_wait)
         self.current = Conversation()
 
     @property
@@ -98,8 +112,7 @@ class ChatSession(QObject):
     @property
     def growing(self) -> Message | None:
         """The message of `answer_here`."""
-        written = self.answer_here
-        return None if written is None else written.message
+        return None if (written := self.answer_here) is None else written.message
 
     # chats
 
@@ -161,9 +174,10 @@ class ChatSession(QObject):
 
     def delete(self, chat_ids: Collection[str], system_prompt: str) -> None:
         """Delete chats; a notice offers to undo it."""
-        for written in self.answers:
-            if written.chat.id in chat_ids:
-                self._writer.cut_off(written.chat)
+        for one in (*self.answers, *self.calls.runner):
+            if one.chat.id in chat_ids:
+                self._writer.cut_off(one.chat)
+                self.calls.stop(one.chat)
         deletions = self.library.delete(chat_ids)
         if not deletions:
             return
@@ -186,37 +200,6 @@ class ChatSession(QObject):
 
         self.noticed.emit(Notice(text, action=tr("Undo"), on_action=undo))
 
-    def set_draft(self, text: str) -> None:
-        self.current.draft = text
-        self._save_soon(self.current)
-
-    def set_system_prompt(self, text: str) -> None:
-        self.current.system_prompt = text
-        self.prompt_changed.emit()
-        self._save_soon(self.current)
-
-    def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
-        """Give the open chat, or another one, values of sampling of its own; None takes them."""
-        chat = chat or self.current
-        chat.sampling = chosen
-        self._save_soon(chat)
-
-    def set_draft_files(self, paths: tuple[str, ...]) -> None:
-        """Note the files that shall go with the open chat's next message."""
-        if paths != self.current.draft_files:
-            self.current.draft_files = paths
-            self._save_soon(self.current)
-
-    def set_thinking(self, thinks: bool) -> None:
-        """Set whether models shall think before they answer in the open chat."""
-        self.current.thinks = thinks
-        self._save_soon(self.current)
-
-    def set_effort(self, effort: str) -> None:
-        """Set how much models shall think in the open chat; "" as their templates have it."""
-        self.current.effort = effort
-        self._save_soon(self.current)
-
     def save_all(self) -> None:
         """Save the answers under way, and the open chat unless it is and always was empty."""
         for written in self.answers:
@@ -230,13 +213,12 @@ class ChatSession(QObject):
         """Send a message; return False, and say why, if that is not possible now."""
         if not (text.strip() or files) or not self._may_answer(is_message=True):
             return False
-        if self._writer.of(self.current) is not None:  # only what says so, like Stop, ends it
-            self._notice(
-                tr(
-                    "The answer is still being written. Wait for it, or press Esc to stop it;"
-                    " your message stays here as a draft."
-                )
+        if self._is_busy_in(self.current):  # only what says so, like Stop, ends it
+            text = tr(
+                "The answer is still being written. Wait for it, or press Esc to stop it;"
+                " your message stays here as a draft."
             )
+            self.noticed.emit(Notice(text))
             return False
         self.current.draft = ""
         self._ask(Message("user", text.strip(), attachments=files))
@@ -261,7 +243,7 @@ class ChatSession(QObject):
         return True
 
     def go_on(self) -> None:
-        """Continue the last answer where it ended."""
+        """Continue the last answer where it ended, or behind the results of its calls."""
         messages = self.current.messages
         if messages and messages[-1].is_answer and self._may_answer():
             self._writer.go_on(self.current)
@@ -283,13 +265,14 @@ class ChatSession(QObject):
             self._writer.go_on(cut.chat)
 
     def stop(self) -> None:
-        """Have the answer in the open chat end with what it has."""
-        self._writer.stop(self.current)
+        """Have the answer in the open chat end with what it has, and its calls."""
+        self.stop_answer(self.current.id)
 
     def stop_answer(self, chat_id: str) -> None:
-        """Have the answer in a chat end with what it has."""
+        """Have the answer in a chat end with what it has, and its calls."""
         if (chat := self.library.opened(chat_id)) is not None:
             self._writer.stop(chat)
+            self.calls.stop(chat)
 
     def stop_all(self) -> None:
         """Have all answers end with what they have."""
@@ -298,6 +281,7 @@ class ChatSession(QObject):
 
     def close(self) -> None:
         """Save everything, before or after the engine ends."""
+        self.calls.close()
         self._writer.close()
         self.save_all()
         self.library.close()
@@ -315,8 +299,10 @@ class ChatSession(QObject):
         return self._writer.at(message) is not None
 
     def end_answer(self, messages: Iterable[Message]) -> None:
-        """End an answer that is being written, if it is one of these."""
-        for message in messages:
+        """End an answer that is being written, if it is one of these, and calls of these."""
+        found = list(messages)
+        self.calls.stop(self.current, found)
+        for message in found:
             if (written := self._writer.at(message)) is not None:
                 self._writer.cut_off(written.chat)
 
@@ -341,7 +327,17 @@ class ChatSession(QObject):
         self._tell_busy()
 
     def _tell_busy(self) -> None:
-        self.busy_changed.emit(self._writer.of(self.current) is not None)
+        self.busy_changed.emit(self._is_busy_in(self.current))
+
+    def _is_busy_in(self, chat: Conversation) -> bool:
+        return self._writer.of(chat) is not None or self.calls.is_running(chat)
+
+    def _can_go_on_in(self, chat: Conversation) -> bool:
+        return self.library.opened(chat.id) is chat and self._writer.of(chat) is None
+
+    def _go_on_in(self, chat: Conversation) -> None:
+        if self._may_answer():
+            self._writer.go_on(chat)
 
     def _may_answer(self, *, is_message: bool = False) -> bool:
         client, is_loading = self._client, self._client.state is EngineState.LOADING
@@ -352,11 +348,12 @@ class ChatSession(QObject):
         if not is_ready:
             loading = tr("The model is still loading, so the message stays here as a draft.")
             missing = tr("No model is loaded yet, so the message stays here as a draft.")
-            self._notice(loading if is_loading else missing)
+            self.noticed.emit(Notice(loading if is_loading else missing))
         return is_ready
 
     def _ask(self, question: Message, parent: int | None = None) -> None:
         self._writer.cut_off(self.current)
+        self.calls.refuse_waiting(self.current)
         self.current.add(question, parent)
         self._writer.answer(self.current, question.id)
         self.chats_changed.emit()
@@ -387,6 +384,13 @@ class ChatSession(QObject):
         if chat is self.current:
             self.answer_closed.emit(message.id)
 
+    @Slot(object, object)
+    def _on_calls(self, chat: Conversation, message: Message) -> None:
+        if self.library.opened(chat.id) is chat:
+            self.library.save(chat)
+        if chat is self.current:
+            self.calls_changed.emit(message.id)
+
     def _is_worth_saving(self, chat: Conversation) -> bool:
         has_draft = bool(chat.draft.strip() or chat.draft_files)
         return not chat.is_empty or has_draft or chat.id in self.library
@@ -394,6 +398,3 @@ class ChatSession(QObject):
     def _save_soon(self, chat: Conversation) -> None:
         if self._is_worth_saving(chat):
             self.library.save_soon(chat)
-
-    def _notice(self, text: str) -> None:
-        self.noticed.emit(Notice(text))

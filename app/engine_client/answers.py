@@ -8,13 +8,18 @@ from enum import Enum
 from app.engine_client.signals import EngineSignals
 from app.engine_client.token_rate import AnswerMeter, TokenRate
 from engine import (
+    THINK_CLOSE,
+    THINK_OPEN,
     ContextShifted,
     Event,
     Failed,
     Finished,
     PrefillProgress,
+    ThoughtMarker,
     TokenText,
     TokenTimes,
+    ToolCallBegun,
+    ToolCallText,
 )
 
 
@@ -31,6 +36,7 @@ class RunningAnswer:
 
     Args:
         begun: the tokens that it goes on from.
+        marker: writer of the marks around its thought, where it comes in parts.
 
     Attributes:
         number: number of its command.
@@ -42,14 +48,23 @@ class RunningAnswer:
         was_alone: whether no other answer was written beside it, so that its speed is the model's.
     """
 
-    def __init__(self, number: int, begun: Sequence[int] = ()) -> None:
+    def __init__(
+        self, number: int, begun: Sequence[int] = (), marker: ThoughtMarker | None = None
+    ) -> None:
         self.number = number
+        self.marker = marker or ThoughtMarker()
         self.ids = list(begun)
         self.meter, self.rate = AnswerMeter(), TokenRate()
         self.n_read = self.n_prompt = 0
         self.tokens_per_s = 0.0
         self.stage = AnswerStage.WAITING
         self.was_alone = True
+
+
+def marker_behind(text: str) -> ThoughtMarker:
+    """Return the marker of an answer that goes on behind a text with marks."""
+    is_open = text.lstrip().startswith(THINK_OPEN) and THINK_CLOSE not in text
+    return ThoughtMarker(is_open=is_open, has_said=bool(text) and not is_open)
 
 
 class RunningAnswers:
@@ -83,7 +98,8 @@ class RunningAnswers:
     def take_text(self, number: int, event: TokenText) -> None:
         """Note text of an answer, which `tell_text` tells."""
         answer, n_tokens = self._running[number], len(event.ids)
-        self._texts.setdefault(number, []).append(event.text)
+        text = answer.marker.written(event.text, is_thought=event.part == "reasoning")
+        self._texts.setdefault(number, []).append(text)
         self._rate.count(n_tokens)
         answer.rate.count(n_tokens)
         answer.meter.count(n_tokens)
@@ -93,8 +109,8 @@ class RunningAnswers:
     def tell_text(self, number: int | None = None) -> None:
         """Emit the text that was noted, of one answer or of all."""
         for one in [number] if number is not None else list(self._texts):
-            if texts := self._texts.pop(one, None):
-                self._signals.text.emit("".join(texts), self._running[one])
+            if text := "".join(self._texts.pop(one, ())):
+                self._signals.text.emit(text, self._running[one])
 
     def tell_rates(self) -> None:
         """Emit the tokens per second of each answer and of all, as far as a second has passed."""
@@ -118,14 +134,18 @@ class RunningAnswers:
         if isinstance(event, TokenTimes):  # says nothing about the text around it
             signals.token_times.emit(event)
             return
+        answer = self._running[number]
+        if isinstance(event, ToolCallBegun):  # what was thought before it is over
+            self._texts.setdefault(number, []).append(answer.marker.closed())
         self.tell_text(number)
-        if isinstance(event, PrefillProgress):
-            answer = self._running[number]
+        if isinstance(event, ToolCallBegun | ToolCallText):
+            signals.called.emit(event, answer)
+        elif isinstance(event, PrefillProgress):
             answer.n_read, answer.n_prompt = event.done, event.total
             answer.stage = AnswerStage.READING
             signals.prefill.emit(event.done, event.total, answer)
         elif isinstance(event, ContextShifted):
-            signals.shifted.emit(event.n_dropped, self._running[number])
+            signals.shifted.emit(event.n_dropped, answer)
 
     def tell_end(self, answer: RunningAnswer, event: Finished | Failed) -> None:
         """Emit that an answer has ended, after `end`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Slot
 
-from app.engine_client.answers import RunningAnswer, RunningAnswers
+from app.engine_client.answers import RunningAnswer, RunningAnswers, marker_behind
 from app.engine_client.inbox import EventInbox
 from app.engine_client.model_work import NONE, ModelWork
 from app.engine_client.sharing import EngineSharing
@@ -38,8 +38,10 @@ from engine import (
     StateSaved,
     TokensCounted,
     TokenText,
+    Tool,
     Tune,
     Unload,
+    thought_apart,
 )
 
 if TYPE_CHECKING:
@@ -167,6 +169,7 @@ class EngineClient(EngineSignals):
         begun: Sequence[int] = (),
         thinks: bool | None = None,
         effort: str = "",
+        tools: Sequence[Tool] = (),
     ) -> RunningAnswer:
         """Answer `messages`, beside the answers that are written already.
 
@@ -175,7 +178,12 @@ class EngineClient(EngineSignals):
             begun: the tokens of that message, if they are known.
             thinks: whether the model shall think first; None as its template has it.
             effort: how much it shall think; "" as its template has it.
+            tools: functions that the model may call, which the signal `called` tells.
         """
+        marker = None
+        if tools and continue_last:  # whose thought the engine takes apart from what is said
+            *before, last = messages
+            marker, messages = marker_behind(last.content), (*before, thought_apart(last))
         command = Generate(
             tuple(messages),
             sampling=sampling,
@@ -183,8 +191,10 @@ class EngineClient(EngineSignals):
             begun=tuple(begun),
             thinks=thinks,
             effort=effort,
+            tools=tuple(tools),
+            in_parts=bool(tools),
         )
-        answer = RunningAnswer(self._free_host().submit(command), begun)
+        answer = RunningAnswer(self._free_host().submit(command), begun, marker)
         self.answers.add(answer)
         self._settle()
         return answer
@@ -201,11 +211,13 @@ class EngineClient(EngineSignals):
         then: Callable[[AsideAnswer], None],
         *,
         continue_last: bool = False,
+        tools: Sequence[Tool] = (),
     ) -> bool:
         """Have something short written beside the chats, with no signal; other commands end it.
 
         Args:
             then: called with the answer, also if it has failed or was ended.
+            tools: functions of the chat, so that its prompt begins as before; none is called.
 
         Returns:
             whether it was asked; not while the engine does anything.
@@ -219,13 +231,17 @@ class EngineClient(EngineSignals):
             timed_every=0,
             thinks=False,
             effort="low",
+            tools=tuple(tools),
+            in_parts=bool(tools),
         )
         self._aside = AsideAnswer(self._running().submit(command), then)
         return True
 
-    def count(self, messages: Sequence[ChatMessage] | None, draft: str) -> None:
+    def count(
+        self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = ()
+    ) -> None:
         """Count the tokens of a prompt; see `CountTokens`. Answers go on meanwhile."""
-        command = CountTokens(None if messages is None else tuple(messages), draft)
+        command = CountTokens(None if messages is None else tuple(messages), draft, tuple(tools))
         self._count_numbers.add(self._running().submit(command))
 
     def save_state(self, path: str, of: RunningAnswer | None = None) -> None:
@@ -324,7 +340,7 @@ class EngineClient(EngineSignals):
 
     def _on_aside(self, answer: AsideAnswer, event: Event) -> None:
         if isinstance(event, TokenText):
-            answer.text += event.text
+            answer.text += event.text if event.part == "content" else ""
         elif isinstance(event, Finished | Failed):
             self._aside = None
             self._work.note(event)

@@ -31,6 +31,7 @@ class EngineSignals(QObject):
     prefill = Signal(int, int, object)  # prompt tokens done, all prompt tokens, RunningAnswer
     shifted = Signal(int, object)  # number of tokens dropped from a full context, RunningAnswer
     text = Signal(str, object)  # text, RunningAnswer
+    called = Signal(object, object)  # ToolCallBegun or ToolCallText, RunningAnswer
     paced = Signal(object)  # RunningAnswer whose tokens per second are known anew
     rate = Signal(float, int)  # tokens per second of all answers, and how many; 0 at the end
     token_times = Signal(object)  # TokenTimes of one token in every few

@@ -41,6 +41,8 @@ from engine import (
     Timings,
     TokensCounted,
     TokenText,
+    ToolCallBegun,
+    ToolCallText,
     Trial,
     Tune,
     Tuned,
@@ -94,6 +96,8 @@ class Script:
         hold: while set, a command waits for its cancellation after `hold_after` events.
         others: scripts of the answers to particular messages, by their last paragraphs.
         n_at_once: most answers at once; others wait.
+        thought: thought in front of the answer, which comes as such.
+        calls: names and arguments of the functions that it calls behind its text.
     """
 
     answer: str = "Hello from the **fake** model."
@@ -115,6 +119,8 @@ class Script:
     extra: list[Event] = field(default_factory=list)
     others: dict[str, Script] = field(default_factory=dict)
     n_at_once: int = 16
+    thought: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
 
 
 class FakeHost:
@@ -280,12 +286,19 @@ class FakeHost:
         n_done = 0
         for event in script.extra:
             self.send(number, event)
+        if script.thought:
+            self.send(number, TokenText(script.thought, (0,), "reasoning"))
         for start in range(0, len(script.answer), script.chunk):
             self.send(number, TokenText(script.answer[start : start + script.chunk], (start,)))
             n_done += 1
             if self._pause(number, n_done, script):
                 self.send(number, _finished("cancelled", n_done))
                 return
+        for index, (name, arguments) in enumerate(script.calls):
+            self.send(number, TokenText("", (100 + index,)))
+            self.send(number, ToolCallBegun(index, f"call{index:05}", name))
+            for start in range(0, len(arguments), script.chunk):
+                self.send(number, ToolCallText(index, arguments[start : start + script.chunk]))
         if script.answer_error is not None:
             self.send(number, Failed(script.answer_error, script.loses_model))
         else:

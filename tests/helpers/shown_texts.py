@@ -55,6 +55,15 @@ NAMES = {
     "app/chat/attachments/documents.py": {"no file", "no text", "too large", "too long"},
     "app/chat/attachments/presenter.py": {"file "},
     "app/chat/export.py": {"Markdown (*.md)", "PDF (*.pdf)", "JSON (*.json)"},
+    "app/chat/tools/prompting.py": {  # what a model is told
+        "This call was cut off before it was whole, so it did not run.",
+        "The user has not let this call run.",
+        "This call has no result yet.",
+        "This call has succeeded without any output.",
+        "This call has failed.",
+        "The user has refused this call.",
+        "The user has stopped this call before it had a result.",
+    },
     "app/chat/listing/titles.py": {  # what a model is asked
         "Write a title for this conversation in at most six words, in the language of the "
         "conversation. Reply with the title only."

@@ -14,10 +14,14 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from app.chat.context.usage import ContextUsage
 from app.chat.session import ChatSession
 from app.engine_client import EngineClient
-from engine import ChatMessage, TokensCounted
+from engine import ChatMessage, TokensCounted, Tool
 
 WAIT_MS = 120
 """Milliseconds after a change until it is counted: what changes together is counted once."""
+
+
+_Asked = tuple[tuple[ChatMessage, ...], tuple[Tool, ...]]
+"""Messages of a prompt, and the tools that it describes."""
 
 
 class ContextCounter(QObject):
@@ -38,8 +42,8 @@ class ContextCounter(QObject):
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._session, self._draft = client, session, draft
-        self._messages: tuple[ChatMessage, ...] | None = None  # those that `n_before` is of
-        self._asked: tuple[ChatMessage, ...] | None = None
+        self._messages: _Asked | None = None  # what `n_before` is of
+        self._asked: _Asked | None = None
         self._asked_draft: str | None = None  # draft that is being counted; None while none is
         self._counted_draft: str | None = None
         self._is_stale = True  # whether the messages may have changed
@@ -86,26 +90,27 @@ class ContextCounter(QObject):
         written = self._session.answer_here
         return 0 if written is None else written.running.meter.n_tokens
 
-    def _prompt(self) -> tuple[ChatMessage, ...]:
-        """Return the open chat's messages, without the answer that is being written."""
-        turns = self._session.current.prompt()
-        is_growing = self._session.answer_here is not None
-        return turns[:-1] if is_growing and turns and turns[-1].role == "assistant" else turns
+    def _prompt(self) -> _Asked:
+        """Return what the next prompt of the open chat has, without the answer being written."""
+        session, chat = self._session, self._session.current
+        turns = chat.prompt(without_last=session.answer_here is not None)
+        return turns, tuple(offered.tool for offered in session.calls.offered(chat))
 
     @Slot()
     def _ask(self) -> None:
         """Ask the engine for what is not known, unless it is counting."""
         if self._client.model is None or self._asked_draft is not None:
             return
-        draft, messages = self._draft(), self._asked
+        draft, asked = self._draft(), self._asked
         if self._is_stale:
-            messages = self._prompt()
-        is_new = self._is_stale and (messages != self._messages or not self.usage.is_counted)
+            asked = self._prompt()
+        is_new = self._is_stale and (asked != self._messages or not self.usage.is_counted)
         self._is_stale = False
         if not is_new and draft == self._counted_draft:
             return
-        self._asked, self._asked_draft = messages, draft
-        self._client.count(messages if is_new else None, draft)
+        self._asked, self._asked_draft = asked, draft
+        messages, tools = asked if is_new and asked is not None else (None, ())
+        self._client.count(messages, draft, tools)
 
     @Slot(object)
     def _on_counted(self, counted: TokensCounted | None) -> None:

@@ -39,7 +39,8 @@ class ContextPresenter(QObject):
         session.draft_restored.connect(self.counter.look)
         changes = (
             session.opened, session.path_changed, session.message_changed, session.answer_closed,
-            session.prompt_changed, client.loaded, client.unloaded, client.lost,
+            session.prompt_changed, session.calls_changed, session.tools_changed, client.loaded,
+            client.unloaded, client.lost,
         )  # fmt: skip
         for change in changes:
             change.connect(self.counter.forget)

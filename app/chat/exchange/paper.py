@@ -24,7 +24,7 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.exchange.paper_formulas import PaperFormulas
-from app.chat.export import SPEAKERS, said
+from app.chat.export import said, spoken
 from app.chat.markdown import (
     CodeBlock,
     DisplayFormula,
@@ -84,8 +84,9 @@ class PaperWriter:
         if chat.system_prompt.strip():
             self._write_speaker(tr("System prompt"))
             self._write_plain(chat.system_prompt.strip())
-        for message in chat.messages:
-            self._write_speaker(tr(SPEAKERS.get(message.role, message.role)))
+        for message, speaker in spoken(chat):
+            if speaker:
+                self._write_speaker(speaker)
             text = said(message)
             if message.is_answer:
                 for piece in parse(text):

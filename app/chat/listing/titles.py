@@ -7,7 +7,7 @@ and the person's next message finds it there as before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
@@ -15,6 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from app.chat.conversation import TITLE_LENGTH, Conversation, title_from
 from app.chat.message import split_thought
 from app.engine_client import AsideAnswer, EngineClient
+from app.tools.states import ServerTool
 from engine import THINK_CLOSE, THINK_OPEN, ChatMessage, SamplingParams
 
 IDLE_MS: Final = 1500
@@ -49,15 +50,20 @@ class ChatTitler(QObject):
 
     Args:
         is_wanted: whether the person wants them.
+        offered: returns the tools that models may call in a chat.
     """
 
     titled = Signal(object, str)  # Conversation, its title
 
     def __init__(
-        self, client: EngineClient, is_wanted: Callable[[], bool], parent: QObject
+        self,
+        client: EngineClient,
+        is_wanted: Callable[[], bool],
+        offered: Callable[[Conversation], Sequence[ServerTool]],
+        parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._client, self._is_wanted = client, is_wanted
+        self._client, self._is_wanted, self._offered = client, is_wanted, offered
         self._waiting: list[Conversation] = []
         self._asked: set[str] = set()
         self._is_closed = False
@@ -118,6 +124,7 @@ class ChatTitler(QObject):
             params,
             lambda answer: self._take(chat, title, answer),
             continue_last=cuts_thought,
+            tools=[] if cuts_thought else [offered.tool for offered in self._offered(chat)],
         )
 
     def _take(self, chat: Conversation, before: str, answer: AsideAnswer) -> None:
@@ -133,8 +140,9 @@ class ChatTitler(QObject):
 
 def needs_title(chat: Conversation) -> bool:
     """Return whether a chat has an answer, and still the title that its first words have given."""
-    first, *others = chat.messages or (None,)
-    if first is None or chat.has_own_title or len(chat.messages) > MOST_MESSAGES:
+    first, *others = [message for message in chat.messages if not message.calls] or (None,)
+    is_waiting = any(message.waits_for_calls for message in chat.messages)
+    if first is None or chat.has_own_title or is_waiting or len(others) >= MOST_MESSAGES:
         return False
     is_answered = any(
         m.role == "assistant" and m.stats is not None and m.stats.reason in ("stop", "length")

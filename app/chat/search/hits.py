@@ -59,14 +59,16 @@ class Hit:
 def texts_of(chat: Conversation) -> Iterator[ChatText]:
     """Yield what is searched in a chat: its title, and all versions of its messages.
 
-    The names of files that go with a message are searched, their texts are not.
+    The names of files that go with a message are searched, their texts are not; of calls all that
+    their cards show is.
     """
     yield ChatText(TITLE, chat.title)
     for message in chat.tree:
         said = message.content
         text = split_thought(said).answer if message.is_answer else said
         names = [file.name for file in message.attachments]
-        yield ChatText(message.id, "\n".join([*names, text]))
+        calls = [part for c in message.calls for part in (c.title, c.arguments, c.result) if part]
+        yield ChatText(message.id, "\n".join([*names, text, *calls]))
 
 
 def make_hit(

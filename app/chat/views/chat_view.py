@@ -73,6 +73,7 @@ class ChatView(QScrollArea):
     step_chosen = Signal(object, int)  # MessageStep, id
     version_chosen = Signal(int)  # id
     continue_requested = Signal()
+    call_chosen = Signal(object, int, str)  # CallStep, id of an answer, id of a call
     zoomed = Signal(int)  # 1 larger, -1 smaller
     screen_changed = Signal()  # to one with more or fewer dots for each pixel
 
@@ -91,6 +92,7 @@ class ChatView(QScrollArea):
         for name in ("resend_requested", "answer_edited", "step_chosen", "version_chosen"):
             getattr(self._column, name).connect(getattr(self, name))
         self._column.continue_requested.connect(self.continue_requested)
+        self._column.call_chosen.connect(self.call_chosen)
         self._column.place_wanted.connect(self._show_place)
         content = QWidget()
         outer = QHBoxLayout(content)
@@ -191,6 +193,12 @@ class ChatView(QScrollArea):
         for view in self._column.views:
             if view.message.is_answer and view.message.id == message_id:
                 cast("AnswerView", view).close_answer()
+
+    def show_calls(self, message_id: int) -> None:
+        """Show the calls of an answer as they are now, if it is in the column."""
+        for view in self._column.views:
+            if view.message.is_answer and view.message.id == message_id:
+                cast("AnswerView", view).show_calls()
 
     def last_answer(self) -> AnswerView | None:
         """Return the view of the path's last message, if that is an answer in the column."""

@@ -49,6 +49,7 @@ class MessageColumn(QWidget):
     step_chosen = Signal(object, int)  # MessageStep, id
     version_chosen = Signal(int)  # id
     continue_requested = Signal()
+    call_chosen = Signal(object, int, str)  # CallStep, id of an answer, id of a call
     place_wanted = Signal(QPoint)  # on the screen, of what a link in an answer leads to
 
     def __init__(self) -> None:
@@ -175,7 +176,10 @@ class MessageColumn(QWidget):
     def mark(self) -> None:
         """Tell all views the versions of their messages, and the last answer that it is that."""
         last = self.last_answer
-        for view in self.views:
+        following = (*self.path[self.first + 1 :], None)
+        for view, after in zip(self.views, following, strict=False):
+            goes_on = bool(view.message.calls) and after is not None and after.is_answer
+            view.set_followed(goes_on)
             versions = [message.id for message in self._chat.tree.versions(view.message.id)]
             view.versions.set_versions(versions, view.message.id)
             view.set_last(view is last)
@@ -211,6 +215,7 @@ class MessageColumn(QWidget):
         if message.is_answer:
             view = answer = AnswerView(message, self, grows_up=grows_up)
             answer.continue_requested.connect(self.continue_requested)
+            answer.call_chosen.connect(lambda *what: self._tell_call(message.id, *what))
             answer.body.place_wanted.connect(self.place_wanted)
             answer.edited.connect(lambda text: self.answer_edited.emit(message.id, text))
             if message is not self.growing:
@@ -223,6 +228,9 @@ class MessageColumn(QWidget):
         view.version_chosen.connect(self.version_chosen)
         self._unmade.append(view)
         return view
+
+    def _tell_call(self, message_id: int, step: object, call_id: str) -> None:
+        self.call_chosen.emit(step, message_id, call_id)
 
     def _put(self, number: int, view: MessageView) -> None:
         """Place a view in the column, whether it is there already or not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, Qt, Signal, Slot
 from PySide6.QtGui import QEnterEvent, QResizeEvent
@@ -19,29 +20,23 @@ from PySide6.QtWidgets import (
 from app.chat.branches.views.message_steps import MessageStep, step_menu
 from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
-from app.chat.message import AnswerStats, Message, split_thought
+from app.chat.message import Message, split_thought
+from app.chat.views.answer_texts import can_continue, footer_of, problem_of
 from app.chat.views.message_body import MessageBody, rough_lines
 from app.chat.views.prose_view import ProseView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
 from app.scale import px
-from app.translation import tr, tr_later, tr_n
-from app.units import decimal
+from app.translation import tr
 from app.widgets.buttons import HoverButton, IconButton, button
 from app.widgets.text import ElidedLabel, label
 from engine import error_line
 
-REASONS = {
-    "stop": tr_later("end of turn"),
-    "length": tr_later("max tokens"),
-    "context": tr_later("context full"),
-    "cancelled": tr_later("stopped"),
-    "failed": tr_later("interrupted"),
-}
+if TYPE_CHECKING:
+    from app.chat.tools.views.call_list import CallList
+
 LEAST_FIGURES = 60
 """Room for the figures of an answer beside its buttons at least, in pixels."""
-CAN_GO_ON = ("length", "context", "cancelled", "failed")
-"""Reasons of an end after which an answer can be continued."""
 BUTTONS_WIDTH = 110
 """Width of the buttons beside a bubble, in pixels."""
 
@@ -50,20 +45,6 @@ CHIPS_WIDTH, MOST_WIDTH = 300, 10_000
 
 MOST_SHEET = 4000
 """Characters of a person's turn in one view."""
-
-INTERRUPTED = tr_later("This answer was interrupted.")
-
-
-def footer_text(stats: AnswerStats) -> str:
-    """Return a footer like "61.8 tok/s · 412 tokens · 0.31 s to first token · end of turn"."""
-    tokens = tr_n("{n} token", "{n} tokens", stats.n_tokens)
-    parts = [decimal(f"{stats.tokens_per_s:.1f} tok/s")] if stats.tokens_per_s > 0 else []
-    if stats.n_tokens:
-        first = tr("{seconds} s to first token").format(
-            seconds=decimal(f"{stats.first_token_s:.2f}")
-        )
-        parts += [tokens, first]
-    return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
 
 
 def sheets(text: str) -> Iterator[str]:
@@ -114,6 +95,9 @@ class MessageView(QWidget):
 
     def set_last(self, is_last: bool) -> None:
         """Note whether this is the last message of the chat; only answers offer more there."""
+
+    def set_followed(self, is_followed: bool) -> None:
+        """Note whether the same answer goes on in the next message, behind results of calls."""
 
     @Slot()
     def start_editing(self) -> None:
@@ -277,6 +261,7 @@ class AnswerView(MessageView):
     """View of an answer that may still be growing."""
 
     continue_requested = Signal()
+    call_chosen = Signal(object, str)  # CallStep, id of a call
 
     def __init__(
         self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
@@ -291,20 +276,22 @@ class AnswerView(MessageView):
         self._problem.setWordWrap(True)
         self._status = ElidedLabel(parent=self)
         self._status.setProperty("role", "muted")
-        copy = button(tr("Copy"), "quiet", tr("Copy answer"))
-        copy.clicked.connect(self.copy)
+        self._copy = button(tr("Copy"), "quiet", tr("Copy answer"))
+        self._copy.clicked.connect(self.copy)
         self._again = button(tr("Regenerate"), "quiet", tr("Regenerate answer"))
         self._again.clicked.connect(lambda: self.step_chosen.emit(MessageStep.REGENERATE))
         self._go_on = button(tr("Continue"), "quiet", tr("Continue answer"))
         self._go_on.clicked.connect(self.continue_requested)
         more = IconButton("more", tr("More for this answer"), self, size=16)
         more.clicked.connect(lambda: self._show_menu(more))
-        self._is_last = False
+        self._is_last = self._is_followed = False
+        self._is_growing = True
+        self._calls: CallList | None = None
         self._actions = QWidget(self)
         actions = QHBoxLayout(self._actions)
         actions.setContentsMargins(0, 0, 0, 0)
         actions.setSpacing(0)
-        actions.addWidget(copy)
+        actions.addWidget(self._copy)
         actions.addWidget(self._go_on)
         actions.addWidget(self._again)
         actions.addWidget(more)
@@ -349,13 +336,11 @@ class AnswerView(MessageView):
         """Show the footer of the answer, which is complete."""
         self._show()
         self.body.flush()
+        self._is_growing = False
+        self.show_calls()
         message = self.message
-        footer = footer_text(message.stats) if message.stats else ""
-        if message.edited:
-            footer = f"{footer} · {tr('edited')}" if footer else tr("edited")
-        self._status.set_full_text(footer)
-        problem = message.problem or (tr(INTERRUPTED) if message.stats is None else "")
-        self._problem.setText(error_line(problem))
+        self._status.set_full_text(footer_of(message))
+        self._problem.setText(error_line(problem := problem_of(message)))
         self._problem.setVisible(bool(problem))
         self._again.setText(tr("Retry") if message.is_cut_off else tr("Regenerate"))
         self._show_actions()
@@ -367,6 +352,23 @@ class AnswerView(MessageView):
         self._is_last = is_last
         self._show_actions()
 
+    def set_followed(self, is_followed: bool) -> None:
+        """Show figures and buttons below the last part of an answer only."""
+        self._is_followed = is_followed
+        self._show_actions()
+
+    def show_calls(self) -> None:
+        """Show the calls of the message as they are now."""
+        if self._calls is None and self.message.calls:
+            from app.chat.tools.views.call_list import CallList  # late: most have no call
+
+            self._calls = CallList(self)
+            self._calls.chosen.connect(self.call_chosen)
+            self._column.insertWidget(self._column.indexOf(self.body) + 1, self._calls)
+        if self._calls is not None:
+            self._calls.show_calls(self.message.calls, is_growing=self._is_growing)
+            self._show_actions()
+
     def _show_editor(self, editor: TurnEditor) -> None:
         self.body.hide()
         self._actions.hide()
@@ -377,11 +379,10 @@ class AnswerView(MessageView):
         self._actions.show()
 
     def _show_actions(self) -> None:
-        stats = self.message.stats
-        reason = stats.reason if stats else "failed"
         self._again.setVisible(self._is_last)
-        can_go_on = bool(self.message.content) and reason in CAN_GO_ON
-        self._go_on.setVisible(self._is_last and can_go_on)
+        self._go_on.setVisible(self._is_last and can_continue(self.message))
+        for part in (self._status, self._copy):
+            part.setVisible(not self._is_followed)
         self._fit_footer()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -406,5 +407,6 @@ class AnswerView(MessageView):
         else:
             self.body.set_text(parts.answer)
         self._answer = parts.answer
+        self.show_calls()
         if parts.thought is not None and not parts.is_open:
             self._thought.close_thought(self.message.thought_s, self.message.thought_tokens)

@@ -14,6 +14,8 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, PDF, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.message import AnswerStats, Message
+from app.chat.search.hits import texts_of
+from app.chat.tools.tool_use import ToolUse
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
 
 STATS = AnswerStats("stop", 3, 10.0, 0.1, 20)
@@ -24,6 +26,25 @@ def chat() -> Conversation:
     made.add(Message("user", "Show <i>one</i>,\nplease."))
     made.add(Message("assistant", "<think>hm</think>\n\n| a |\n|---|\n| `<x>` |", STATS))
     return made
+
+
+def test_calls_are_exported_and_found_with_nothing_in_them_read_as_markup() -> None:
+    """The answer goes on behind the result, below one heading."""
+    call = ToolUse(
+        "1", "web_search", "web", "Se`arch", '{"q": "```\\n# no"}', "done", "a\n```\n<b>x"
+    )
+    made = Conversation(title="T")
+    made.add(Message("user", "Look"))
+    made.add(Message("assistant", "I look.", STATS, calls=(call,)))
+    made.add(Message("assistant", "So.", STATS))
+    assert exported(made, ".md") == (
+        "# T\n\n## You\n\nLook\n\n## Answer\n\nI look.\n\nTool: `Se'arch · web`\n\nArguments\n\n"
+        '````\n{"q": "```\\n# no"}\n````\n\nResult\n\n````\na\n```\n<b>x\n````\n\nSo.\n'
+    )
+    page = exported(made, ".html")
+    assert page.count('class="speaker"') == 2
+    assert "&lt;b&gt;x" in page
+    assert [text.message_id for text in texts_of(made) if "<b>x" in text.body] == [2]
 
 
 def test_markdown_has_what_was_said_without_thoughts() -> None:

@@ -18,6 +18,7 @@ from app.chat.conversation import EFFORTS, Conversation
 from app.chat.journal import change_between, changed
 from app.chat.message import AnswerStats, Message
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
+from app.chat.tools.tool_use import STATES, ToolUse
 from engine import process_mark
 
 WORDS = ("Once", " upon", " a ½ time", "\nthere", " was", " a \ud83d", " dragon 🐉", ".")
@@ -25,6 +26,8 @@ STATS = AnswerStats("stop", 8, 61.8, 0.3, 20)
 
 texts = st.text(st.characters(codec=None), max_size=8)
 extras = st.dictionaries(st.sampled_from(["colour", "gone", "n_kept", "head"]), texts, max_size=2)
+states = st.sampled_from(sorted(set(STATES) - {"running"}))
+calls = st.builds(ToolUse, *[texts] * 5, states, texts, extra=extras)
 messages = st.builds(
     Message,
     st.sampled_from(["user", "assistant"]),
@@ -35,6 +38,7 @@ messages = st.builds(
     attachments=st.tuples() | st.tuples(st.builds(Attachment, texts, texts)),
     edited=st.booleans(),
     thought_tokens=st.none() | st.integers(0, 9),
+    calls=st.lists(calls, max_size=2).map(tuple),
     extra=extras,
 )
 
@@ -65,6 +69,8 @@ chats = st.builds(
     draft_files=st.lists(texts, max_size=2).map(tuple),
     thinks=st.none() | st.booleans(),
     effort=st.sampled_from(["", *EFFORTS]),
+    uses_tools=st.booleans(),
+    servers_off=st.lists(texts, max_size=2).map(tuple),
     sampling=st.none() | st.dictionaries(st.sampled_from(["top_k", "stop"]), st.just([]) | texts),
     has_own_title=st.booleans(),
     tree=trees(),
@@ -113,10 +119,10 @@ def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
     of_chat = (
         "id title created updated system_prompt draft drops_oldest sampling thinks has_own_title"
-        " tree extra draft_files effort"
+        " tree extra draft_files effort uses_tools servers_off"
     )
     of_message = "role content stats thought_s problem id parent edited extra"
-    of_message += " attachments thought_tokens"
+    of_message += " attachments thought_tokens calls"
     assert {field.name for field in fields(Conversation)} == set(of_chat.split())
     assert {field.name for field in fields(Message)} == set(of_message.split())
 

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication, QDialogButtonBox, QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 
 from app.chat.message import AnswerStats
-from app.chat.views.message_view import footer_text
+from app.chat.views.answer_texts import footer_text
 from app.settings import Settings, SettingsStore, parse_settings
 from app.shell.language import chosen_language, start_language
 from app.translation import languages, tr

@@ -1,0 +1,171 @@
+"""What becomes of calls: a person lets them run or not, and the model goes on with the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.chat.conversation import Conversation
+from app.chat.message import Message
+from app.chat.tools.running import CallRunner, RunningUse
+from app.chat.tools.tool_use import CallState, with_stopped
+from app.notice import Notice
+from app.translation import tr, tr_n
+
+if TYPE_CHECKING:
+    from app.chat.tools.source import ToolSource
+    from app.tools.states import ServerTool, ToolResult
+
+MOST_ROUNDS: Final = 25
+"""Number of answers with calls to one question after which a person is asked before the next."""
+
+
+class CallFlow(QObject):
+    """The calls of all chats, from the end of the answer that asks for them.
+
+    Args:
+        go_on: has the model go on behind the results in a chat.
+        can_go_on: returns whether a chat is still there and no answer is being written in it.
+    """
+
+    changed = Signal(object, object)  # Conversation, Message that has other calls
+    running_changed = Signal()  # which calls run
+    noticed = Signal(object)  # Notice
+    wanted = Signal(object)  # Conversation with calls that wait for a person now
+
+    def __init__(
+        self,
+        source: ToolSource,
+        go_on: Callable[[Conversation], None],
+        can_go_on: Callable[[Conversation], bool],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._source, self._go_on, self._can_go_on = source, go_on, can_go_on
+        self.runner = CallRunner(source, self)
+        self.runner.ended.connect(self._on_ended)
+
+    def offered(self, chat: Conversation) -> list[ServerTool]:
+        """Return the tools that models may call in a chat."""
+        offered = self._source.offered if chat.uses_tools else ()
+        return [tool for tool in offered if tool.server not in chat.servers_off]
+
+    def is_running(self, chat: Conversation) -> bool:
+        """Return whether a call of a chat runs."""
+        return bool(self.runner.of(chat))
+
+    @Slot(object, object)
+    def take_answer(self, chat: Conversation, message: Message) -> None:
+        """Take an answer that has ended: its calls wait for a person, or have failed already."""
+        if message.waits_for_calls:
+            self.wanted.emit(chat)
+        elif message.has_results and message.stats and message.stats.reason == "stop":
+            self._go_on_behind(chat, message)
+
+    def run(self, chat: Conversation, message: Message, call_id: str) -> None:
+        """Start a call that waits."""
+        if self._set_state(message, call_id, "waiting", "running"):
+            self.runner.start(chat, message, call_id)
+            self._tell(chat, message)
+
+    def refuse(self, chat: Conversation, message: Message, call_id: str) -> None:
+        """Refuse a call that waits, which the model is told."""
+        if self._set_state(message, call_id, "waiting", "refused"):
+            self._tell(chat, message)
+            self._settle(chat, message)
+
+    def stop_call(self, chat: Conversation, message: Message, call_id: str) -> None:
+        """Stop one call that runs; the model goes on without its result."""
+        runs = [run for run in self.runner.of(chat) if run.call_id == call_id]
+        if self._stop([run for run in runs if run.message is message]):
+            self._settle(chat, message)
+
+    def stop(self, chat: Conversation, messages: Iterable[Message] | None = None) -> None:
+        """Stop the calls that run in a chat, or in some of its messages; nothing goes on."""
+        runs = self.runner.of(chat)
+        if messages is not None:
+            wanted = {id(message) for message in messages}
+            runs = [run for run in runs if id(run.message) in wanted]
+        self._stop(runs)
+
+    def refuse_waiting(self, chat: Conversation) -> None:
+        """Take the calls that wait at the end of a chat for refused, as a person goes on."""
+        last = chat.messages[-1] if chat.messages else None
+        if last is not None and last.waits_for_calls:
+            self.stop(chat, [last])
+            for call in last.calls:
+                self._set_state(last, call.id, "waiting", "refused")
+            self._tell(chat, last)
+
+    def close(self) -> None:
+        """Stop all calls that run."""
+        self._stop(list(self.runner))
+
+    @Slot(object, object)
+    def _on_ended(self, run: RunningUse, result: ToolResult) -> None:
+        for call in run.message.calls:
+            if call.id == run.call_id and call.state == "running":
+                state: CallState = "failed" if result.is_error else "done"
+                run.message.with_call(replace(call, state=state, result=result.text))
+        self._tell(run.chat, run.message)
+        self._settle(run.chat, run.message)
+
+    def _settle(self, chat: Conversation, message: Message) -> None:
+        """Have the model go on if no call of an answer waits or runs any more."""
+        if message.has_results:
+            self._go_on_behind(chat, message)
+
+    def _go_on_behind(self, chat: Conversation, message: Message) -> None:
+        """Have the model go on behind an answer, if it is still the last one that is shown."""
+        n = rounds(chat)
+        if n % MOST_ROUNDS:
+            self._go_on_if_last(chat, message)
+            return
+        text = tr_n(
+            "The model has asked for tools {n} time in a row.",
+            "The model has asked for tools {n} times in a row.", n,
+        )  # fmt: skip
+        self.noticed.emit(
+            Notice(
+                f"“{chat.shown_title}”: {text}",
+                action=tr("Go on"),
+                on_action=lambda: self._go_on_if_last(chat, message),
+            )
+        )
+
+    def _go_on_if_last(self, chat: Conversation, message: Message) -> None:
+        if chat.messages and chat.messages[-1] is message and self._can_go_on(chat):
+            self._go_on(chat)
+
+    def _set_state(
+        self, message: Message, call_id: str, before: CallState, after: CallState
+    ) -> bool:
+        """Change the state of a call; return whether it had the state before."""
+        for call in message.calls:
+            if call.id == call_id and call.state == before:
+                message.with_call(replace(call, state=after))
+                return True
+        return False
+
+    def _stop(self, runs: list[RunningUse]) -> bool:
+        for run in runs:
+            self.runner.stop(run)
+            stopped = [call for call in run.message.calls if call.id == run.call_id]
+            for call in with_stopped(stopped, "running"):
+                run.message.with_call(call)
+            self._tell(run.chat, run.message)
+        return bool(runs)
+
+    def _tell(self, chat: Conversation, message: Message) -> None:
+        self.changed.emit(chat, message)
+        self.running_changed.emit()
+
+
+def rounds(chat: Conversation) -> int:
+    """Return the number of answers with calls behind the last question of a chat."""
+    answers = takewhile(lambda message: message.is_answer, reversed(chat.messages))
+    return sum(bool(message.calls) for message in answers)

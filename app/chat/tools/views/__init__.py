@@ -1,0 +1,1 @@
+"""Widgets of calls: a card for each, and the cards of an answer."""
