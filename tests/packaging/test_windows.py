@@ -13,8 +13,16 @@ from making.project import ROOT, Project
 from making.windows import tree as windows_tree
 from making.windows.binaries import SYSTEM_LIBRARIES, is_of_windows
 from making.windows.launchers import ICON_SIZES, version_numbers, write_ico, write_launchers
+from making.windows.pywin32 import prune_pywin32
 from making.windows.setup import build_setup, check_setup
-from making.windows.tree import LONGEST_PATH, RUNTIME, check_tree, copy_python, place_runtime
+from making.windows.tree import (
+    LONGEST_PATH,
+    RUNTIME,
+    check_tree,
+    copy_python,
+    path_lines,
+    place_runtime,
+)
 
 SOURCES = ROOT / "packaging" / "windows"
 needs_mingw = pytest.mark.skipif(not SYSTEM_LIBRARIES.is_dir(), reason="needs mingw-w64")
@@ -120,6 +128,24 @@ def test_one_runtime_of_visual_c_lies_beside_python(tmp_path: Path) -> None:
     place_runtime(tmp_path)
     found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.dll")}
     assert found == {"site/PySide6/Qt6Core.dll", *(f"python/{name}" for name in RUNTIME)}
+
+
+def test_python_finds_the_parts_of_pywin32_that_end_programs(tmp_path: Path) -> None:
+    packages = tmp_path / "python" / "Lib" / "site-packages"
+    kept = ("win32/win32job.pyd", "win32/lib/pywintypes.py", "pywin32_system32/pywintypes311.dll")
+    filled(
+        tmp_path / "site", *kept, "win32com/x.py", "pywin32_system32/pythoncom311.dll",
+        "pythonwin/mfc140u.dll", "win32/Demos/x.py",
+    )  # fmt: skip
+    packages.mkdir(parents=True)
+    prune_pywin32(tmp_path / "site")
+    found = {
+        p.relative_to(tmp_path / "site").as_posix() for p in tmp_path.rglob("*") if p.is_file()
+    }
+    assert found == set(kept)
+    known = [packages / line for line in path_lines().splitlines()]
+    folders = {path.resolve().relative_to(tmp_path).as_posix() for path in known}
+    assert folders == {"src", "site", "site/win32", "site/win32/lib"}
 
 
 def test_an_incomplete_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

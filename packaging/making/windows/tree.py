@@ -27,6 +27,7 @@ from making.tree import (
 )
 from making.windows.binaries import missing_libraries
 from making.windows.launchers import write_launchers
+from making.windows.pywin32 import FOLDERS, prune_pywin32
 from making.windows.qt import prune_qt
 
 PLATFORM = "x86_64-pc-windows-msvc"
@@ -66,6 +67,7 @@ def make_windows_tree(folder: Path, project: Project, python: Path) -> None:
     copy_python(python, folder / "python")
     install_window_libraries(folder / "site", PLATFORM)
     prune_qt(folder / "site" / "PySide6")
+    prune_pywin32(folder / "site")
     place_runtime(folder)
     install_tandem(folder / "src")
     install_uv_for(PLATFORM, folder / "bin", "uv.exe")
@@ -74,12 +76,18 @@ def make_windows_tree(folder: Path, project: Project, python: Path) -> None:
     write_launchers(folder, project)
     packages = folder / "python" / "Lib" / "site-packages"
     packages.mkdir()
-    (packages / "tandem.pth").write_text("../../../src\n../../../site\n")
+    (packages / "tandem.pth").write_text(path_lines())
     shutil.copyfile(ROOT / "LICENSE", folder / "LICENSE.txt")
     write_licences(folder, project)
     compile_for(folder, "python/Lib", "site", "src")
     check_tree(folder)
     settle(folder, project.epoch)
+
+
+def path_lines() -> str:
+    """Return the lines of the file that tells Python where Tandem and its libraries are."""
+    folders = ("src", "site", *(f"site/{name}" for name in FOLDERS))
+    return "".join(f"../../../{folder}\n" for folder in folders)
 
 
 def copy_python(source: Path, target: Path) -> None:
