@@ -37,15 +37,18 @@ SOCKETS = {
 }  # fmt: skip
 """What the modules that import `socket` take from it: none of it reaches another machine."""
 
+WAITS = ("app.tools.hub", "app.tools.keeper", "app.tools.loop_thread")
+"""Modules whose loop of asyncio waits for what others do."""
+
 LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
 """What modules take from `PySide6.QtNetwork`: a named socket that only this machine's user has."""
 
 REACHES_OUT = {
     "app.downloads.transfer.source", "app.downloads.hub.client", "app.remote_models.connection",
-    "app.updates.source",
+    "app.tools.transports", "app.updates.source",
 }  # fmt: skip
 """The modules that reach other machines: for models and to servers of models by a click or command,
-for releases after consent."""
+to servers of tools that a person has added, for releases after consent."""
 
 
 @pytest.mark.parametrize(("path", "test"), NAMED)
@@ -117,5 +120,7 @@ def test_nothing_opens_a_connection() -> None:
             assert found == {f"PySide6.QtNetwork{name}" for name in LOCAL[module]}
         elif any(starts(module, package) for package in SERVES):
             assert found <= SERVERS_OWN.get(module, {"asyncio"}), module
+        elif module in WAITS:
+            assert found == {"asyncio"}
         elif module not in REACHES_OUT:
             assert not found, module

@@ -22,7 +22,7 @@ from app.tools.standard_error import StandardError
 from app.tools.states import ServerTool, ToolResult
 from app.tools.tool_names import tool_names
 from app.tools.tool_server import ToolLimits, ToolServer
-from app.tools.transports import http_streams, program_streams
+from app.tools.transports import http_streams, program_streams, unreachable
 from app.translation import tr
 from engine import Tool, one_line, package_version, printable
 
@@ -134,7 +134,7 @@ class ToolConnection:
                     await self._stay(client)
         except Exception as error:
             log.debug("%s: the connection has ended", self._server.name, exc_info=True)
-            ending.error = error
+            ending.error, ending.unreachable = error, unreachable(error)
         finally:
             self._client = None
         is_ended = ending.has_closed or ending.was_ready or self._is_stopping

@@ -6,8 +6,6 @@ import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import httpx2
-
 from app.tools.tool_server import ToolServer
 from app.translation import tr
 from engine import one_line
@@ -28,6 +26,7 @@ class Ending:
         has_rubbish: whether it has sent what is no message.
         status: last HTTP status; 0 for none.
         last_line: last line of a program's standard error.
+        unreachable: why nothing gets to an address; None if something does.
     """
 
     error: Exception | None = None
@@ -37,6 +36,7 @@ class Ending:
     has_rubbish: bool = False
     status: int = 0
     last_line: str = ""
+    unreachable: str | None = None
 
     def note_status(self, status: int) -> None:
         """Note the status of an answer, unless an earlier one says more."""
@@ -61,12 +61,12 @@ def call_sentence(server: ToolServer, error: Exception) -> str:
 
 def _reason(server: ToolServer, ending: Ending) -> str:
     name = server.name
-    for error in _errors(ending.error):
+    if ending.unreachable is not None:
+        why = one_line(ending.unreachable, MOST_SAID)
+        return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
+    for error in parts_of(ending.error):
         if isinstance(error, OSError) and server.command and not ending.was_ready:
             return _start_sentence(server, error)
-        if isinstance(error, httpx2.TransportError | httpx2.InvalidURL):
-            why = one_line(str(error), MOST_SAID) or type(error).__name__
-            return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
     if ending.status in (401, 403):
         text = tr("{name} refuses access ({status}). It may need a header “Authorization”.")
         return text.format(name=name, status=ending.status)
@@ -79,7 +79,7 @@ def _reason(server: ToolServer, ending: Ending) -> str:
         return tr("{name} did not answer in time.").format(name=name)
     if server.command and (ending.has_closed or ending.error is None):
         return tr("The program of {name} has ended.").format(name=name)
-    errors = [one_line(str(error), MOST_SAID) for error in _errors(ending.error)]
+    errors = [one_line(str(error), MOST_SAID) for error in parts_of(ending.error)]
     return tr("{name} has failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
 
 
@@ -94,10 +94,10 @@ def _start_sentence(server: ToolServer, error: OSError) -> str:
     return tr("{program} cannot be started: {why}.").format(program=program, why=error.strerror)
 
 
-def _errors(error: BaseException | None) -> Iterator[BaseException]:
+def parts_of(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error's parts, those of groups one by one."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
-            yield from _errors(part)
+            yield from parts_of(part)
     elif error is not None:
         yield error

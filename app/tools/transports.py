@@ -14,6 +14,7 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from app.tools.problems import parts_of
 from app.tools.standard_error import StandardError
 from app.tools.tool_server import ToolServer
 
@@ -131,3 +132,11 @@ async def http_streams(
         streamable_http_client(server.url, http_client=client) as (incoming, outgoing),
     ):
         yield EndWatch(incoming, on_end), outgoing
+
+
+def unreachable(error: Exception) -> str | None:
+    """Return why nothing gets to an address; None if an error is of another kind."""
+    for part in parts_of(error):
+        if isinstance(part, httpx2.TransportError | httpx2.InvalidURL):
+            return str(part) or type(part).__name__
+    return None
