@@ -6,6 +6,7 @@ Places are JSON pointers (RFC 6901) with "#" before them, as in "$ref".
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,9 @@ KEYWORD_OF = (
 NEARLY_NONE = 1e-9
 """What a narrowed range of numbers lacks at its end."""
 
+LARGEST_EXACT = 2**20
+"""Whole numbers below it differ from those that lack so little, also as floats."""
+
 COERCED = "Use anyOf in place of oneOf."
 
 
@@ -75,11 +79,16 @@ def _without_open_ends(schema: Schema) -> None:
     llguidance 1.9 allows the excluded number, as in more than 0 and at most 0.5.
     """
     low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    least, most = schema.get("minimum", low), schema.get("maximum", high)
-    if _is_whole(low) and isinstance(most, int | float) and 0 <= low <= most < low + 1:
+    least = max(_numbers(low, schema.get("minimum")), default=-math.inf)
+    most = min(_numbers(high, schema.get("maximum")), default=math.inf)
+    if _is_whole(low) and 0 <= low <= most < low + 1 < LARGEST_EXACT:
         schema["exclusiveMinimum"] = low + NEARLY_NONE
-    if _is_whole(high) and isinstance(least, int | float) and high - 1 < least <= high <= 0:
+    if _is_whole(high) and -LARGEST_EXACT < high - 1 < least <= high <= 0:
         schema["exclusiveMaximum"] = high - NEARLY_NONE
+
+
+def _numbers(*bounds: object) -> list[float]:
+    return [bound for bound in bounds if isinstance(bound, int | float)]
 
 
 def _is_whole(number: object) -> TypeGuard[float]:
