@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -236,6 +237,9 @@ class Settings:
 
 def accepted_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values of fields of `SamplingParams`, without those that the engine refuses."""
+    with suppress(EngineError, TypeError):  # nearly always: one check in place of many
+        whole = SamplingParams(**values)
+        return {name: getattr(whole, name) for name in values}
     accepted: dict[str, Any] = {}
     for name, value in values.items():
         try:
