@@ -103,10 +103,9 @@ class ProcessWatch:
 
     def lines(self) -> Iterator[str]:
         """Yield for each process what it had at first and at last, and how it grew in between."""
-        for name in self.found[0]:
-            found = [usages[name] for usages in self.found if name in usages]
-            sizes = " ".join(f"{one.rss / MIB:.1f}" for one in found)
-            first, last = found[0], found[-1]
+        for name, found in self._by_name().items():
+            sizes = " ".join(f"{one.rss / MIB:.1f}" for _, one in found)
+            first, last = found[0][1], found[-1][1]
             yield f"{name}: resident MiB {sizes}"
             yield (
                 f"  {first.n_threads} -> {last.n_threads} threads, {first.n_files} -> "
@@ -119,19 +118,30 @@ class ProcessWatch:
 
     def slope(self, name: str, of: str = "rss") -> float:
         """Return a process's growth per 1000 steps in the second half, in MiB or blocks."""
-        half = len(self.found) // 2
-        values = [getattr(usages[name], of) for usages in self.found[half:]]
-        slope = float(np.polyfit(self.at[half:], values, 1)[0]) * 1000
+        found = self._by_name()[name]
+        half = found[min(len(found) // 2, max(len(found) - 2, 0)) :]
+        if len({at for at, _ in half}) < 2:
+            return 0.0
+        values = [getattr(usage, of) for _, usage in half]
+        slope = float(np.polyfit([at for at, _ in half], values, 1)[0]) * 1000
         return slope / MIB if of == "rss" else slope
 
     def leaks(self, most_mib: float) -> Iterator[str]:
         """Yield what grows: threads, files, and more than so many MiB per 1000 steps."""
-        for name in self.found[0]:
-            middle, last = self.found[len(self.found) // 2][name], self.found[-1][name]
+        for name, found in self._by_name().items():
+            middle, last = found[len(found) // 2][1], found[-1][1]
             if last.n_threads > middle.n_threads + 2 or last.n_files > middle.n_files + 2:
                 yield f"{name} has {last.n_threads} threads and {last.n_files} files at the end"
             if (slope := self.slope(name)) > most_mib:
                 yield f"{name} grows by {slope:.2f} MiB per 1000"
+
+    def _by_name(self) -> dict[str, list[tuple[int, Usage]]]:
+        """Return the measurements of each process; some are started late, or end."""
+        found: dict[str, list[tuple[int, Usage]]] = {}
+        for at, usages in zip(self.at, self.found, strict=True):
+            for name, usage in usages.items():
+                found.setdefault(name, []).append((at, usage))
+        return found
 
 
 def _name(process: psutil.Process) -> str:
