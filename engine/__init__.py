@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from engine.config.grammar import Grammar, GrammarKind, form_of
     from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
     from engine.config.load import (
+        DEFAULT_DRAFTED,
+        DRAFT_KINDS,
+        MOST_DRAFTED,
         PEER_MODES,
         ROPE_SCALINGS,
         SPLIT_MODES,
         ControlVector,
+        DraftKind,
         LoadParams,
         PeerMode,
     )
@@ -216,8 +220,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTO_PLAN",
+    "DEFAULT_DRAFTED",
+    "DRAFT_KINDS",
     "GOALS",
     "KV_TYPES",
+    "MOST_DRAFTED",
     "NO_WINDOW",
     "PEER_MODES",
     "ROPE_SCALINGS",
@@ -257,6 +264,7 @@ __all__ = [
     "DeviceRef",
     "DeviceSnapshot",
     "DeviceSpeed",
+    "DraftKind",
     "Embed",
     "Embedded",
     "EngineCrashed",
@@ -461,7 +469,8 @@ _HOME = {
     "constraints.checker": ("check_grammar",),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (
-        "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
+        "DEFAULT_DRAFTED", "DRAFT_KINDS", "MOST_DRAFTED", "PEER_MODES", "ROPE_SCALINGS",
+        "SPLIT_MODES", "ControlVector", "DraftKind", "LoadParams", "PeerMode",
     ),
     "config.sampling": ("SAMPLERS", "SamplingParams"),
     "devices.builds": ("TorchKind", "suitable_torch"),

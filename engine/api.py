@@ -14,13 +14,14 @@ from typing import Self
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
-from engine.config.load import LoadParams, PeerMode
+from engine.config.load import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
 from engine.config.sampling import SamplingParams
 from engine.events import Generate
 from engine.generation.answers import Answers
 from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
 from engine.generation.saved_states import SavedStates
+from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.generation.scheduling.stream import AnswerStream
@@ -51,12 +52,11 @@ def load_model(
     control_vectors: Sequence[tuple[str | Path, float]] = (),
     control_layers: tuple[int, int] | None = None,
     groups: Sequence[int] | None = None,
-    n_cpu_blocks: int = 0,
-    n_cpu_moe: int = 0,
+    n_cpu_blocks: int = 0, n_cpu_moe: int = 0,
     kv_on_host: bool = False,
     reserve: Mapping[str, int] = arguments.NOTHING,
     p2p: PeerMode = "auto",
-    fast_prompts: bool = False,
+    fast_prompts: bool = False, draft: DraftKind = "auto", draft_max: int = DEFAULT_DRAFTED,
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:  # fmt: skip
@@ -78,7 +78,7 @@ def load_model(
             memory, else 512.
         control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
         control_layers: first and last layer to steer; None is all but layer 0.
-        parallel, groups, n_cpu_…, kv_on_host, p2p, rope_…, fast_prompts: see `LoadParams`.
+        parallel, groups, n_cpu_…, kv_on_host, p2p, rope_…, fast_prompts, draft…: see `LoadParams`.
         reserve: bytes to keep free, by device.
         on_progress: receiver of the loading's progress.
         is_cancelled: asked again and again; returning True ends the loading.
@@ -96,6 +96,7 @@ def load_model(
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
         reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
+        draft=draft, draft_max=draft_max,
     )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
@@ -138,7 +139,9 @@ class Model(Inquiries, SavedStates):
             self._prompts = Prompts(file, self.info.name, params.chat_template)
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
-        self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
+        self.scheduler = Scheduler(
+            self.runtime.runner, self.runtime.plan.checkpoint_bytes, Drafts(params.n_draft)
+        )
         is_marked = not self.runtime.runner.can_rewind
         self._answers = Answers(self._prompts, self.n_ctx, is_marked=is_marked)
         self._occupancy = Occupancy()

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.cli.options.form_options import add_form, given_form, text_or_file
 from app.cli.options.load_options import (
+    add_draft,
     add_fast_prompts,
     add_kept_states,
     add_kv_types,
@@ -123,6 +124,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
     )
     add_fast_prompts(group)
+    add_draft(group)
 
 
 def _add_rope(group: argparse._ArgumentGroup) -> None:
@@ -265,6 +267,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "n_cpu_moe": (args.n_cpu_moe, int),
         "kv_on_host": (args.kv_on_host, bool),
         "fast_prompts": (args.fast_prompts, bool),
+        "draft": (args.draft, str),
+        "draft_max": (args.draft_max, int),
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
         "rope_scaling": (args.rope_scaling, str),

@@ -33,7 +33,7 @@ from engine import (
 
 if TYPE_CHECKING:
     from app.remote_models.model import RemoteModel
-    from engine import Model
+    from engine import Model, Usage
 
 
 class Interrupt:
@@ -82,6 +82,8 @@ class Answer:
                 "cached_tokens": self.finished.usage.cached_tokens,
                 "completion_tokens": self.finished.usage.completion_tokens,
                 "total_tokens": self.finished.usage.total_tokens,
+                "drafted_tokens": self.finished.usage.n_drafted,
+                "accepted_tokens": self.finished.usage.n_accepted,
             },
             "timings": self.finished.timings,
             "fallbacks": fallback_fields(self.fallbacks),
@@ -223,8 +225,15 @@ def _footer(result: Answer) -> str:
     return (
         f"[{usage.completion_tokens} tokens{_speed(timings.decode_per_s)} · prompt "
         f"{usage.prompt_tokens} tokens{_speed(timings.prompt_per_s)} · first token after "
-        f"{timings.first_token_s:.2f} s · {result.finished.reason}]"
+        f"{timings.first_token_s:.2f} s{_guessed(usage)} · {result.finished.reason}]"
     )
+
+
+def _guessed(usage: Usage) -> str:
+    """Return how many guesses were right for the footer; "" where none were checked."""
+    if not usage.n_drafted:
+        return ""
+    return f" · {usage.n_accepted} of {usage.n_drafted} guesses right"
 
 
 def _speed(per_s: float) -> str:

@@ -148,6 +148,8 @@ def suggestion(
         p2p=params.p2p,
         n_batch=params.n_batch,
         fast_prompts=params.fast_prompts,
+        draft=params.draft,
+        draft_max=params.draft_max,
     )
     try:
         choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)

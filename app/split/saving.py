@@ -19,7 +19,7 @@ from app.split.settings import (
     default_settings,
     ensure_on,
 )
-from engine import PEER_MODES, ROPE_SCALINGS, DeviceInfo, kv_types
+from engine import MOST_DRAFTED, PEER_MODES, ROPE_SCALINGS, DeviceInfo, kv_types
 
 MAX_CONTEXT: Final = 1 << 24
 MAX_BLOCKS: Final = 1 << 16
@@ -55,6 +55,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "p2p": settings.p2p,
         "n_batch": settings.n_batch,
         "fast_prompts": settings.fast_prompts,
+        "n_draft": settings.n_draft,
         "rope_scaling": settings.rope_scaling,
         "rope_factor": settings.rope_factor,
         "rope_base": settings.rope_base,
@@ -88,6 +89,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         p2p=next((mode for mode in PEER_MODES if mode == data.get("p2p")), settings.p2p),
         n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
         fast_prompts=data.get("fast_prompts") is True,
+        n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
         rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
         rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
@@ -125,6 +127,10 @@ def _rank(rank: RankSettings, entry: Mapping[str, Any]) -> RankSettings:
         is_locked=is_on and entry.get("locked") is True,
         joins=joins if isinstance(joins, bool) else rank.joins,
     )
+
+
+def _n_draft(saved: object, default: int) -> int:
+    return 0 if saved == 0 else _whole(saved, 1, MOST_DRAFTED) or default
 
 
 def _reserve(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from engine import DeviceInfo, LoadParams, PeerMode
+from engine import DEFAULT_DRAFTED, DeviceInfo, LoadParams, PeerMode
 
 Mode = Literal["single", "tensor", "layer", "groups"]
 MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
@@ -62,6 +62,7 @@ class SplitSettings:
         reserve: (device id, bytes to keep free) of each device that has a reserve.
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
         p2p, n_batch, fast_prompts: as in `LoadParams`.
+        n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
         rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
             model.
     """
@@ -82,6 +83,7 @@ class SplitSettings:
     p2p: PeerMode = "auto"
     n_batch: int | None = None
     fast_prompts: bool = False
+    n_draft: int = DEFAULT_DRAFTED
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
@@ -159,6 +161,8 @@ class SplitSettings:
             p2p=self.p2p,
             n_batch=self.n_batch,
             fast_prompts=self.fast_prompts,
+            draft="auto" if self.n_draft else "off",
+            draft_max=max(1, self.n_draft),
             rope_scaling=self.rope_scaling,
             rope_factor=self.rope_factor,
             rope_base=self.rope_base,

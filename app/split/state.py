@@ -231,6 +231,7 @@ class SplitState:
             p2p=self.settings.p2p,
             n_batch=self.settings.n_batch,
             fast_prompts=self.settings.fast_prompts,
+            n_draft=self.settings.n_draft,
             rope_scaling=self.settings.rope_scaling,
             rope_factor=self.settings.rope_factor,
             rope_base=self.settings.rope_base,

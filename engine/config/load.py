@@ -33,6 +33,16 @@ PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 MOST_PARALLEL = 16
 """Largest number of requests that run at once, see `LoadParams.parallel`."""
 
+DraftKind = Literal["auto", "off", "ngram"]
+"""Setting of guesses of the next tokens, see `LoadParams.draft`."""
+
+DRAFT_KINDS: tuple[DraftKind, ...] = ("auto", "off", "ngram")
+"""All values of `DraftKind`."""
+
+DEFAULT_DRAFTED = 7
+MOST_DRAFTED = 15
+"""Default and largest value of `LoadParams.draft_max`."""
+
 DEFAULT_CONTEXT = 2048
 """Context in tokens where none is asked for."""
 
@@ -101,6 +111,11 @@ class LoadParams:
         fast_prompts: whether CPUs with BF16 units compute long prompts in BF16, where a measurement
             at the load finds that faster. Answers may then differ in their last digits depending
             on what else is computed at the same time.
+        draft: where guesses of the next tokens come from, of which one pass checks several: "ngram"
+            from what has followed the last tokens earlier in the text, "auto" from whatever there
+            is, "off" from nowhere. They are left out where they do not pay. The answers are those
+            without guesses.
+        draft_max: largest number of guesses for an answer that a pass checks.
 
     Raises:
         EngineError: a value makes no sense.
@@ -130,6 +145,8 @@ class LoadParams:
     fast_prompts: bool = False
     parallel: int = 1
     checkpoint_bytes: int | None = None
+    draft: DraftKind = "auto"
+    draft_max: int = DEFAULT_DRAFTED
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -137,6 +154,10 @@ class LoadParams:
         object.__setattr__(self, "kv_type", _kv_type(self.kv_type))
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
         _one_of("p2p", self.p2p, PEER_MODES)
+        _one_of("draft", self.draft, DRAFT_KINDS)
+        _count("draft_max", self.draft_max or 0)
+        if self.draft_max > MOST_DRAFTED:
+            raise rejected("draft_max", f"at most {MOST_DRAFTED}", self.draft_max)
         _one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
         if not isinstance(self.chat_template, str) or len(self.chat_template) > MOST_TEMPLATE:
             most = f"a text of at most {MOST_TEMPLATE} characters"
@@ -167,6 +188,11 @@ class LoadParams:
         takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
         takers += [target for _, target in self.overrides if not target.startswith("#")]
         return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))
+
+    @property
+    def n_draft(self) -> int:
+        """Largest number of guesses for an answer that a pass checks; 0 for none."""
+        return 0 if self.draft == "off" else self.draft_max
 
     @property
     def rope(self) -> str:

@@ -21,11 +21,15 @@ class Usage:
         prompt_tokens: number of tokens of the prompt.
         cached_tokens: number of these that were still in the KV cache and not computed again.
         completion_tokens: number of generated tokens, without an end-of-generation token.
+        n_drafted: number of tokens that were guessed and checked.
+        n_accepted: number of these guesses that were right.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     @property
     def total_tokens(self) -> int:

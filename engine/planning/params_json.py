@@ -144,4 +144,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "fast_prompts": _flag,
     "parallel": _whole,
     "checkpoint_bytes": _optional(_whole),
+    "draft": _text,
+    "draft_max": _whole,
 }

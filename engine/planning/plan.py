@@ -357,9 +357,10 @@ def _memory(
     n_batch: int,
 ) -> MemoryUse:  # fmt: skip
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
+    n_rows = max(params.parallel, 1 + params.n_draft * (device == "cpu"))
     compute = compute_bytes(
         size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
-        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=params.parallel,
+        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=n_rows,
     )  # fmt: skip
     cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
     use = MemoryUse(

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.units import MIB
-from engine import KV_TYPES, EngineError, KVTypes, kv_types
+from engine import (
+    DEFAULT_DRAFTED,
+    DRAFT_KINDS,
+    KV_TYPES,
+    MOST_DRAFTED,
+    EngineError,
+    KVTypes,
+    kv_types,
+)
 
 BOTH, OF_KEYS, OF_VALUES = (
     ("--kv-type", "--cache-type"), ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")
@@ -101,6 +109,21 @@ def add_fast_prompts(group: argparse._ArgumentGroup) -> None:
         "--fast-prompts", action="store_true", default=None,
         help="faster prompts on processors with BF16 units; answers may then differ in their last "
         "digits depending on what else runs",
+    )  # fmt: skip
+
+
+def add_draft(group: argparse._ArgumentGroup) -> None:
+    """Add the options of guesses that are checked several at once."""
+    group.add_argument(
+        "--draft", choices=DRAFT_KINDS,
+        help="where guesses of the next tokens come from, of which several are checked at once: "
+        "ngram from the text so far, auto from whatever there is (default), off from nowhere; "
+        "answers stay the same",
+    )  # fmt: skip
+    group.add_argument(
+        "--draft-max", type=int, metavar="N",
+        help=f"most guesses that are checked at once, up to {MOST_DRAFTED} "
+        f"(default: {DEFAULT_DRAFTED})",
     )  # fmt: skip
 
 

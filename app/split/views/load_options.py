@@ -33,7 +33,7 @@ from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
-from engine import KV_TYPES, PEER_MODES, KVTypes, kv_types
+from engine import DEFAULT_DRAFTED, KV_TYPES, MOST_DRAFTED, PEER_MODES, KVTypes, kv_types
 
 FIRST_STOP = 512
 """Shortest context that the slider offers, in tokens."""
@@ -118,6 +118,7 @@ class RareOptions(QWidget):
     states_changed = Signal(object)  # bytes, or None for the engine's choice
     batch_changed = Signal(object)  # int, or None for the engine's choice
     speed_changed = Signal(bool)
+    draft_changed = Signal(int)
     rope_changed = Signal(str, float, float)  # scaling, factor, base
     template_requested = Signal()
 
@@ -134,6 +135,7 @@ class RareOptions(QWidget):
         self.states = QSpinBox(minimum=-1, maximum=MAX_STATES, singleStep=512, suffix=" MiB")
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
         self.fast_prompts = QCheckBox()
+        self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
@@ -149,6 +151,7 @@ class RareOptions(QWidget):
         )
         self.batch.valueChanged.connect(lambda n: self.batch_changed.emit(n or None))
         self.fast_prompts.toggled.connect(self.speed_changed)
+        self.draft.valueChanged.connect(self.draft_changed)
         self.rope.currentIndexChanged.connect(self._report_rope)
         for field in (self.factor, self.base):
             field.valueChanged.connect(self._report_rope)
@@ -162,6 +165,7 @@ class RareOptions(QWidget):
         kept = settings.checkpoint_bytes
         show_number(self.states, -1 if kept is None else kept // MIB)
         show_number(self.batch, settings.n_batch or 0)
+        show_number(self.draft, settings.n_draft)
         show_number(self.factor, settings.rope_factor)
         show_number(self.base, settings.rope_base)
         k, v = kv_types(settings.kv_type)
@@ -176,6 +180,7 @@ class RareOptions(QWidget):
         self.template.setText(tr("Own…") if has_own else tr("From the file…"))
         is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
         is_set = is_set or settings.parallel > 1 or kept is not None
+        is_set = is_set or settings.n_draft != DEFAULT_DRAFTED
         if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
 
@@ -222,6 +227,14 @@ class RareOptions(QWidget):
                 tr(
                     "Faster prompts on processors with BF16 units; answers may then differ in "
                     "their last digits depending on what else runs"
+                ),
+            ),
+            (
+                tr("Guessed tokens"),
+                self.draft,
+                tr(
+                    "How many tokens are guessed from the text so far and checked at once; answers "
+                    "stay the same, and text that repeats comes faster. 0 guesses none"
                 ),
             ),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),

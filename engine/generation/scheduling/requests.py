@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.generation.results import Finished, GenerationEvent, PrefillProgress
@@ -34,6 +35,8 @@ class Request:
         wanted: tokens that the cache has to hold for it.
         place: its place in the cache; None while it has none.
         is_ahead: whether what is in `place` is not what the answer goes on from.
+        n_drafted: number of its next tokens that were guessed and checked.
+        n_accepted: number of these guesses that were right.
     """
 
     def __init__(self, steps: Steps, is_cancelled: IsCancelled = never) -> None:
@@ -45,6 +48,7 @@ class Request:
         self.work: Work | None = None
         self.wanted: list[int] = []
         self.place: CachePlace | None = None
+        self.n_drafted = self.n_accepted = 0
         self._n_cached: int | None = None
         self._n_told = 0
 
@@ -71,8 +75,11 @@ class Request:
                 if isinstance(item, Prefill | Follow):
                     self._take(item)
                     return
+                if isinstance(item, Finished):
+                    self.is_over = True
+                    drafts = {"n_drafted": self.n_drafted, "n_accepted": self.n_accepted}
+                    item = replace(item, usage=replace(item.usage, **drafts))
                 self.events.append(item)
-                self.is_over = isinstance(item, Finished)
         except StopIteration:
             self.is_over = True
         except BaseException:

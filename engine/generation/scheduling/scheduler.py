@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
 from engine.forward.batch import Batch, Piece
 from engine.generation.scheduling.ahead import Ahead
+from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.pace import Pace
 from engine.generation.scheduling.places import CHECKPOINT_BYTES, Places
 from engine.generation.scheduling.requests import Request
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from engine.generation.work import Found
     from engine.runtime.interface import PagedRuntime
     from engine.runtime.timeline import TokenTimes
+    from engine.sampling.token_source import SamplingWish
 
 T = TypeVar("T")
 
@@ -40,18 +43,26 @@ class Scheduler:
 
     Args:
         checkpoint_bytes: largest number of bytes of host memory for kept recurrent states.
+        drafts: guesses of what answers go on with; None for none.
 
     Attributes:
         places: the cache that the answers share.
+        drafts: the guesses; may be replaced between two steps.
     """
 
-    def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
+    def __init__(
+        self,
+        runtime: PagedRuntime,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+        drafts: Drafts | None = None,
+    ) -> None:
         self._runtime = runtime
         self.n_ctx = runtime.n_ctx
         self.places = Places(runtime, checkpoint_bytes)
         self._ahead = Ahead(runtime)
         self._seats = Seats(self.places, self._ahead)
         self._pace = Pace()
+        self.drafts = drafts or Drafts()
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -161,35 +172,80 @@ class Scheduler:
         return 0
 
     def _run(self, prompt: Request | None, n: int, rows: Sequence[Request]) -> None:
-        """Compute n tokens of a prompt and one token of each of `rows`; hand out the results."""
+        """Compute n tokens of a prompt and the next token of each of `rows`; hand out the results.
+
+        Without a prompt, guesses of what follows those tokens are computed as well.
+        """
         requests = [prompt, *rows] if prompt else list(rows)
-        pieces, ids = list[Piece](), list[int]()
-        for request in requests:
-            assert request.place is not None
-            at, n_tokens = request.place.n, n if request is prompt else 1
-            slot = len(pieces) if self._runtime.can_rewind else request.place.slot
-            pieces.append(Piece(at, n_tokens, request.place.tables, slot))
-            ids += request.wanted[at : at + n_tokens]
+        guesses = [[]] * len(requests) if prompt else self.drafts.guesses(self._runtime, rows)
         is_whole = prompt is not None and prompt.n_missing == n
         done = requests if is_whole else list(rows)
-        batch = Batch(tuple(pieces), n - is_whole)
+        ids, pieces = self._rows(requests, guesses, n if prompt else 1)
+        batch = Batch(pieces, n - is_whole)
+        wishes: list[SamplingWish | None] = []
+        for request, guess in zip(done, guesses[-len(done) :], strict=False):
+            wish = request.work.wish if isinstance(request.work, Follow) and not guess else None
+            wishes += [wish] + [None] * len(guess)
         try:
             begun = time.perf_counter()
-            wishes = [r.work.wish if isinstance(r.work, Follow) else None for r in done]
             found, times = self._timed(done, lambda: self._runtime.sample(ids, batch, wishes))
-            if prompt and rows:  # somebody has waited for it
-                self._pace.note(n, time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
         except OutOfDeviceMemory as error:
             self._fail(error, [prompt] if prompt else requests)
             return
-        for request, piece in zip(requests, pieces, strict=True):
+        if prompt is None:
+            self.drafts.control.note_pass(len(ids), seconds)
+        elif rows:  # somebody has waited for it
+            self._pace.note(n, seconds)
+        for request in requests:
             assert request.place is not None
-            request.place.sequence.append(request.wanted[piece.n_past : piece.stop])
+            at = request.place.n
+            request.place.sequence.append(request.wanted[at : at + (n if request is prompt else 1)])
             self._seats.last = request.place.sequence.ids
         if prompt is not None:
             self._note_progress(prompt)
-        for request, result in zip(done, found, strict=True):
-            self._deliver(request, result, times)
+        results = iter(found)
+        for request, guess in zip(done, guesses[-len(done) :], strict=False):
+            self._deliver(request, next(results), times)
+            self._deliver_guessed(request, guess, list(islice(results, len(guess))))
+
+    def _rows(
+        self, requests: Sequence[Request], guesses: Sequence[Sequence[int]], n_first: int
+    ) -> tuple[list[int], tuple[Piece, ...]]:
+        """Return the tokens of a pass and where they belong.
+
+        Args:
+            guesses: of each answer, the tokens to compute behind its next one.
+            n_first: number of tokens of the first answer.
+        """
+        ids, pieces = list[int](), list[Piece]()
+        for request, guess in zip(requests, guesses, strict=True):
+            assert request.place is not None
+            n = 1 if pieces else n_first
+            at, tables = request.place.n, request.place.tables
+            slot = len(pieces) if self._runtime.can_rewind else request.place.slot
+            pieces.append(Piece(at, n, tables, slot))
+            pieces += [Piece(at + i, 1, tables, slot + i) for i in range(1, 1 + len(guess))]
+            ids += [*request.wanted[at : at + n], *guess]
+        return ids, tuple(pieces)
+
+    def _deliver_guessed(
+        self, request: Request, guess: Sequence[int], found: Sequence[Found]
+    ) -> None:
+        """Send the results behind guessed tokens for as long as the answer goes on like that."""
+        n_right = 0
+        request.n_drafted += len(guess)
+        for token, result in zip(guess, found, strict=True):
+            work, place = request.work, request.place
+            goes_on = isinstance(work, Follow) and work.token == token and request.n_missing == 1
+            if request.is_over or place is None or not goes_on:
+                break
+            place.sequence.append([token])
+            n_right += 1
+            request.n_accepted += 1
+            self._deliver(request, result, None)
+        if guess:
+            self.drafts.note(request, len(guess), n_right)
 
     def _timed(
         self, requests: Sequence[Request], compute: Callable[[], T]

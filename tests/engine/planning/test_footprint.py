@@ -92,9 +92,11 @@ def test_results_of_attention_are_as_large_as_kernels_write_them() -> None:
 def test_each_request_at_once_takes_more_on_the_cpu(llama: GGUFFile) -> None:
     """Passes of one token, of two and so on are recorded, each with its intermediate results."""
     one, two, four = (
-        planned(llama, "cpu", parallel=n).devices[0].memory.compute for n in (1, 2, 4)
+        planned(llama, "cpu", parallel=n, draft="off").devices[0].memory.compute for n in (1, 2, 4)
     )
     assert 0 < two - one < four - two
+    guessing = planned(llama, "cpu", parallel=2, draft_max=3).devices[0].memory.compute
+    assert guessing == four, "guesses are rows as well"
 
 
 @pytest.mark.parametrize("devices", [("cuda:0",), ("cuda:0", "cuda:1"), ("cuda:0", "cpu")])

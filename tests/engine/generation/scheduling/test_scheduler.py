@@ -23,11 +23,13 @@ from engine.generation.results import (
     PrefillProgress,
     TokenText,
 )
+from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.requests import MOST_UNREAD, Request
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.paging.keys import PAGE
 from engine.paging.sight import Sight
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
+from tests.helpers.prophet import Prophet, always
 from tests.helpers.reading import read
 
 WHOLE = Sight()
@@ -411,18 +413,28 @@ def test_states_that_a_device_has_lost_are_computed_again(kind: str) -> None:
     assert told(events) == alone(runtime, prompt_of(50), params(30))
 
 
+def _said(found: Sequence[object]) -> list[int]:
+    return [token for event in found for token in getattr(event, "ids", ())]
+
+
 class Storm(RuleBasedStateMachine):
     """Answers that come, are read, cancelled and dropped in any order, with few pages."""
 
     @initialize(
         kind=st.sampled_from(list(KINDS)), n_pages=st.integers(3, 9), n_batch=st.integers(1, 40),
-        n_bytes=st.sampled_from([0, 8, 40, 4000]), ahead=st.integers(-1, 3),
+        n_bytes=st.sampled_from([0, 8, 40, 4000]), ahead=st.integers(-3, 3),
+        wrong=st.integers(0, 7),
     )  # fmt: skip
-    def begin(self, kind: str, n_pages: int, n_batch: int, n_bytes: int, ahead: int) -> None:
+    def begin(
+        self, kind: str, n_pages: int, n_batch: int, n_bytes: int, ahead: int, wrong: int
+    ) -> None:
         self.runtime = made(kind, n_pages=n_pages, n_ctx=700, n_batch=n_batch)
         if ahead >= 0:
             self.runtime.token_source = ToySource(self.runtime, ahead)
-        self.scheduler = Scheduler(self.runtime, n_bytes)
+        self.known: list[list[int]] = []
+        n_draft = {-3: 15, -2: 7}.get(ahead, 0)
+        drafts = Drafts(n_draft, lambda: Prophet(self.known, lambda n: n * wrong % 17), always())
+        self.scheduler = Scheduler(self.runtime, n_bytes, drafts)
         self.asked: list[tuple[Request, list[int], SamplingParams]] = []
         self.found: list[list[GenerationEvent]] = []
         self.stopped: set[int] = set()
@@ -441,6 +453,7 @@ class Storm(RuleBasedStateMachine):
             is_cancelled=lambda: number in self.stopped,
         )  # fmt: skip
         self.asked.append((asked, prompt, wanted))
+        self.known.append([*prompt, *_said(alone(self.runtime, prompt, wanted))])
         self.found.append([])
 
     @precondition(lambda self: self.asked)

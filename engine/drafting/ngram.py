@@ -1,0 +1,58 @@
+"""Guesses from the text itself: what has followed the last tokens where they stood before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.drafting.repeats import Repeats
+
+LEAST_ALIKE = 2
+"""Smallest number of last tokens that have to stand in the text before."""
+
+MOST_TOKENS = 1 << 16
+"""Largest number of tokens that are searched: half as many of the last ones are, once there are
+more. A token takes about half a kilobyte of the host's memory."""
+
+
+class NgramDrafter:
+    """Guesses for one answer, from its prompt and from what it has said so far.
+
+    Attributes:
+        n_alike: number of last tokens that stand in the text before.
+    """
+
+    def __init__(self) -> None:
+        self._begin = 0
+        self._seen = Repeats()
+        self._last = -1
+
+    @property
+    def n_alike(self) -> int:
+        return self._seen.n_alike
+
+    def guess(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens that may follow; none where nothing is alike.
+
+        Args:
+            ids: all tokens so far; mostly those of the last call with some more.
+        """
+        self._read(ids)
+        if self.n_alike < LEAST_ALIKE:
+            return []
+        behind = self._begin + self._seen.behind
+        found = list(ids[behind : behind + most])
+        while found and len(found) < most:  # the text repeats itself, so it may go on doing so
+            found.append(found[len(found) - (len(ids) - behind)])
+        return found
+
+    def _read(self, ids: Sequence[int]) -> None:
+        """Take in the tokens that are new; all of them if others have changed."""
+        n = self._begin + self._seen.n
+        if n > len(ids) or (n and ids[n - 1] != self._last):
+            self._begin, self._seen, n = 0, Repeats(), 0
+        if len(ids) - self._begin > MOST_TOKENS:
+            n = self._begin = len(ids) - MOST_TOKENS // 2
+            self._seen = Repeats()
+        for token in ids[n:]:
+            self._seen.append(token)
+        self._last = ids[-1]

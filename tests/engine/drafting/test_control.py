@@ -1,0 +1,72 @@
+"""How many guesses are checked: as many as pay, by the times and shares that were measured."""
+
+import random
+
+import pytest
+
+from engine.drafting.control import LENGTHS, N_UNSTEADY, PROBE_EVERY, DraftControl
+
+
+def measured(seconds: dict[int, float]) -> DraftControl:
+    """Return a control that knows the times of passes by their numbers of rows."""
+    control = DraftControl()
+    for n_rows, time in seconds.items():
+        for _ in range(N_UNSTEADY + 2):
+            control.note_pass(n_rows, time)
+    return control
+
+
+CHEAP = {1: 1.0, 2: 1.05, 4: 1.15, 8: 1.3, 16: 1.9}
+DEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
+
+
+def run(control: DraftControl, share: float, n: int = 400, alike: int = 4) -> list[int]:
+    """Let guesses be right with a probability, n times; return the lengths that were chosen."""
+    drawn, chosen = random.Random(2), []
+    for _ in range(n):
+        length = control.choose([alike], LENGTHS[-1])
+        chosen.append(length)
+        if length:
+            right = next((i for i in range(length) if drawn.random() >= share), length)
+            control.note_check(alike, length, right)
+    return chosen
+
+
+def test_right_guesses_make_long_ones_and_wrong_ones_none() -> None:
+    assert set(run(measured(CHEAP), 1.0)[-50:]) == {LENGTHS[-1]}
+    chosen = run(measured(CHEAP), 0.0)
+    assert chosen[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1, "and one to see if it is still so"
+    middle = run(measured(CHEAP), 0.6)[-50:]
+    assert 0 not in middle
+    assert max(middle) < LENGTHS[-1]
+
+
+def test_rows_that_take_as_long_as_tokens_are_not_worth_it() -> None:
+    assert sum(map(bool, run(measured(DEAR), 0.9)[-PROBE_EVERY:])) == 1
+
+
+def test_shares_are_measured_apart_by_what_is_alike() -> None:
+    control = measured(CHEAP)
+    run(control, 0.0, alike=2)
+    assert control.choose([12], 7) == 7
+    assert control.choose([2], 7) == 0
+
+
+def test_it_looks_again_after_a_while_and_finds_what_has_changed() -> None:
+    control = measured(CHEAP)
+    run(control, 0.0)
+    assert set(run(control, 1.0, n=40 * PROBE_EVERY)[-20:]) == {LENGTHS[-1]}
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 7), (2, 3), (4, 3), (8, 1)])
+def test_several_answers_share_the_rows_of_a_pass(n: int, expected: int) -> None:
+    assert measured(CHEAP).choose([20] * n, min(7, 16 // n - 1)) == expected
+
+
+def test_the_first_passes_of_a_size_do_not_count() -> None:
+    control = DraftControl()
+    for seconds in (9.0, 9.0, 9.0, 1.0):
+        control.note_pass(1, seconds)
+    for seconds in (30.0, 30.0, 30.0, 1.2):
+        control.note_pass(8, seconds)
+    assert control.choose([20], 7) == 7
