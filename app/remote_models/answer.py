@@ -152,12 +152,17 @@ class AnswerReader:
     def _note_usage(self, usage: object) -> None:
         if not isinstance(usage, dict):
             return
-        details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+        read, written = (
+            details if isinstance(details := usage.get(name), dict) else {}
+            for name in ("prompt_tokens_details", "completion_tokens_details")
+        )
+        n_right = _count_of(written.get("accepted_prediction_tokens"))
         self._usage = Usage(
             _count_of(usage.get("prompt_tokens")),
-            _count_of(cached),
+            _count_of(read.get("cached_tokens")),
             _count_of(usage.get("completion_tokens")),
+            n_right + _count_of(written.get("rejected_prediction_tokens")),
+            n_right,
         )
 
     def _counted(self) -> Usage:

@@ -45,6 +45,8 @@ class RequestRecord:
         n_read: number of these that are computed.
         n_prompt: number of tokens of the prompts of answers that have ended.
         n_cached: number of these that were cached.
+        n_drafted: number of tokens that were guessed and checked.
+        n_accepted: number of these guesses that were right.
         n_tokens: number of tokens of the answers.
         n_first: number of these that came at once, before their speed could be known.
         first_token_s: seconds to the first of them; 0 before.
@@ -65,6 +67,8 @@ class RequestRecord:
     n_read: int = 0
     n_prompt: int = 0
     n_cached: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     n_tokens: int = 0
     n_first: int = 0
     seconds: float = 0.0
@@ -82,6 +86,8 @@ class RequestRecord:
         elif isinstance(event, Finished):
             self.n_prompt += event.usage.prompt_tokens
             self.n_cached += event.usage.cached_tokens
+            self.n_drafted += event.usage.n_drafted
+            self.n_accepted += event.usage.n_accepted
 
     def _note_tokens(self, n: int) -> None:
         elapsed = time.perf_counter() - self.start
@@ -107,6 +113,8 @@ class Sums:
     tokens: Counter[str] = field(default_factory=Counter)
     n_prompt: int = 0
     n_cached: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     n_tokens: int = 0
     seconds: float = 0.0
     first_token_s: float = 0.0
@@ -148,6 +156,8 @@ class Ledger:
         sums.seconds += record.seconds
         sums.n_prompt += record.n_prompt
         sums.n_cached += record.n_cached
+        sums.n_drafted += record.n_drafted
+        sums.n_accepted += record.n_accepted
         if record.n_tokens:
             sums.n_tokens += record.n_tokens
             sums.first_token_s += record.first_token_s

@@ -20,12 +20,16 @@ class TokenCount:
         n_cached: number of these that were cached.
         n_answer: number of tokens of the answers.
         n_thought: number of these that were thoughts.
+        n_drafted: number of tokens that were guessed and checked.
+        n_accepted: number of these guesses that were right.
     """
 
     n_prompt: int = 0
     n_cached: int = 0
     n_answer: int = 0
     n_thought: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     def note(self, event: object, *, is_first: bool) -> None:
         """Note an event of an answer.
@@ -37,6 +41,8 @@ class TokenCount:
             self.n_thought += len(event.ids)
         elif isinstance(event, Finished):
             self.n_answer += event.usage.completion_tokens
+            self.n_drafted += event.usage.n_drafted
+            self.n_accepted += event.usage.n_accepted
             if is_first:
                 self.n_prompt += event.usage.prompt_tokens
                 self.n_cached += event.usage.cached_tokens
@@ -48,7 +54,11 @@ class TokenCount:
             "completion_tokens": self.n_answer,
             "total_tokens": self.n_prompt + self.n_answer,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
-            "completion_tokens_details": {"reasoning_tokens": self.n_thought},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.n_thought,
+                "accepted_prediction_tokens": self.n_accepted,
+                "rejected_prediction_tokens": self.n_drafted - self.n_accepted,
+            },
         }
 
     def response_document(self) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def metrics_text(
         _sum("request_seconds_total", "Seconds that these took.", sums.seconds),
         _sum("prompt_tokens_total", "Tokens of prompts.", sums.n_prompt),
         _sum("cached_prompt_tokens_total", "Tokens of prompts that were cached.", sums.n_cached),
+        _sum("drafted_tokens_total", "Tokens that were guessed and checked.", sums.n_drafted),
+        _sum("accepted_tokens_total", "Guesses that were right.", sums.n_accepted),
         _sum("completion_tokens_total", "Tokens of answers.", sums.n_tokens),
         _sum("answers_total", "Requests with an answer of a token or more.", sums.n_answered),
         _sum("first_token_seconds_total", "Seconds to their first tokens.", sums.first_token_s),

@@ -547,3 +547,12 @@ def test_a_wrong_list_of_models_is_a_sentence(
     server.plan = lambda _: Reply([data], kind="application/json")
     error = driver.problem(Load(LoadParams(f"{server.url}/v1#small")))
     assert error.message.startswith(("127.0.0.1:", "The answer of 127.0.0.1:"))
+
+
+def test_a_server_may_tell_how_many_guesses_were_right(loaded: Driver, server: FakeOpenAI) -> None:
+    details = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
+    usage = {"prompt_tokens": 1, "completion_tokens": 9, "completion_tokens_details": details}
+    answers(server, said("Hi"), ended(), event({"choices": [], "usage": usage}), DONE)
+    last = loaded.do(HELLO)[-1]
+    assert isinstance(last, Finished)
+    assert (last.usage.n_drafted, last.usage.n_accepted) == (7, 5)

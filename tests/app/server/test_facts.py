@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import httpx2
 import pytest
+from openai import OpenAI
 
 from app.remote_models.figures import ServerFigures, parse_figures
 from app.server.cache_gauge import CacheGauge
@@ -156,3 +157,28 @@ def test_each_model_has_its_own_recommendations() -> None:
         assert isinstance(command, Generate)
         found[name] = command.sampling.temperature, command.sampling.top_k
     assert found == {"first": (0.6, 20), "second": (1.5, SamplingParams().top_k)}
+
+
+def test_right_guesses_are_counted(client: OpenAI, http: httpx2.Client) -> None:
+    def counted() -> dict[str, float]:
+        lines = http.get("/metrics").text.splitlines()
+        return {
+            name: float(n)
+            for name, _, n in (line.partition(" ") for line in lines)
+            if n[:1].isdigit()
+        }
+
+    before = counted()
+    done = client.completions.create(
+        model="", prompt="The cat saw the dog. The dog ran home. " * 6, temperature=0, max_tokens=60
+    )
+    assert done.usage is not None
+    details = done.usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens
+    assert details.rejected_prediction_tokens is not None
+    after = counted()
+    n = {name: after[name] - before[name] for name in after if "ed_tokens_total" in name}
+    assert n["tandem_accepted_tokens_total"] == details.accepted_prediction_tokens
+    n_wrong = n["tandem_drafted_tokens_total"] - n["tandem_accepted_tokens_total"]
+    assert n_wrong == details.rejected_prediction_tokens
