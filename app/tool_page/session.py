@@ -123,7 +123,8 @@ class ToolSession(QObject):
             _log(error)
             kept = replace(server, headers=dict.fromkeys(server.headers, ""))
             self._replace(kept, old_name)
-            self._hub.restart(server.name)
+            if old is not None and old.name == kept.name and old.connects_like(kept):
+                self._hub.restart(kept.name)  # only a secret is another
             if notice := _place_notice(places):
                 self.noticed.emit(notice)
 

@@ -32,7 +32,7 @@ def called(number: Any, name: str, arguments: dict[str, Any], token: Any) -> Non
         return
     for step in range(6 if name == "slow" else 0):
         send(method="notifications/progress", params={"progressToken": token, "progress": step})
-        time.sleep(0.4)
+        time.sleep(0.6)
     if name == "grow":
         tools.append("new")
         send(method="notifications/tools/list_changed")

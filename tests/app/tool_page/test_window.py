@@ -17,6 +17,7 @@ from app.tool_page.views.tool_dialog import ToolDialog
 from app.tools.command_line import join_command
 from app.tools.states import ToolResult
 from app.tools.tool_server import ToolServer
+from tests.helpers.mcp_server import served_over_http
 from tests.helpers.shell_driver import MakeShell, banner
 from tests.helpers.tool_hubs import PLAIN, plain_server
 
@@ -189,3 +190,16 @@ def test_values_of_headers_are_secrets_that_stay_at_an_edit(
     assert ring == {"headers of near": '{"Authorization": "Bearer s3", "X-Team": "b"}'}
     assert list(dialog.cards) == ["near"]
     assert banner(shell) == ""
+
+
+def test_a_new_secret_is_used_at_once(qtbot: QtBot, make_shell: MakeShell) -> None:
+    with served_over_http(has_key=True) as address:
+        shell = make_shell()
+        session = shell.tools.session
+        session.put(ToolServer("far", url=address, headers={"Authorization": "Bearer wrong"}))
+        until(qtbot, lambda: [state.status for state in session.states] == ["failed"])
+        right = ToolServer("far", url=address, headers={"Authorization": "Bearer open"})
+        session.put(right, "far")
+        until(qtbot, lambda: session.states[0].status == "ready")
+        session.switch("far", False)
+        shell.tools.close()

@@ -100,10 +100,10 @@ def test_tools_that_change_are_listed_again(real: WatchedHub) -> None:
 
 
 def test_progress_keeps_a_call_alive_and_silence_ends_it() -> None:
-    with watched_hub(ToolLimits(silence_s=2.0)) as hub:
+    with watched_hub(ToolLimits(silence_s=3.0)) as hub:
         hub.settled(plain_server())
         assert hub.call("plain__slow", {"text": "done"}) == ToolResult("done")
-        late = "plain has not answered for 2 s, so the call was ended."
+        late = "plain has not answered for 3 s, so the call was ended."
         assert hub.call("plain__wait") == ToolResult(late, is_error=True)
         assert hub.call("plain__echo", {"text": "on"}) == ToolResult("on")
 
@@ -170,8 +170,11 @@ def test_what_a_server_asks_of_the_model_is_declined(hub: WatchedHub) -> None:
     assert hub.call("plain__ask") == ToolResult("Sampling not supported")
 
 
-def test_a_server_that_hangs_and_one_that_prints_rubbish() -> None:
-    with watched_hub(ToolLimits(start_s=1.0)) as hub:
+def test_a_server_that_hangs_and_one_that_prints_rubbish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.1)
+    with watched_hub(ToolLimits(start_s=4.0)) as hub:
         ways = plain_server("hung", "hang"), plain_server("loud", "rubbish")
         hung, loud = hub.settled(*ways)
     assert hung.problem == "hung did not answer in time."
