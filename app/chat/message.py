@@ -27,6 +27,8 @@ class AnswerStats:
         first_token_s: time until the first token, in seconds.
         context_tokens: number of context tokens that the conversation filled afterwards; 0 where
             that is unknown, since the answer was cut off.
+        n_drafted: number of tokens that were guessed and checked.
+        n_accepted: number of these guesses that were right.
         extra: what else a file said of the figures; it is written again as it was.
     """
 
@@ -35,6 +37,8 @@ class AnswerStats:
     tokens_per_s: float
     first_token_s: float
     context_tokens: int
+    n_drafted: int = 0
+    n_accepted: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -46,6 +50,8 @@ class AnswerStats:
             tokens_per_s=timings.decode_per_s,
             first_token_s=timings.first_token_s,
             context_tokens=usage.total_tokens,
+            n_drafted=usage.n_drafted,
+            n_accepted=usage.n_accepted,
         )
 
 
@@ -245,5 +251,7 @@ def _stats(data: Mapping[str, Any]) -> AnswerStats:
         tokens_per_s=float(data["tokens_per_s"]),
         first_token_s=float(data["first_token_s"]),
         context_tokens=int(data["context_tokens"]),
+        n_drafted=int(data.get("n_drafted", 0)),
+        n_accepted=int(data.get("n_accepted", 0)),
         extra=unknown(data, AnswerStats),
     )

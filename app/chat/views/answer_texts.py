@@ -28,6 +28,9 @@ def footer_text(stats: AnswerStats) -> str:
             seconds=decimal(f"{stats.first_token_s:.2f}")
         )
         parts += [tokens, first]
+    if stats.n_accepted:
+        guesses = tr("{n} of {total} guesses right")
+        parts.append(guesses.format(n=stats.n_accepted, total=stats.n_drafted))
     return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
 
 

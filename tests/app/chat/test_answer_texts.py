@@ -1,0 +1,30 @@
+"""What stands below an answer."""
+
+import pytest
+
+from app.chat.message import AnswerStats, Message
+from app.chat.views.answer_texts import footer_text
+from engine import Finished, Timings, Usage
+
+
+@pytest.mark.parametrize(
+    ("usage", "guesses"),
+    [
+        (Usage(5, 0, 12), ""),
+        (Usage(5, 0, 12, 7, 0), ""),
+        (Usage(5, 0, 12, 9, 7), "7 of 9 guesses right · "),
+    ],
+)
+def test_the_footer_has_the_figures_of_the_answer(usage: Usage, guesses: str) -> None:
+    stats = AnswerStats.of(Finished("stop", usage, Timings(decode_per_s=61.84, first_token_s=0.3)))
+    expected = f"61.8 tok/s · 12 tokens · 0.30 s to first token · {guesses}end of turn"
+    assert footer_text(stats) == expected
+    message = Message("assistant", "Hi", stats)
+    assert Message.from_json(message.to_json()) == message
+
+
+def test_chats_of_versions_without_guesses_are_read() -> None:
+    data = Message("assistant", "Hi", AnswerStats("stop", 3, 9.0, 0.1, 8)).to_json()
+    del data["stats"]["n_drafted"], data["stats"]["n_accepted"]
+    found = Message.from_json(data).stats
+    assert found == AnswerStats("stop", 3, 9.0, 0.1, 8)
