@@ -55,6 +55,7 @@ class CallCard(QFrame):
         head.addWidget(self._state)
         self._steps = {step: self._make_button(step) for step in CallStep}
         row = QHBoxLayout()
+        row.setContentsMargins(8, 0, 0, 0)
         for made in self._steps.values():
             row.addWidget(made)
         row.addStretch(1)

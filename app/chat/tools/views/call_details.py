@@ -57,7 +57,7 @@ def _parts(call: ToolUse) -> Iterator[tuple[str, str]]:
         for name, value in arguments.items():
             yield name, _as_text(value)
     if call.result:
-        yield tr("Result"), call.result
+        yield tr("Result"), call.result.rstrip()
 
 
 def _as_text(value: object) -> str:
