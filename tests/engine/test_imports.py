@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.tiny_gguf import least_gguf, tiny_gguf
 
 CODE = """
 import sys
@@ -32,7 +32,7 @@ def test_the_interpreter_is_a_setting_of_its_own(tmp_path: Path) -> None:
     """Nobody has to know how Triton is told to interpret."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("there is no Triton for this system")
-    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    path = least_gguf(tmp_path / "m.gguf")
     code = "import sys; from engine import load_model; load_model(sys.argv[1], n_ctx=8).close()"
     environment = {**os.environ, "TANDEM_BACKEND": "interpreter"}
     environment.pop("TRITON_INTERPRET", None)

@@ -55,7 +55,7 @@ def _call(address: int, n_arguments: int) -> Callable[..., None]:
 
 @cache
 def _pack(kind: Kind, isa_name: str) -> Callable[..., None]:
-    found = jit.addresses(
+    found = jit.addresses_by_source(
         f"pack-{kind:d}", isa_named(isa_name), ["pack"], lambda m: pack.build(m, kind)
     )
     return _call(found["pack"], 1 + len(pack.ARGUMENTS))
@@ -64,17 +64,19 @@ def _pack(kind: Kind, isa_name: str) -> Callable[..., None]:
 @cache
 def _quantise(isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa = isa_named(isa_name)
-    found = jit.addresses("panels", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes))
+    found = jit.addresses_by_source(
+        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
+    )
     return _call(found["quantise"], 1 + len(panels.ARGUMENTS))
 
 
 @cache
 def _multiply(kind: Kind, isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa, layout = isa_named(isa_name), LAYOUTS[kind]
-    found = jit.addresses(
-        f"product-{kind:d}",
+    found = jit.addresses_by_source(
+        f"quantised-gemm-{kind:d}-{x_bytes}",  # as the engine, so that each is compiled once
         isa,
-        ["multiply"],
+        ["multiply", "multiply_piece"],
         lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
     )
     return _call(found["multiply"], 1 + len(quantised_gemm.ARGUMENTS))

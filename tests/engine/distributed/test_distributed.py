@@ -212,6 +212,7 @@ def test_an_error_is_one_line_that_does_not_act() -> None:
     assert not acting(errors)
 
 
+@pytest.mark.slow
 def test_a_gpu_of_a_process_says_that_it_starts_kernels_one_by_one(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     path = least_gguf(tmp_path / "m.gguf")

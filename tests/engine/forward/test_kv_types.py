@@ -20,6 +20,7 @@ from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.golden import Case, golden_logits, golden_path, logits_in_steps, nmse
 from tests.helpers.kv_pairs import MIXED
+from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
 
 SPLITS = [[1], [1, 1], [3, 1]]
@@ -100,8 +101,11 @@ def test_keys_and_values_are_those_of_caches_of_one_type(kv_type: str) -> None:
     assert torch.equal(mixed.read(ALONE, 0, 25)[1], of_values.read(ALONE, 0, 25)[1])
 
 
-@pytest.mark.parametrize("split", [*SPLITS, [2, 0, 1]], ids=str)
-@pytest.mark.parametrize("kv_type", [*KV_TYPES, "q8_0/q4_0", "q4_0/f32"])
+@pytest.mark.parametrize(
+    ("split", "kv_type"),
+    paired([*SPLITS, [2, 0, 1]], [*KV_TYPES, "q8_0/q4_0", "q4_0/f32"]),
+    ids=str,
+)
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
 def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, mode: str) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_head_kv=2, n_head=4, head_dim=64)

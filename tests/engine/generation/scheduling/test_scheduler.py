@@ -31,6 +31,7 @@ from engine.paging.sight import Sight
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.reading import read
+from tests.helpers.tiers import swept
 
 WHOLE = Sight()
 
@@ -230,7 +231,7 @@ def test_several_prompts_that_begin_alike_share_their_pages() -> None:
     assert max(len(batch.pieces) for batch in runtime.batches) == 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", swept(KINDS, ("chunked", "windowed", "hybrid")))
 def test_who_came_last_is_computed_again_where_pages_run_out(kind: str) -> None:
     runtime = made(kind, n_pages=6, n_ctx=900)
     scheduler = Scheduler(runtime)

@@ -78,6 +78,8 @@ def reference(path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def test_the_stream_goes_from_group_to_group(
     how: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "groups" in how:  # to capture tokens takes long; the ranks with layers of their own do
+        monkeypatch.setattr("engine.runtime.model_runner.captures_tokens", lambda: False)
     path = least_gguf(tmp_path / "m.gguf", n_layer=2)
     found = logits(path, 3 if "groups" in how else 2, **how)
     assert nmse(found, reference(path, monkeypatch)) < BAR

@@ -28,6 +28,7 @@ from tests.helpers.device_sampling import (
     random_params,
 )
 from tests.helpers.one_shot import Unheard, ranks_of
+from tests.helpers.tiers import swept
 
 HALVES = (0, 300, 601)
 
@@ -60,7 +61,7 @@ def sweep(device: str, n_rank: int, n_settings: int, n_tokens: int, seed: int) -
     assert n_sampled > 0.9 * n_settings * n_tokens
 
 
-@pytest.mark.parametrize("n_rank", [2, 3, 5, 8])
+@pytest.mark.parametrize("n_rank", swept([2, 3, 5, 8], (3, 8)))
 def test_all_ranks_sample_what_the_host_samples(device: str, n_rank: int) -> None:
     sweep(device, n_rank, n_settings=24 // n_rank, n_tokens=2, seed=0)
 

@@ -28,7 +28,7 @@ from engine.runtime.timeline import TokenTimes
 from engine.sampling.sampler import Sampler
 from tests.helpers.passes import forward_alone
 from tests.helpers.reading import events_of
-from tests.helpers.tiers import paired
+from tests.helpers.tiers import paired, swept
 from tests.helpers.token_streams import (
     PROMPT,
     Slow,
@@ -59,7 +59,7 @@ def closed() -> Iterator[None]:
 WAYS = [0, 1, 2, token_stream.AHEAD, "recurrent", "split"]
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=swept(WAYS, (1, token_stream.AHEAD, "recurrent", "split")))
 def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRuntime]:
     """Return a toy model whose host samples, and one whose device runs `ahead` steps ahead."""
     if request.param == "recurrent":
@@ -134,12 +134,12 @@ def test_a_stop_text_ends_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None
     assert "stop" in ahead
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0}, RANDOM], ids=["greedy", "random"])
+@pytest.mark.parametrize(("both", "name"), paired(WAYS, ["greedy", "random"]), indirect=["both"])
 def test_an_answer_goes_back_from_a_banned_string(
-    both: tuple[ToyRuntime, ToyRuntime], settings: dict[str, Any]
+    both: tuple[ToyRuntime, ToyRuntime], name: str
 ) -> None:
     """The host samples the token that replaces it, the device those that follow."""
-    letters, params = Letters(), SamplingParams(**settings, max_tokens=12)
+    letters, params = Letters(), SamplingParams(**{**SETTINGS[name], "max_tokens": 12})
     plain = "".join(map(letters.feed, ids_of(answer(both[0], params, tokenizer=letters))))
     params = replace(params, banned_strings=(plain[3:5], plain[7]))
     host, ahead = (answer(runtime, params, tokenizer=letters) for runtime in both)
