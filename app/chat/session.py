@@ -70,7 +70,7 @@ class ChatSession(ChatWishes):
         self._client, self.library = client, library
         library.noticed.connect(self.noticed)
         library.changed.connect(self.chats_changed)
-        self.calls = CallFlow(tools, self._go_on_in, self._can_go_on_in, self)
+        self.calls = CallFlow(tools, client, self._go_on_in, self._can_go_on_in, self)
         self._writer = AnswerWriter(client, sampling, self.calls.offered, self)
         self._writer.beginning.connect(self.answering)
         self._writer.begun.connect(self._on_begun)

@@ -13,6 +13,7 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.tools.running import CallRunner, RunningUse
 from app.chat.tools.tool_use import CallState, with_stopped
+from app.engine_client import EngineClient
 from app.notice import Notice
 from app.translation import tr, tr_n
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS: Final = 25
 """Number of answers with calls to one question after which a person is asked before the next."""
+
+CHARACTERS_OF_TOKEN: Final = 2
+"""Characters of a result for each token of the context, so that an ordinary text takes half of it:
+a longer result is cut, as the model could not go on behind it."""
 
 
 class CallFlow(QObject):
@@ -40,12 +45,14 @@ class CallFlow(QObject):
     def __init__(
         self,
         source: ToolSource,
+        client: EngineClient,
         go_on: Callable[[Conversation], None],
         can_go_on: Callable[[Conversation], bool],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._source, self._go_on, self._can_go_on = source, go_on, can_go_on
+        self._client = client
         self.runner = CallRunner(source, self)
         self.runner.ended.connect(self._on_ended)
 
@@ -107,10 +114,14 @@ class CallFlow(QObject):
 
     @Slot(object, object)
     def _on_ended(self, run: RunningUse, result: ToolResult) -> None:
+        from app.tools.results import limited  # late: most chats have no calls
+
+        n_ctx = self._client.model.n_ctx if self._client.model is not None else 0
+        text = limited(result.text, CHARACTERS_OF_TOKEN * n_ctx) if n_ctx else result.text
         for call in run.message.calls:
             if call.id == run.call_id and call.state == "running":
                 state: CallState = "failed" if result.is_error else "done"
-                run.message.with_call(replace(call, state=state, result=result.text))
+                run.message.with_call(replace(call, state=state, result=text))
         self._tell(run.chat, run.message)
         self._settle(run.chat, run.message)
 

@@ -515,3 +515,17 @@ def test_an_imported_chat_has_nothing_to_run(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     path.write_text(exported(chat, ".json"))
     assert states(imported(path).messages[1]) == ["stopped"]
+
+
+def test_a_result_that_the_context_cannot_hold_is_cut(
+    qtbot: QtBot, ready: Ready, script: Script
+) -> None:
+    shell, hub = ready()
+    script.calls = (CALL,)
+    asking, chat = until_calls(qtbot, shell), shell.session.current
+    script.calls = ()
+    press(cards(shell)[0], CallStep.RUN)
+    hub.calls[0].end("x" * 10_000)
+    until_answered(qtbot, chat, 3)
+    cut = "x" * 8192 + "\n[Cut: the first 8192 of 10000 characters.]"
+    assert asking.calls[0].result == generations(shell)[1].messages[-1].content == cut
