@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def test_a_link_leads_somewhere(target: str) -> None:
     assert (ROOT / target).exists()
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Return the modules and names that a file imports."""
     found = set()
@@ -87,12 +89,22 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+def dotted(node: ast.expr) -> str:
+    """Return a function as it stands in the source; of one that another gives, what is behind."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    names.append(node.id if isinstance(node, ast.Name) else "")
+    return ".".join(reversed(names))
+
+
 def called(path: Path) -> set[str]:
     """Return the functions that a file calls, as they stand there, and how it asks for shells."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
-            found.add(ast.unparse(node.func))
+            found.add(dotted(node.func))
             found |= {f"{k.arg}={ast.unparse(k.value)}" for k in node.keywords if k.arg == "shell"}
     return found
 

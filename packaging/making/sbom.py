@@ -23,7 +23,6 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.model.tool import Tool
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from making.cpython import TABLE, read_build
 from making.licences import Part
 from making.project import ROOT, Project
@@ -65,6 +64,8 @@ def write_sbom(
     for component in (*made, *packs):
         bom.components.add(component)
     bom.register_dependency(main, made)
+    from cyclonedx.validation.json import JsonStrictValidator  # takes seconds
+
     text = JsonV1Dot6(bom).output_as_string(indent=1)
     problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if problem is not None:

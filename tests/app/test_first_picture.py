@@ -46,8 +46,9 @@ def test_the_first_picture_needs_little(home: Path) -> None:
     assert len(picture.modules) <= MOST_MODULES
 
 
+@pytest.mark.slow
 def test_the_window_never_imports_torch(home: Path) -> None:
-    """Neither for its start nor for an answer: only the engine's process does."""
+    """Neither for its start nor for an answer; `process/test_no_torch.py` tries a whole session."""
     found = moments(home)
     assert [moment.name for moment in found] == ["picture", "answer", "end"]
     assert "markdown_it" in found[1].modules, "the answer was shown"

@@ -105,29 +105,26 @@ def test_the_demo_answers_over_one_and_over_three_ranks_alike(loaded: Shell, qtb
     assert shown(loaded)[1] == alone
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (truncated, "truncated"),
-        pytest.param(text_file, "does not begin with 'GGUF'", marks=pytest.mark.slow),
-        pytest.param(unknown_architecture, "architecture 'strange'", marks=pytest.mark.slow),
-        (missing_shard, "cannot be found"),
-        (lambda folder: folder / "gone.gguf", "There is no file"),
-    ],
-    ids=["truncated", "text", "architecture", "shard", "missing"],
-)
+WRONG_FILES: dict[str, Callable[[Path], Path]] = {
+    "truncated": truncated,
+    "does not begin with 'GGUF'": text_file,
+    "architecture 'strange'": unknown_architecture,
+    "cannot be found": missing_shard,
+    "There is no file": lambda folder: folder / "gone.gguf",
+}
+"""Writer of each file that cannot be loaded, by what is said of it."""
+
+
 def test_a_wrong_file_is_a_sentence_and_the_model_stays(
-    loaded: Shell,
-    qtbot: QtBot,
-    tmp_path: Path,
-    make: Callable[[Path], Path],
-    said: str,
+    loaded: Shell, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    loaded.models.open(str(make(tmp_path)))
-    qtbot.waitUntil(lambda: said in banner(loaded), timeout=WAIT_MS)
-    qtbot.waitUntil(lambda: loaded.client.state is EngineState.READY, timeout=WAIT_MS)
-    ask(qtbot, loaded, "Hello")
-    assert shown(loaded)[1], "the model that was there answers"
+    for said, make in WRONG_FILES.items():
+        loaded.models.open(str(make(tmp_path)))
+        qtbot.waitUntil(lambda said=said: said in banner(loaded), timeout=WAIT_MS)  # type: ignore[misc]
+        qtbot.waitUntil(lambda: loaded.client.state is EngineState.READY, timeout=WAIT_MS)
+        loaded.chat_presenter.new_chat()
+        ask(qtbot, loaded, "Hello")
+        assert shown(loaded)[1], "the model that was there answers"
 
 
 def endless(shell: Shell) -> None:
@@ -148,19 +145,16 @@ def test_ejecting_while_it_answers_keeps_what_was_said(loaded: Shell, qtbot: QtB
     assert len(shown(loaded)[1]) > 50
 
 
-def test_stopping_takes_effect_at_once(loaded: Shell, qtbot: QtBot) -> None:
+def test_stopping_and_closing_take_effect_at_once(loaded: Shell, qtbot: QtBot) -> None:
+    """An answer that is stopped ends soon; a window that is closed in the next leaves nothing."""
     endless(loaded)
     loaded.chat_presenter.send("Hello")
     qtbot.waitUntil(lambda: len(shown(loaded)) == 2 and len(shown(loaded)[1]) > 50, timeout=WAIT_MS)
     with qtbot.waitSignal(loaded.client.finished, timeout=500) as end:
         loaded.session.stop()
     assert end.args[0].reason == "cancelled"
-
-
-def test_closing_while_it_answers_leaves_nothing_behind(loaded: Shell, qtbot: QtBot) -> None:
-    endless(loaded)
-    loaded.chat_presenter.send("Hello")
-    qtbot.waitUntil(lambda: len(shown(loaded)) == 2 and len(shown(loaded)[1]) > 50, timeout=WAIT_MS)
+    loaded.chat_presenter.send("Hello again")
+    qtbot.waitUntil(lambda: len(shown(loaded)) == 4 and len(shown(loaded)[3]) > 50, timeout=WAIT_MS)
     loaded.window.close()
     assert loaded.client.state is EngineState.CLOSED
 

@@ -33,6 +33,7 @@ QWEN = Sizes(
 )
 
 
+@pytest.mark.usefixtures("reference")  # kernels would be compiled for each type
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_type_makes_a_model_with_sensible_logits(recipe: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", DENSE, recipe)
@@ -43,6 +44,7 @@ def test_every_type_makes_a_model_with_sensible_logits(recipe: str, tmp_path: Pa
     assert 0.1 < logits.std() < 10
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize(
     ("sizes", "recipe"),
     [(ROUTED, "Q4_K_M"), (ROUTED, "Q8_0"), (ROUTED, "BF16"), (QWEN, "Q4_K_M")],

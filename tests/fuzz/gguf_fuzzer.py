@@ -24,7 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.fuzz.gguf_cases import SHARES, make_case
-from tests.fuzz.gguf_worker import Finding, Tally, work
+from tests.fuzz.gguf_outcomes import Finding, Tally
+from tests.fuzz.gguf_worker import work
 
 HANG_S = 60.0
 """Time by the clock after which a case is taken to hang, in seconds; the machine may be busy."""

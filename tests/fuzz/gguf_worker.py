@@ -9,12 +9,12 @@ import time
 import traceback
 import warnings
 from collections.abc import MutableSequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from engine import EngineError
 from tests.fuzz.gguf_cases import SHARES, Case, make_case
+from tests.fuzz.gguf_outcomes import Finding, Tally
 from tests.fuzz.gguf_targets import TARGETS, WrongOutcomeError, check_sentence
 
 SECONDS = {"header": 2.0, "plan": 10.0, "tokenizer": 5.0, "load": 5.0}
@@ -34,48 +34,6 @@ RESET_PEAK = Path("/proc/self/clear_refs")
 
 REPORTED_EVERY = 500
 """Number of executions after which a worker tells how far it is."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A case with an outcome that no file may have.
-
-    Attributes:
-        kind: short text that is the same for cases with the same cause.
-        details: traceback or figures.
-    """
-
-    number: int
-    target: str
-    kind: str
-    details: str
-
-
-@dataclass
-class Tally:
-    """Executions of one target.
-
-    Attributes:
-        count: number of executions.
-        accepted: number of those in which nothing was wrong with the file.
-        seconds: time of all of them, generating the files not included.
-        slowest: longest time of one, in seconds.
-        slowest_number: number of that one.
-    """
-
-    count: int = 0
-    accepted: int = 0
-    seconds: float = 0.0
-    slowest: float = 0.0
-    slowest_number: int = 0
-
-    def add(self, other: "Tally") -> None:
-        """Add the executions of another tally."""
-        self.count += other.count
-        self.accepted += other.accepted
-        self.seconds += other.seconds
-        if other.slowest > self.slowest:
-            self.slowest, self.slowest_number = other.slowest, other.slowest_number
 
 
 def execute(case: Case, number: int, folder: Path, tally: Tally) -> Finding | None:

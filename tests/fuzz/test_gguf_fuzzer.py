@@ -1,13 +1,9 @@
 """Hostile GGUF files, generated and kept: each ends in an answer or in a sentence."""
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, MutableSequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,9 @@ from engine import EngineError
 from tests.fuzz import gguf_targets, gguf_worker
 from tests.fuzz.gguf_cases import SHARES, Case, make_case
 from tests.fuzz.gguf_fuzzer import fuzz, save
-from tests.fuzz.gguf_worker import Finding, Tally, execute
+from tests.fuzz.gguf_outcomes import Finding, Tally
+from tests.fuzz.gguf_worker import execute
+from tests.helpers.doomed_worker import end_at_three
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.gguf"))
 """Files that once ended in something else."""
@@ -113,21 +111,8 @@ def test_an_answer_and_a_sentence_are_no_findings(
         assert outcome("header", b"GGUF", tmp_path) is None
 
 
-def end_at_three(
-    connection: Connection, state: MutableSequence[int], seed: int, numbers: range, *_: Any
-) -> None:
-    """Execute cases in a child process: number 3 crashes it, number 5 never ends."""
-    for number in numbers:
-        state[0], state[1] = number, time.monotonic_ns()
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        while number == 5:
-            time.sleep(1)
-    connection.send({"header": Tally(count=len(numbers))})
-
-
 def test_a_crash_and_a_hang_are_findings_and_the_run_goes_on() -> None:
-    run = fuzz(range(8), seed=0, with_references=False, execute=end_at_three, hang_s=3)
+    run = fuzz(range(8), seed=0, with_references=False, execute=end_at_three, hang_s=1)
     targets = [make_case(0, number, with_references=False).target for number in (3, 5)]
     assert [(f.number, f.target) for f in run.findings] == [(3, targets[0]), (5, targets[1])]
     assert "SIGSEGV" in run.findings[0].kind

@@ -1,7 +1,8 @@
 """A few rounds of each campaign; hundreds of them on demand, see `tests.soak`.
 
 A window and its engine take seconds to start on a busy machine, so each campaign has the rounds
-that fail most easily each time, and one of every kind behind `-m slow`.
+that fail most easily each time, and one of every kind behind `-m slow`. A window that survives its
+engine is in `tests/app/shell/test_recovery.py` as well.
 """
 
 import sys
@@ -33,6 +34,7 @@ def test_a_killed_window_loses_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     run(WindowKills(tmp_path, 2, "decode"), 1)  # killed after 1.9 s
 
 
+@pytest.mark.slow
 def test_a_window_survives_its_engine(tmp_path: Path) -> None:
     run(EngineKills(tmp_path, 1, "saving"), 1)
 

@@ -78,7 +78,7 @@ def test_a_message_that_is_looked_for_is_at_the_top(
 def test_scrolling_leads_through_all_messages_with_few_at_a_time(
     qtbot: QtBot, view: ChatView
 ) -> None:
-    chat = chat_of(300)
+    chat = chat_of(4 * MOST_SHOWN)
     view.show_chat(chat)
     settled(qtbot, view)
     bar, seen = view.verticalScrollBar(), set[int]()
@@ -96,11 +96,11 @@ def test_scrolling_leads_through_all_messages_with_few_at_a_time(
 
 
 def test_what_is_seen_stays_while_messages_far_away_go(qtbot: QtBot, view: ChatView) -> None:
-    chat = chat_of(300)
+    chat = chat_of(4 * MOST_SHOWN)
     view.show_chat(chat)
     settled(qtbot, view)
     bar = view.verticalScrollBar()
-    for _ in range(150):
+    for _ in range(80):
         bar.setValue(bar.value() - 300)
         first = next(s for s in view.shown if s.geometry().bottom() > bar.value())
         before = height_of(view, first.message)

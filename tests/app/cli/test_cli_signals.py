@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from app.__main__ import main
 from tests.helpers.tiers import swept
 
 REPO = Path(__file__).resolve().parents[3]
@@ -40,7 +41,7 @@ def wait_for_first_line(process: "subprocess.Popen[str]") -> None:
     pytest.fail("the program minds no signals")
 
 
-@pytest.mark.parametrize("seed", swept(range(60), quick=range(4)))
+@pytest.mark.parametrize("seed", swept(range(60), quick=range(2)))
 def test_ctrl_c_at_any_moment_is_silent(model: Path, seed: int) -> None:
     """During the imports of Python, of torch, the load, the answer and the end."""
     chance = random.Random(seed)
@@ -57,7 +58,7 @@ def test_ctrl_c_at_any_moment_is_silent(model: Path, seed: int) -> None:
     assert "Traceback" not in err + out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", swept([signal.SIGTERM, signal.SIGHUP], quick=[signal.SIGTERM]))
 def test_a_signal_that_ends_programs_ends_an_answer_in_order(
     model: Path, number: signal.Signals
 ) -> None:
@@ -95,7 +96,10 @@ def test_an_ignored_signal_stays_ignored(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("devices",), ("plan", "demo", "--json"), ("plan", "--help"), ("--help",), ("--version",)],
+    swept(
+        [("devices",), ("plan", "demo", "--json"), ("plan", "--help"), ("--help",), ("--version",)],
+        quick=[("plan", "demo", "--json"), ("--help",)],
+    ),
     ids=" ".join,
 )
 def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
@@ -125,14 +129,19 @@ def test_notes_that_nobody_can_read_do_not_matter(model: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("generate", "-p", "-"), ("chat",)], ids=lambda a: a[0])
 def test_an_input_that_cannot_be_read_is_one_line(
-    model: Path, arguments: tuple[str, ...], tmp_path: Path
+    model: Path,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_only = os.open(tmp_path / "written", os.O_WRONLY | os.O_CREAT)
-    process = start(arguments[0], model, *arguments[1:], stdin=write_only)
-    os.close(write_only)
-    _, err = process.communicate(timeout=WAIT_S)
+    with open(write_only, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        status = main([arguments[0], str(model), *arguments[1:]])
+    assert status == 1
+    err = capsys.readouterr().err
     assert err.splitlines()[-1] == "The input cannot be read: Bad file descriptor."
-    assert process.returncode == 1
 
 
 def test_the_help_of_a_reader_that_has_gone_is_no_error() -> None:

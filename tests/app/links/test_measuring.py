@@ -19,25 +19,19 @@ def never() -> bool:
     return False
 
 
-def test_what_another_process_measures_is_saved_and_said() -> None:
+def test_what_another_process_measures_is_saved_and_said_in_the_windows_language() -> None:
     (device,) = cpu()
     assert MachineFile.of_user().device(device) is None
     said: list[str] = []
-    measure_apart([device], said.append, never)
-    assert said == ["Measuring cpu …", "Measuring cpu with cpu …"]
+    use_language("de")
+    try:
+        measure_apart([device], said.append, never)
+    finally:
+        use_language("en")
+    assert said == ["cpu wird gemessen …", "cpu mit cpu wird gemessen …"]
     facts = MachineFile.of_user().device(device)
     assert facts is not None
     assert facts.bytes_per_s > 0
-
-
-def test_the_process_speaks_the_windows_language() -> None:
-    use_language("de")
-    try:
-        said: list[str] = []
-        measure_apart(cpu(), said.append, lambda: bool(said))
-    finally:
-        use_language("en")
-    assert said == ["cpu wird gemessen …"]
 
 
 def test_a_stop_ends_the_process() -> None:
@@ -52,19 +46,19 @@ BEGIN = 'print(\'{"said": "Measuring cuda:0"}\', flush=True);'
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "said", "seconds"),
     [
-        (BEGIN + "import os; os.abort()", "the last step was: Measuring cuda:0"),
-        ("import sys; sys.exit(3)", r"exit status 3\); the last step was: its start"),
-        ("import time; time.sleep(60)", "hung"),
+        (BEGIN + "import os; os.abort()", "the last step was: Measuring cuda:0", 60.0),
+        ("import sys; sys.exit(3)", r"exit status 3\); the last step was: its start", 60.0),
+        ("import time; time.sleep(60)", "hung", 0.2),
     ],
     ids=["crash", "exit", "hang"],
 )
 def test_a_process_that_ends_or_hangs_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, code: str, said: str
+    monkeypatch: pytest.MonkeyPatch, code: str, said: str, seconds: float
 ) -> None:
     monkeypatch.setattr(measuring, "COMMAND", (sys.executable, "-c", code))
-    monkeypatch.setattr(measuring, "LONGEST_S", 3.0)
+    monkeypatch.setattr(measuring, "LONGEST_S", seconds)
     with pytest.raises(EngineError, match=said):
         measure_apart(cpu(), lambda _: None, never)
 

@@ -19,6 +19,7 @@ from app.process.engine_place import VARIABLE, chosen_host
 from app.theme import apply_theme
 from engine import EngineError, ProcessHost, SamplingParams, ThreadHost
 from tests.helpers.shell_driver import ask, banner, engine_of, shown, until_idle
+from tests.helpers.tiers import swept
 
 WAIT_MS = 60_000
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
@@ -36,7 +37,7 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it is ended by a signal")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", swept([signal.SIGTERM, signal.SIGKILL], quick=[signal.SIGKILL]))
 def test_the_program_has_a_child_with_the_engine_which_ends_with_it(number: int) -> None:
     """Whatever ends the window, its engine ends as well, and so do the children of that."""
     command = [sys.executable, "-m", "app", "--demo"]
@@ -106,9 +107,14 @@ def test_a_killed_engine_is_told_and_one_click_goes_on(shell: Shell, qtbot: QtBo
     assert shown(shell)[:3] == [question, answer, "Hello"]
     assert len(shown(shell)) == 6
     assert len(shown(shell)[-1]) > 0
+    until_idle(qtbot, shell)
+    os.kill(engine_pid(shell), signal.SIGKILL)
+    qtbot.waitUntil(lambda: "was killed (SIGKILL) while it was idle" in banner(shell))
+    assert shell.client.state is EngineState.EMPTY
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it is killed by a signal")
+@pytest.mark.slow
 def test_an_engine_killed_while_idle_leaves_a_model_to_load_again(
     shell: Shell, qtbot: QtBot
 ) -> None:

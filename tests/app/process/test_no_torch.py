@@ -24,14 +24,15 @@ def wait(is_done: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
         if time.monotonic() > deadline:
             sys.exit(f"it never {what}")
-    if "torch" in sys.modules:
-        sys.exit(f"torch is there when it has {what}")
+    if found := {"torch", "triton"} & set(sys.modules):
+        sys.exit(f"{found} is there when it has {what}")
 
 shell.models.open(str(demo_model()))
 wait(lambda: shell.client.model is not None, "loaded")
 shell.chat_presenter.send("Hello")
 wait(lambda: not shell.session.is_busy, "answered")
 assert shell.session.current.messages[-1].content
+assert "markdown_it" in sys.modules, "the answer is not shown"
 shell.models.apply(LoadParams(str(demo_model()), ("cpu", "cpu")))
 wait(lambda: len(shell.client.model.params.devices) == 2, "changed the split")
 shell.window.show_dock(shell.window.links_dock, True)

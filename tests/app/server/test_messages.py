@@ -1,14 +1,17 @@
-"""Anthropic's Messages protocol, asked by Anthropic's own client on a real socket."""
+"""Anthropic's Messages protocol, asked by Anthropic's own client on a real socket.
+
+Importing the client takes seconds, so only what asks imports it.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
 import pytest
-from anthropic import Anthropic
 
 from app.server.anthropic.message_answer import MessageAnswer
 from app.server.anthropic.message_request import MessageRequest, ToolWish
@@ -25,6 +28,10 @@ from engine import (
 )
 from tests.helpers.served import EngineOnThread, Served
 
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from anthropic.types import Message
+
 QUESTION = "What is tensor parallelism?"
 ASKED = [{"role": "user", "content": QUESTION}]
 
@@ -34,9 +41,11 @@ SURE = {"temperature": 0}
 
 @pytest.fixture(scope="module")
 def claude(served: Served) -> Iterator[Anthropic]:
+    from anthropic import Anthropic, DefaultHttpxClient
+
     with Anthropic(
         base_url=served.address, api_key="none", max_retries=0, timeout=60,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False),
+        http_client=DefaultHttpxClient(trust_env=False),
     ) as client:  # fmt: skip
         yield client
 
@@ -76,7 +85,7 @@ def test_a_stream_has_the_same_message(claude: Anthropic) -> None:
 
 
 def test_the_stop_text_is_told(claude: Anthropic) -> None:
-    def ask(*stops: str) -> anthropic.types.Message:
+    def ask(*stops: str) -> Message:
         return claude.messages.create(
             model="", messages=ASKED, max_tokens=24, extra_body=SURE, stop_sequences=stops
         )
@@ -161,7 +170,9 @@ def test_an_answer_that_has_begun_is_continued(claude: Anthropic) -> None:
 def test_what_cannot_be_answered_is_said(
     claude: Anthropic, change: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(anthropic.APIStatusError, match=message) as told:
+    from anthropic import APIStatusError
+
+    with pytest.raises(APIStatusError, match=message) as told:
         claude.messages.create(model="", max_tokens=4, messages=ASKED, extra_body=change)
     assert told.value.status_code == (404 if "model" in change else 400)
     assert isinstance(told.value.body, dict)

@@ -149,6 +149,7 @@ def test_a_death_while_the_prompt_is_read_asks_again(shell: Shell, qtbot: QtBot)
     shell.chat_presenter.new_chat()
     kill(shell, signal.SIGSTOP)
     shell.chat_presenter.send(QUESTION)
+    kill(shell)
     qtbot.waitUntil(lambda: "while answering" in banner(shell), timeout=5000)
     assert shown(shell)[1] == ""
     with qtbot.waitSignal(shell.client.finished, timeout=WAIT_MS):

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from app.paths import demo_model
@@ -47,6 +46,8 @@ def check_answer(model: Model, seed: int) -> bool:
     One that came to the end of the context only has to be the beginning of JSON, which nothing
     here looks at.
     """
+    import jsonschema  # takes seconds
+
     schema = random_schema(seed)
     jsonschema.Draft202012Validator.check_schema(schema)
     sampling = SamplingParams(temperature=1.0, seed=seed, json_schema=json.dumps(schema))
