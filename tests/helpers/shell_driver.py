@@ -16,6 +16,9 @@ from engine import EngineHost, Generate
 from tests.helpers.fake_host import FakeHost
 
 MODEL = "/models/tiny.gguf"
+WAIT_MS = 60_000
+"""Longest wait for an answer, in milliseconds; other programs may be busy."""
+
 MakeShell = Callable[..., Shell]
 
 
@@ -46,7 +49,7 @@ def ask(qtbot: QtBot, shell: Shell, text: str) -> None:
     """Type, press Enter and wait until the whole answer is there and saved."""
     shell.window.composer.edit.setPlainText(text)
     qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    qtbot.waitUntil(lambda: not shell.session.is_busy, timeout=WAIT_MS)
     shell.session.flush()
 
 
@@ -61,7 +64,7 @@ def until_idle(qtbot: QtBot, shell: Shell) -> None:
         is_named = titler is None or not titler._waiting
         return counter.is_current and client.is_idle and is_named
 
-    qtbot.waitUntil(is_idle, timeout=60_000)
+    qtbot.waitUntil(is_idle, timeout=WAIT_MS)
 
 
 def shown(shell: Shell) -> list[str]:

@@ -9,6 +9,7 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.chat_view import ChatView
 from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS
+from tests.helpers.shell_driver import WAIT_MS
 
 
 def test_turns_that_are_added_push_out_the_oldest(qtbot: QtBot, qapp: QApplication) -> None:
@@ -23,7 +24,7 @@ def test_turns_that_are_added_push_out_the_oldest(qtbot: QtBot, qapp: QApplicati
         growing = chat.add(Message(role, f"turn {number}"))
         view.show_path(growing)
         view.close_answer(growing.id)
-    qtbot.waitUntil(lambda: not view._more.is_active)
+    qtbot.waitUntil(lambda: not view._more.is_active, timeout=WAIT_MS)
     assert [shown.message for shown in view.shown] == chat.messages[-MOST_SHOWN:]
 
 
@@ -46,7 +47,7 @@ def chat_of(n_messages: int) -> Conversation:
 
 
 def settled(qtbot: QtBot, view: ChatView) -> None:
-    qtbot.waitUntil(lambda: not view._more.is_active)
+    qtbot.waitUntil(lambda: not view._more.is_active, timeout=WAIT_MS)
 
 
 def height_of(view: ChatView, message: Message) -> int:
