@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from bisect import bisect_right
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,22 +58,23 @@ def main() -> int:
 def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
     """Do what the window asks for until the end, and return whether the engine ended in time."""
     sender = EventSender(channel)
-    numbers = [0]  # the window's number of each command, by the host's own
-    own = dict[int, int]()  # and the other way round
+    numbers = CommandNumbers()
 
     def forward(event: HostEvent) -> None:
-        sender.put(HostEvent(numbers[event.generation], event.event))
+        sender.put(HostEvent(numbers.of_window(event.generation), event.event))
 
     host = ThreadHost(forward)
     try:
         while not isinstance(message := channel.receive(), CloseMessage):
             if isinstance(message, SubmitMessage):
-                numbers.append(message.generation)
-                own[message.generation] = host.submit(message.command)
-            elif message is not None and message.generation is None:
+                numbers.add(message.generation)
+                host.submit(message.command)
+            elif message is None:
+                continue
+            elif message.generation is None:
                 host.cancel()
-            elif message is not None and message.generation in own:
-                host.cancel(own[message.generation])
+            elif own := numbers.of_host(message.generation):
+                host.cancel(own)
     except (EOFError, OSError):  # the window's process is gone
         pass
     finally:
@@ -82,6 +84,37 @@ def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
         is_ended = host.close(CLOSE_S)
     sender.close()
     return is_ended
+
+
+class CommandNumbers:
+    """The window's numbers of commands and the host's own, which count from 1 without a gap.
+
+    Both only rise, so what is kept does not grow with the commands, only with the gaps between the
+    window's numbers: commands of earlier processes, and those that could not be sent.
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._own, self._windows = [0], [0]  # the first numbers of each run without a gap
+
+    def add(self, window: int) -> None:
+        """Note the window's number of the command that the host gets next."""
+        if window - self._n - 1 != self._windows[-1] - self._own[-1]:
+            self._windows.append(window)  # first, as another thread finds it by the host's
+            self._own.append(self._n + 1)
+        self._n += 1
+
+    def of_window(self, own: int) -> int:
+        """Return the window's number of a command of the host; 0 for none's."""
+        at = bisect_right(self._own, own) - 1
+        return self._windows[at] + own - self._own[at]
+
+    def of_host(self, window: int) -> int:
+        """Return the host's number of a command of the window; 0 for one that it never got."""
+        at = bisect_right(self._windows, window) - 1
+        own = self._own[at] + window - self._windows[at]
+        end = self._own[at + 1] if at + 1 < len(self._own) else self._n + 1
+        return own if own < end else 0
 
 
 def _offer_memory() -> None:
