@@ -121,6 +121,7 @@ LOAD_PARAMS = st.builds(
         "split_mode": st.sampled_from(["tensor", "layer", "groups"]),
         "kv_type": st.sampled_from(["f16", "q8_0", "q8_0/q4_0"]),
         "parallel": st.integers(1, 16),
+        "draft_max": st.integers(1, 15),
         "checkpoint_bytes": st.none() | st.integers(0, 1 << 40),
         "n_ctx": st.none() | COUNTS,
         "cpu_threads": st.none() | COUNTS,
