@@ -67,6 +67,7 @@ from engine import (
 from engine import errors as error_module
 from engine.host import EventSink
 from engine.inquiries.questions import Reply
+from tests.helpers.new_threads import new_threads
 from tests.helpers.tiny_gguf import tiny_gguf
 
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
@@ -120,11 +121,11 @@ class Desk:
 @pytest.fixture
 def thread_desk() -> Iterator[Desk]:
     """Return a desk whose engine is in this process."""
+    before = threading.enumerate()
     made = Desk()
     yield made
     assert made.host.close()
-    assert "tandem-engine" not in [t.name for t in threading.enumerate()]
-    assert not any(t.name.startswith("tandem-rank") for t in threading.enumerate())
+    assert new_threads(before, "tandem-engine", "tandem-rank") == []
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +138,11 @@ def process_desk(process_home: Path) -> Iterator[Desk]:
     """Return a desk whose engine is in a process, started once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_HOME", str(process_home))
+        before = threading.enumerate()
         made = Desk("process")
     yield made
     assert made.host.close()
-    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+    assert new_threads(before) == []
 
 
 @pytest.fixture(params=list(HOSTS))

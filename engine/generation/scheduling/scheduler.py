@@ -232,20 +232,26 @@ class Scheduler:
     def _deliver_guessed(
         self, request: Request, guess: Sequence[int], found: Sequence[Found]
     ) -> None:
-        """Send the results behind guessed tokens for as long as the answer goes on like that."""
-        n_right = 0
+        """Send the results behind guessed tokens for as long as the answer goes on like that.
+
+        A token whose times are wanted is computed once more, alone.
+        """
+        n_right, n_checked = 0, len(guess)
         request.n_drafted += len(guess)
         for token, result in zip(guess, found, strict=True):
             work, place = request.work, request.place
             goes_on = isinstance(work, Follow) and work.token == token and request.n_missing == 1
             if request.is_over or place is None or not goes_on:
                 break
+            if isinstance(work, Follow) and work.is_timed:
+                n_checked = n_right
+                break
             place.sequence.append([token])
             n_right += 1
             request.n_accepted += 1
             self._deliver(request, result, None)
         if guess:
-            self.drafts.note(request, len(guess), n_right)
+            self.drafts.note(request, n_checked, n_right)
 
     def _timed(
         self, requests: Sequence[Request], compute: Callable[[], T]

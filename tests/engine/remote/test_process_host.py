@@ -37,6 +37,7 @@ from engine import (
 from engine.remote import process_host
 from engine.remote.codec import LARGEST_BYTES, MessageError
 from engine.remote.death import Death, crash_of
+from tests.helpers.new_threads import new_threads
 from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -96,13 +97,14 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def office() -> Iterator[Office]:
+    before = threading.enumerate()
     made = Office()
     yield made
     pid = made.host.pid
     assert made.host.close(20)
     assert made.host.pid is None
     assert pid is None or is_gone(pid)
-    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+    assert new_threads(before) == []
 
 
 @pytest.fixture(scope="module")
@@ -410,11 +412,12 @@ def test_a_process_that_hangs_is_ended_and_says_where(monkeypatch: pytest.Monkey
 
 
 def test_what_does_not_end_in_time_is_killed() -> None:
+    before = threading.enumerate()
     office = Office(program("import time; time.sleep(60)"))
     pid = pid_of(office.host)
     assert not office.host.close(0.3)
     assert is_gone(pid)
-    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+    assert new_threads(before) == []
 
 
 def test_a_cancel_reaches_a_process_that_was_still_starting(path: str) -> None:

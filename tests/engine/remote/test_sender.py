@@ -30,6 +30,7 @@ from engine.remote.messages import (
     ToEngine,
 )
 from engine.remote.sender import EventSender, merged
+from tests.helpers.new_threads import new_threads
 
 END = Finished("stop", Usage(1, 0, 3), Timings())
 
@@ -58,10 +59,11 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     monkeypatch.setattr(sender_module, "FRAME_S", 30.0)  # no test waits for a frame
+    before = threading.enumerate()
     made = Wire()
     yield made
     made.close()
-    assert not any(t.name.startswith("tandem") for t in threading.enumerate())
+    assert new_threads(before) == []
 
 
 def token(at: int) -> HostEvent:
