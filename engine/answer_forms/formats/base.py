@@ -20,6 +20,8 @@ OBJECT = {
 }
 LISTED = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+JSON_BEHIND_NAME = {"content": "json", "transform": NAMED}
+TAGS_BEHIND_NAME = {"content": "xml-inline", "transform": NAMED}
 TEXT = {"repeats": True, "join": "\n"}
 
 _MARK_KEYS = ("open", "close", "open_pattern", "close_pattern")

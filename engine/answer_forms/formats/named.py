@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.answer_forms.formats.base import NAME, NAMED, TEXT, AnswerFormat, described
+from engine.answer_forms.formats.base import JSON_BEHIND_NAME, NAME, TEXT, AnswerFormat, described
 
 _S = r"[ \t\r\n]{0,40}"
 _LLAMA_LEAD = rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"'
@@ -10,11 +10,10 @@ _LLAMA_TAIL = rf'"{_S},{_S}"parameters"{_S}:'
 LLAMA = AnswerFormat(
     "llama",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"(?:<\|python_tag\|>)?{_LLAMA_LEAD}{NAME}{_LLAMA_TAIL}",
             "close_pattern": r"\}\s*(?:;|\Z)",
-            "content": "json",
-            "transform": NAMED,
         }
     ),
     before='{"name": "NAME", "parameters": ',
@@ -27,10 +26,9 @@ LLAMA = AnswerFormat(
 MISTRAL_ARGS = AnswerFormat(
     "mistral_args",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\][\w-]{{1,64}})?(?:\[ARGS\])?",
-            "content": "json",
-            "transform": NAMED,
         },
         reasoning_content=TEXT | {"open": "[THINK]", "close": "[/THINK]"},
     ),
@@ -41,15 +39,14 @@ MISTRAL_ARGS = AnswerFormat(
 HARMONY = AnswerFormat(
     "harmony",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": (
                 r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))?"
                 rf" to=functions\.{NAME}(?:<\|channel\|>(?:commentary|analysis))?"
                 r"\s*(?:<\|constrain\|>)?(?:json)?<\|message\|>"
             ),
             "close_pattern": r"<\|call\|>|<\|end\|>",
-            "content": "json",
-            "transform": NAMED,
         },
         reasoning_content=TEXT
         | {
@@ -78,11 +75,10 @@ HARMONY = AnswerFormat(
 DEEPSEEK = AnswerFormat(
     "deepseek",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\s*```json",
             "close_pattern": r"```\s*<｜tool▁call▁end｜>",
-            "content": "json",
-            "transform": NAMED,
         }
     ),
     before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
@@ -95,11 +91,10 @@ DEEPSEEK = AnswerFormat(
 DEEPSEEK_V31 = AnswerFormat(
     "deepseek_v31",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>",
             "close": "<｜tool▁call▁end｜>",
-            "content": "json",
-            "transform": NAMED,
         }
     ),
     before="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
@@ -111,12 +106,11 @@ DEEPSEEK_V31 = AnswerFormat(
 GEMMA = AnswerFormat(
     "gemma4",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"<\|tool_call>call:{NAME}",
             "close": "<tool_call|>",
-            "content": "json",
             "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-            "transform": NAMED,
         },
         reasoning_content=TEXT | {"open": "<|channel>thought", "close": "<channel|>"},
     ),
@@ -128,14 +122,13 @@ GEMMA = AnswerFormat(
 KIMI = AnswerFormat(
     "kimi",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": (
                 r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w./-]{1,128}):[0-9]{1,9}"
                 r"\s*<\|tool_call_argument_begin\|>"
             ),
             "close": "<|tool_call_end|>",
-            "content": "json",
-            "transform": NAMED,
         }
     ),
     before="<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>",
@@ -148,12 +141,11 @@ KIMI = AnswerFormat(
 FUNCTION_GEMMA = AnswerFormat(
     "function_gemma",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"<start_function_call>call:{NAME}",
             "close": "<end_function_call>",
-            "content": "json",
             "content_args": {"unquoted_keys": True, "string_delims": [["<escape>", "<escape>"]]},
-            "transform": NAMED,
         }
     ),
     before="<start_function_call>call:NAME",
@@ -163,11 +155,10 @@ FUNCTION_GEMMA = AnswerFormat(
 FUNCTIONARY = AnswerFormat(
     "functionary",
     described(
-        {
+        JSON_BEHIND_NAME
+        | {
             "open_pattern": rf"<function={NAME}>",
             "close": "</function>",
-            "content": "json",
-            "transform": NAMED,
         }
     ),
     before="<function=NAME>",

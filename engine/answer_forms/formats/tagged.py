@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from engine.answer_forms.formats.base import KEY, NAME, NAMED, TEXT, VALUE, AnswerFormat, described
+from engine.answer_forms.formats.base import (
+    KEY,
+    NAME,
+    TAGS_BEHIND_NAME,
+    TEXT,
+    VALUE,
+    AnswerFormat,
+    described,
+)
 
 QWEN_CODER = AnswerFormat(
     "qwen_coder",
     described(
-        {
+        TAGS_BEHIND_NAME
+        | {
             "open_pattern": rf"(?:<tool_call>\s*)?<function={NAME}>",
             "close_pattern": r"</function>(?:\s*</tool_call>)?",
-            "content": "xml-inline",
             "content_args": {"tag_pattern": rf"<parameter={KEY}>\n?{VALUE}\n?</parameter>"},
-            "transform": NAMED,
         }
     ),
     before="<tool_call>\n<function=NAME>\n",
@@ -24,15 +31,14 @@ QWEN_CODER = AnswerFormat(
 GLM = AnswerFormat(
     "glm",
     described(
-        {
+        TAGS_BEHIND_NAME
+        | {
             "open_pattern": rf"<tool_call>{NAME}",
             "close": "</tool_call>",
-            "content": "xml-inline",
             "content_args": {
                 "tag_pattern": rf"<arg_key>{KEY}</arg_key>\s*<arg_value>{VALUE}</arg_value>",
                 "value_parser": {"name": "json", "args": {"allow_non_json": True}},
             },
-            "transform": NAMED,
         }
     ),
     before="<tool_call>NAME\n",
@@ -44,12 +50,11 @@ GLM = AnswerFormat(
 SEED = AnswerFormat(
     "seed",
     described(
-        {
+        TAGS_BEHIND_NAME
+        | {
             "open_pattern": rf"<seed:tool_call>\s*<function={NAME}>",
             "close_pattern": r"</function>(?:\s*</seed:tool_call>)?",
-            "content": "xml-inline",
             "content_args": {"tag_pattern": rf"<parameter={KEY}>{VALUE}</parameter>"},
-            "transform": NAMED,
         },
         reasoning_content=TEXT | {"open": "<seed:think>", "close": "</seed:think>"},
     ),
@@ -63,12 +68,11 @@ SEED = AnswerFormat(
 MINIMAX = AnswerFormat(
     "minimax",
     described(
-        {
+        TAGS_BEHIND_NAME
+        | {
             "open_pattern": rf'(?:<minimax:tool_call>\s*)?<invoke name="{NAME}">',
             "close_pattern": r"</invoke>(?:\s*</minimax:tool_call>)?",
-            "content": "xml-inline",
             "content_args": {"tag_pattern": rf'<parameter name="{KEY}">{VALUE}</parameter>'},
-            "transform": NAMED,
         }
     ),
     before='<invoke name="NAME">\n',
@@ -86,15 +90,14 @@ def _dsml(name: str, section: str) -> AnswerFormat:
     return AnswerFormat(
         name,
         described(
-            {
+            TAGS_BEHIND_NAME
+            | {
                 "open_pattern": rf'(?:{opening}\s*)?<｜DSML｜invoke name="{NAME}">',
                 "close_pattern": rf"</｜DSML｜invoke>(?:\s*{closing})?",
-                "content": "xml-inline",
                 "content_args": {
                     "tag_pattern": rf"{parameter}{VALUE}</｜DSML｜parameter>",
                     "value_parser": {"name": "json", "args": {"allow_non_json": True}},
                 },
-                "transform": NAMED,
             }
         ),
         before='<｜DSML｜invoke name="NAME">\n',
