@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
@@ -47,24 +47,27 @@ class Drafts:
         self.control = control or DraftControl()
         self._drafters: WeakKeyDictionary[Request, Drafter] = WeakKeyDictionary()
 
-    def guesses(self, runtime: PagedRuntime, requests: Sequence[Request]) -> list[list[int]]:
-        """Return for each answer the tokens that a pass is to check behind its next one.
+    def guesses(
+        self, runtime: PagedRuntime, requests: Sequence[Request]
+    ) -> Mapping[Request, Sequence[int]]:
+        """Return the tokens that a pass is to check behind the next one of each answer.
 
-        There are pages for them. All have equally many: a pass is recorded by its number of rows.
+        There are pages for them. All answers have equally many, as a pass is recorded by its number
+        of rows; empty where none are worth it.
         """
-        none: list[list[int]] = [[] for _ in requests]
         room = min(self._most, min(MOST_ROWS, runtime.n_batch) // max(1, len(requests)) - 1)
         if room < 1 or not runtime.can_rewind or runtime.token_source is not None:
-            return none
+            return {}
         most = min((min(room, _room(request, runtime.n_ctx)) for request in requests), default=0)
         if most < 1:
-            return none
-        drafters = [self._drafter(request) for request in requests]
-        found = [d.guess(r.wanted, most) for d, r in zip(drafters, requests, strict=True)]
-        n = self.control.choose([d.n_alike for d in drafters], min(map(len, found)))
+            return {}
+        drafters = {request: self._drafter(request) for request in requests}
+        found = {request: d.guess(request.wanted, most) for request, d in drafters.items()}
+        n_alike = [drafter.n_alike for drafter in drafters.values()]
+        n = self.control.choose(n_alike, min(map(len, found.values())))
         if not n or not all(_has_pages(request, 1 + n) for request in requests):
-            return none
-        return [guess[:n] for guess in found]
+            return {}
+        return {request: guess[:n] for request, guess in found.items()}
 
     def _drafter(self, request: Request) -> Drafter:
         if request not in self._drafters:

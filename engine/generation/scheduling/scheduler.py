@@ -8,7 +8,7 @@ last loses its own and is computed again later, which its reader does not notice
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -177,13 +177,14 @@ class Scheduler:
         Without a prompt, guesses of what follows those tokens are computed as well.
         """
         requests = [prompt, *rows] if prompt else list(rows)
-        guesses = [[]] * len(requests) if prompt else self.drafts.guesses(self._runtime, rows)
+        guesses = {} if prompt else self.drafts.guesses(self._runtime, rows)
         is_whole = prompt is not None and prompt.n_missing == n
         done = requests if is_whole else list(rows)
         ids, pieces = self._rows(requests, guesses, n if prompt else 1)
         batch = Batch(pieces, n - is_whole)
         wishes: list[SamplingWish | None] = []
-        for request, guess in zip(done, guesses[-len(done) :], strict=False):
+        for request in done:
+            guess = guesses.get(request, ())
             wish = request.work.wish if isinstance(request.work, Follow) and not guess else None
             wishes += [wish] + [None] * len(guess)
         try:
@@ -205,22 +206,25 @@ class Scheduler:
         if prompt is not None:
             self._note_progress(prompt)
         results = iter(found)
-        for request, guess in zip(done, guesses[-len(done) :], strict=False):
+        for request in done:
             self._deliver(request, next(results), times)
-            self._deliver_guessed(request, guess, list(islice(results, len(guess))))
+            guess = guesses.get(request, ())
+            if guess:
+                self._deliver_guessed(request, guess, list(islice(results, len(guess))))
 
     def _rows(
-        self, requests: Sequence[Request], guesses: Sequence[Sequence[int]], n_first: int
+        self, requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]], n_first: int
     ) -> tuple[list[int], tuple[Piece, ...]]:
         """Return the tokens of a pass and where they belong.
 
         Args:
-            guesses: of each answer, the tokens to compute behind its next one.
+            guesses: the tokens to compute behind the next ones of answers.
             n_first: number of tokens of the first answer.
         """
         ids, pieces = list[int](), list[Piece]()
-        for request, guess in zip(requests, guesses, strict=True):
+        for request in requests:
             assert request.place is not None
+            guess = guesses.get(request, ())
             n = 1 if pieces else n_first
             at, tables = request.place.n, request.place.tables
             slot = len(pieces) if self._runtime.can_rewind else request.place.slot
@@ -239,19 +243,19 @@ class Scheduler:
         n_right, n_checked = 0, len(guess)
         request.n_drafted += len(guess)
         for token, result in zip(guess, found, strict=True):
-            work, place = request.work, request.place
-            goes_on = isinstance(work, Follow) and work.token == token and request.n_missing == 1
-            if request.is_over or place is None or not goes_on:
+            work = request.work
+            if request.is_over or request.place is None or request.n_missing != 1:
                 break
-            if isinstance(work, Follow) and work.is_timed:
+            if not isinstance(work, Follow) or work.token != token:
+                break
+            if work.is_timed:
                 n_checked = n_right
                 break
-            place.sequence.append([token])
+            request.place.sequence.append([token])
             n_right += 1
             request.n_accepted += 1
             self._deliver(request, result, None)
-        if guess:
-            self.drafts.note(request, n_checked, n_right)
+        self.drafts.note(request, n_checked, n_right)
 
     def _timed(
         self, requests: Sequence[Request], compute: Callable[[], T]

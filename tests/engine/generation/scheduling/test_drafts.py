@@ -10,6 +10,7 @@ from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.scheduler import Scheduler
 from tests.engine.generation.scheduling.test_scheduler import (
     alone,
+    ids_of,
     last_of,
     made,
     params,
@@ -28,10 +29,6 @@ def drafts(answers: Sequence[Sequence[int]], wrong_at: int | None, most: int = 7
     return Drafts(most, lambda: Prophet(answers, lambda _: wrong_at), always())
 
 
-def said(found: Sequence[object]) -> list[int]:
-    return [token for event in found for token in getattr(event, "ids", ())]
-
-
 @pytest.mark.parametrize("wrong_at", [None, *range(7)])
 @pytest.mark.parametrize("kind", ["whole", "windowed", "chunked"])
 def test_a_wrong_guess_at_any_place_changes_nothing(kind: str, wrong_at: int | None) -> None:
@@ -39,7 +36,7 @@ def test_a_wrong_guess_at_any_place_changes_nothing(kind: str, wrong_at: int | N
     wanted = params(50, banned_strings=(), frequency_penalty=0.4)
     expected = alone(runtime, prompt, wanted)
     scheduler = Scheduler(
-        runtime, drafts=drafts([[*prompt, *said(expected)]], wrong_at)
+        runtime, drafts=drafts([[*prompt, *ids_of(expected)]], wrong_at)
     )  # behind 256 tokens, pages and windows change
     events = read(scheduler, submitted(scheduler, runtime, prompt, wanted))
     assert told(events) == expected

@@ -47,7 +47,7 @@ def request(
     return Request(Generation(runtime.n_ctx, None, wanted, n_keep).run(prompt), **more)
 
 
-def ids_of(events: Sequence[GenerationEvent]) -> list[int]:
+def ids_of(events: Sequence[object]) -> list[int]:
     return [i for event in events if isinstance(event, TokenText) for i in event.ids]
 
 
@@ -414,10 +414,6 @@ def test_states_that_a_device_has_lost_are_computed_again(kind: str) -> None:
     assert told(events) == alone(runtime, prompt_of(50), params(30))
 
 
-def _said(found: Sequence[object]) -> list[int]:
-    return [token for event in found for token in getattr(event, "ids", ())]
-
-
 class Storm(RuleBasedStateMachine):
     """Answers that come, are read, cancelled and dropped in any order, with few pages."""
 
@@ -454,7 +450,7 @@ class Storm(RuleBasedStateMachine):
             is_cancelled=lambda: number in self.stopped,
         )  # fmt: skip
         self.asked.append((asked, prompt, wanted))
-        self.known.append([*prompt, *_said(alone(self.runtime, prompt, wanted))])
+        self.known.append([*prompt, *ids_of(alone(self.runtime, prompt, wanted))])
         self.found.append([])
 
     @precondition(lambda self: self.asked)
