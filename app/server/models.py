@@ -96,7 +96,7 @@ LOAD_S = 5
 """Seconds after which a request may come again that a model of this server was lost to."""
 
 PERSON_S = 30
-"""The same where a person has to load it."""
+"""Seconds after which it may come again where a person has to load the model."""
 
 
 def find_model(models: Models, name: str) -> OfferedModel:

@@ -77,7 +77,7 @@ def joined_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, 
 def _top(token: TokenLogprob, spell: Spell) -> dict[str, float]:
     """Return the likeliest tokens of a place and the token itself.
 
-    Of tokens that are spelt alike, such as parts of characters, the likeliest is told.
+    Where several tokens are spelt alike, such as parts of characters, the likeliest one counts.
     """
     found: dict[str, float] = {}
     for other, value in (*token.top, (token.id, token.logprob)):

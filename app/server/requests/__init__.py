@@ -1,5 +1,5 @@
 """What clients send, checked: JSON becomes dataclasses, or an error that names the field.
 
-The same declarations make the schemas of `/openapi.json`. This package knows no protocol and no
-HTTP.
+The schemas of `/openapi.json` are made from these dataclasses. This package knows no protocol and
+no HTTP.
 """
