@@ -42,6 +42,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Put a keyring in memory in place of the system's; return its passwords by name."""
+    kept: dict[str, str] = {}
+    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
+    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
+    monkeypatch.setattr("keyring.delete_password", lambda _, name: kept.pop(name))
+    return kept
+
+
 @pytest.fixture(autouse=True)
 def no_left_overs() -> Iterator[None]:
     """Fail a test after which a thread lives on or a timer still runs."""

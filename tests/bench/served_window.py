@@ -51,13 +51,10 @@ def main() -> None:
 
 def play(args: argparse.Namespace) -> None:
     """Measure the window without clients, and with them."""
-    from app.paths import demo_model
-
     session = Session()
     shell = session.shell
     session.until(lambda: shell.start_up.is_ready)
-    shell.models.open(str(demo_model()) if args.model == "demo" else args.model)
-    session.until(lambda: shell.client.model is not None)
+    session.open(args.model)
     shell.keep(replace(shell.settings.current, server_port=0))
     shell.window.show_dock(shell.window.server_dock, True)
     shell.serving.switch(True)

@@ -124,6 +124,13 @@ class Session:
             self._app.processEvents()
             time.sleep(0.0005)
 
+    def open(self, model: str) -> None:
+        """Load a model by its path, or the one that comes with Tandem as "demo"."""
+        from app.paths import demo_model
+
+        self.shell.models.open(str(demo_model()) if model == "demo" else model)
+        self.until(lambda: self.shell.client.model is not None)
+
     def turn(self) -> None:
         """Let the event loop do what there is to do, once."""
         n = len(self.watch.pauses)
@@ -215,14 +222,11 @@ def main() -> None:
 
 
 def play(args: argparse.Namespace) -> None:
-    from app.paths import demo_model
-
     session = Session()
     shell = session.shell
     session.until(lambda: shell.start_up.is_ready)
     session.report("start, from its picture")
-    shell.models.open(str(demo_model()) if args.model == "demo" else args.model)
-    session.until(lambda: shell.client.model is not None)
+    session.open(args.model)
     session.report("load")
     session.chat(args.seconds)
     session.report("chat")

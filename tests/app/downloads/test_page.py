@@ -248,10 +248,8 @@ def test_a_gated_model_is_explained_and_a_token_opens_it(
     hub: HostileServer,
     monkeypatch: pytest.MonkeyPatch,
     home: Path,
+    ring: dict[str, str],
 ) -> None:
-    kept: dict[str, str] = {}
-    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
-    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
     opened: list[str] = []
     monkeypatch.setattr("app.downloads.presenter._browse", opened.append)
     view = open_repository(qtbot, shell, "acme/closed")
@@ -269,7 +267,7 @@ def test_a_gated_model_is_explained_and_a_token_opens_it(
     assert dialog.field.echoMode() is QLineEdit.EchoMode.Password
     dialog.field.setText("hf_yes")
     qtbot.keyClick(dialog.field, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: kept == {hub.url: "hf_yes"})
+    qtbot.waitUntil(lambda: ring == {hub.url: "hf_yes"})
     qtbot.waitUntil(lambda: "keyring has been changed" in banner(shell))
     only_row(view).resume.click()
     qtbot.waitUntil(lambda: states(shell) == ["done"], timeout=20_000)

@@ -14,16 +14,6 @@ NAS, CLOUD = RemoteAddress("http://nas:11435/v1", "small"), RemoteAddress("https
 
 
 @pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Put a keyring in memory in place of the system's."""
-    kept: dict[str, str] = {}
-    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
-    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
-    monkeypatch.setattr("keyring.delete_password", lambda _, name: kept.pop(name))
-    return kept
-
-
-@pytest.fixture
 def no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: str) -> None:
         raise keyring.errors.NoKeyringError("none here")

@@ -20,13 +20,8 @@ PARAMS = LoadParams("/models/tiny.gguf")
 
 
 @pytest.fixture(autouse=True)
-def ring(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Put a keyring in memory in place of the system's."""
-    kept: dict[str, str] = {}
-    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
-    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
-    monkeypatch.setattr("keyring.delete_password", lambda _, name: kept.pop(name))
-    return kept
+def own_ring(ring: dict[str, str]) -> None:
+    """Keep keys out of the system's keyring."""
 
 
 @pytest.fixture

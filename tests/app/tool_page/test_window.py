@@ -24,14 +24,7 @@ from tests.helpers.tool_hubs import PLAIN, plain_server
 WAIT_MS = 60_000
 
 
-@pytest.fixture(autouse=True)
-def ring(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Put a keyring in memory in place of the system's."""
-    kept: dict[str, str] = {}
-    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
-    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
-    monkeypatch.setattr("keyring.delete_password", lambda _, name: kept.pop(name))
-    return kept
+pytestmark = pytest.mark.usefixtures("ring")
 
 
 def dialog_of(shell: Shell) -> ToolDialog:

@@ -24,16 +24,6 @@ FILES = ToolServer(
 FAR = ToolServer("far", url="https://x.example/mcp", headers={"Authorization": ""}, is_on=False)
 
 
-@pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Put a keyring in memory in place of the system's."""
-    kept: dict[str, str] = {}
-    monkeypatch.setattr("keyring.get_password", lambda _, name: kept.get(name))
-    monkeypatch.setattr("keyring.set_password", lambda _, name, word: kept.update({name: word}))
-    monkeypatch.setattr("keyring.delete_password", lambda _, name: kept.pop(name))
-    return kept
-
-
 def store_in(folder: Path) -> ToolServerStore:
     return ToolServerStore(folder / "tool-servers.json", SecretStore(folder / "tool-secrets.json"))
 

@@ -506,7 +506,7 @@ def test_a_fork_has_the_calls_but_not_what_runs(qtbot: QtBot, ready: Ready, scri
 
 
 def test_an_imported_chat_has_nothing_to_run(tmp_path: Path) -> None:
-    """Who made the file may have given a call another title than that of its tool."""
+    """A call in a file may have a false title, so nobody can know what they would let run."""
     from app.chat.export import exported, imported
     from app.chat.tools.tool_use import ToolUse
 
