@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.drafting.guesses import Kind
 
 LENGTHS = (1, 3, 7, 15)
 """Numbers of guesses that are checked at once: with the token before them, rows of a pass that is
 recorded."""
-
-ALIKE = (2, 3, 5, 9)
-"""Numbers of last tokens that stood in the text before, from each of which on the share of right
-guesses is measured apart: the more tokens are alike, the more guesses are right."""
-
-FIRST_SHARES = (0.3, 0.45, 0.6, 0.8)
-"""Shares of right guesses for each number of `ALIKE`, as long as none have been checked."""
 
 WEIGHT = 0.1
 """Weight of a new measurement in a mean."""
@@ -25,6 +21,10 @@ then."""
 ROW_COST = 0.04
 """Time of one more row as a part of that of the first, as long as it has not been measured."""
 
+MAKING_COST = 0.1
+"""Time of making one more guess as a part of that of a token, as long as it has not been
+measured."""
+
 LEAST_GAIN = 1.03
 """Expected gain in tokens per second from which on guesses are checked."""
 
@@ -32,63 +32,125 @@ PROBE_EVERY = 64
 """Number of times that guesses are left out before one is checked, to measure once more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Guesses that a pass could check.
+
+    Attributes:
+        kinds: kind of the guesses for each answer.
+        most: largest number of guesses that all answers have.
+        maker: name of the source that has yet to make some of them; "" if all are there.
+        n_made: number of answers for which it has to.
+    """
+
+    kinds: Sequence[Kind]
+    most: int
+    maker: str = ""
+    n_made: int = 0
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Numbers of guesses that can be checked at once for each answer."""
+        return [length for length in LENGTHS if length <= self.most]
+
+
 class DraftControl:
     """Measured times of passes and shares of right guesses, and what follows from them."""
 
     def __init__(self) -> None:
-        self._shares = list(FIRST_SHARES)
-        self._times: dict[int, float] = {}
-        self._n_passes: dict[int, int] = {}
-        self._n_left_out = 0
+        self._shares: dict[Kind, float] = {}
+        self._passes = _Times()
+        self._makings: dict[str, _Times] = {}
+        self._n_left_out: dict[str, int] = {}
 
     def note_pass(self, n_rows: int, seconds: float) -> None:
         """Note how long a pass took that computed nothing but rows of this kind."""
-        self._n_passes[n_rows] = self._n_passes.get(n_rows, 0) + 1
-        if self._n_passes[n_rows] > N_UNSTEADY:
-            before = self._times.get(n_rows, seconds)
-            # one that was held up by something else says little
-            self._times[n_rows] = before + WEIGHT * (min(seconds, 2 * before) - before)
+        self._passes.note(n_rows, seconds)
 
-    def note_check(self, n_alike: int, n_guessed: int, n_right: int) -> None:
-        """Note how many of the guesses were right, the first ones."""
-        place = _place(n_alike)
+    def note_making(self, source: str, n_answers: int, length: int, seconds: float) -> None:
+        """Note how long a source took to make `length` guesses for each of some answers."""
+        self._makings.setdefault(source, _Times()).note(n_answers, seconds / length)
+        self._n_left_out[source] = 0
+
+    def note_check(self, kind: Kind, n_guessed: int, n_right: int) -> None:
+        """Note how many of the guesses of a kind were right, the first ones."""
         for number in range(min(n_right + 1, n_guessed)):
-            is_right = float(number < n_right)
-            self._shares[place] += WEIGHT * (is_right - self._shares[place])
+            before = self.share(kind)
+            self._shares[kind] = before + WEIGHT * (float(number < n_right) - before)
 
-    def choose(self, n_alike: Sequence[int], most: int) -> int:
-        """Return how many guesses to check for each of some answers; 0 for none.
+    def share(self, kind: Kind) -> float:
+        """Return the share of right guesses of a kind."""
+        return self._shares.get(kind, kind.first_share)
+
+    def choose(self, proposals: Sequence[Proposal]) -> tuple[Proposal, int] | None:
+        """Return which guesses to check and how many for each answer; None for none.
+
+        What does not pay is left out, and tried now and then.
 
         Args:
-            n_alike: of each answer, the number of last tokens that stood in the text before.
-            most: largest number of guesses that all of them have.
+            proposals: what could be checked, one of each maker at most.
         """
-        n, shares = len(n_alike), [self._shares[_place(alike)] for alike in n_alike]
-        lengths = [length for length in LENGTHS if length <= most]
-        gains = {
-            length: sum(_expected(share, length) for share in shares) / n
-            * self._seconds(n) / self._seconds(n * (1 + length))
-            for length in lengths
-        }  # fmt: skip
-        best = max(lengths, key=gains.__getitem__, default=0)
-        if best and gains[best] < LEAST_GAIN:
-            self._n_left_out = (self._n_left_out + 1) % PROBE_EVERY
-            return 0 if self._n_left_out else lengths[0]
-        return best
+        chosen, most = None, LEAST_GAIN
+        for proposal in proposals:
+            for length in proposal.lengths:
+                gain = self._gain(proposal, length)
+                if gain >= most and (chosen is None or gain > most):
+                    chosen, most = (proposal, length), gain
+        for proposal in proposals:
+            if proposal.lengths and (chosen is None or proposal is not chosen[0]):
+                n = self._n_left_out.get(proposal.maker, 0) + 1
+                is_probed = n >= PROBE_EVERY  # until its guesses are made, which may take a while
+                self._n_left_out[proposal.maker] = 0 if is_probed and not proposal.maker else n
+                if is_probed:
+                    return proposal, proposal.lengths[0]
+        return chosen
 
-    def _seconds(self, n_rows: int) -> float:
+    def _gain(self, proposal: Proposal, length: int) -> float:
+        """Return the tokens per second with guesses as a multiple of those without."""
+        n = len(proposal.kinds)
+        n_tokens = sum(_expected(self.share(kind), length) for kind in proposal.kinds) / n
+        alone = self._passes.seconds(n)
+        making = length * self._making(proposal, alone) if proposal.maker else 0.0
+        return n_tokens * alone / (self._passes.seconds(n * (1 + length)) + making)
+
+    def _making(self, proposal: Proposal, alone: float) -> float:
+        """Return the time of making one guess for each answer that needs it.
+
+        Args:
+            alone: time of a pass without guesses.
+        """
+        times = self._makings.get(proposal.maker)
+        if times is None or not times.is_known or not self._passes.is_known:
+            return MAKING_COST * alone
+        return times.seconds(proposal.n_made)
+
+
+class _Times:
+    """Mean times of passes by their numbers of rows."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+        self._n_noted: dict[int, int] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any time has been measured."""
+        return bool(self._means)
+
+    def note(self, n_rows: int, seconds: float) -> None:
+        self._n_noted[n_rows] = self._n_noted.get(n_rows, 0) + 1
+        if self._n_noted[n_rows] > N_UNSTEADY:
+            before = self._means.get(n_rows, seconds)
+            # one that was held up by something else says little
+            self._means[n_rows] = before + WEIGHT * (min(seconds, 2 * before) - before)
+
+    def seconds(self, n_rows: int) -> float:
         """Return the time of a pass; from that of the next smaller size where it is not known."""
-        found = self._times.get(n_rows)
-        if found is not None:
-            return found
-        smaller = max((size for size in self._times if size < n_rows), default=0)
-        known = self._times.get(smaller, 1.0)
-        return known * (1 + ROW_COST * n_rows) / (1 + ROW_COST * smaller)
-
-
-def _place(n_alike: int) -> int:
-    """Return in which of the shares a guess counts."""
-    return max(0, sum(n_alike >= least for least in ALIKE) - 1)
+        if not self._means:
+            return 1 + ROW_COST * n_rows
+        smaller = [size for size in self._means if size <= n_rows]
+        known = max(smaller) if smaller else min(self._means)
+        return self._means[known] * (1 + ROW_COST * n_rows) / (1 + ROW_COST * known)
 
 
 def _expected(share: float, length: int) -> float:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Generic
 
+from engine.drafting.guesses import Answer, Guess, Kind
 from engine.drafting.repeats import Repeats
 
-LEAST_ALIKE = 2
+ALIKE = (2, 3, 5, 9)
+"""Numbers of last tokens that stood in the text before, from each of which on guesses are a kind of
+their own: the more tokens are alike, the more guesses are right."""
+
+LEAST_ALIKE = ALIKE[0]
 """Smallest number of last tokens that have to stand in the text before."""
+
+KINDS = tuple(Kind("ngram", n, share) for n, share in enumerate((0.3, 0.45, 0.6, 0.8)))
+"""Kind of guesses for each number of `ALIKE`."""
 
 MOST_TOKENS = 1 << 16
 """Largest number of tokens that are searched: half as many of the last ones are, once there are
@@ -56,3 +65,31 @@ class NgramDrafter:
         for token in ids[n:]:
             self._seen.append(token)
         self._last = ids[-1]
+
+
+class NgramSource(Generic[Answer]):
+    """Guesses for all running answers, each from its own text."""
+
+    kind = None
+
+    def __init__(self) -> None:
+        self._drafters: dict[Answer, NgramDrafter] = {}
+
+    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
+        """Return what has followed the last tokens of each text, see `GuessSource`."""
+        found = dict[Answer, Guess]()
+        for answer, ids in texts.items():
+            drafter = self._drafters.setdefault(answer, NgramDrafter())
+            tokens = drafter.guess(ids, most)
+            if tokens:
+                found[answer] = Guess(tokens, kind_of(drafter.n_alike))
+        return found
+
+    def forget(self, answer: Answer) -> None:
+        """Free what is known of an answer's text."""
+        self._drafters.pop(answer, None)
+
+
+def kind_of(n_alike: int) -> Kind:
+    """Return the kind of guesses behind so many tokens that stood in the text before."""
+    return KINDS[max(0, sum(n_alike >= least for least in ALIKE) - 1)]

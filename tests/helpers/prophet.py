@@ -1,45 +1,58 @@
 """Guesses of tokens that are known to come, or known to be wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from engine.drafting.control import LENGTHS, DraftControl
+from engine.drafting.control import DraftControl, Proposal
+from engine.drafting.guesses import Guess, Kind
+from engine.generation.scheduling.requests import Request
 
 N_VOCAB = 40
 """Number of tokens of all vocabularies of the tests, at least."""
 
 
 class Prophet:
-    """Drafter that knows whole sequences.
+    """Source of guesses that knows whole sequences.
 
     Args:
         sequences: the sequences, each with its prompt.
         wrong_at: returns the place of the wrong guess of one pass, None for none; its argument is
-            the number of guesses made before.
+            the number of guesses made before for the same answer.
     """
 
-    n_alike = 99
+    kind = None
 
     def __init__(
         self, sequences: Sequence[Sequence[int]], wrong_at: Callable[[int], int | None]
     ) -> None:
         self._sequences = [list(ids) for ids in sequences]
-        self._wrong_at, self._n = wrong_at, 0
+        self._wrong_at = wrong_at
+        self._n: dict[Request, int] = {}
 
-    def guess(self, ids: Sequence[int], most: int) -> list[int]:
+    def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
+        return {
+            answer: Guess(self._of_one(answer, ids, most), Kind("prophet"))
+            for answer, ids in texts.items()
+        }
+
+    def forget(self, answer: Request) -> None:
+        self._n.pop(answer, None)
+
+    def _of_one(self, answer: Request, ids: Sequence[int], most: int) -> list[int]:
         n = len(ids)
         known = next((x for x in self._sequences if x[:n] == list(ids)), [])
         found = known[n : n + most] + [0] * (n + most - max(n, len(known)))
         found = found[:most]
-        wrong = self._wrong_at(self._n)
-        self._n += 1
+        n_before = self._n.get(answer, 0)
+        wrong, self._n[answer] = self._wrong_at(n_before), n_before + 1
         if wrong is not None and wrong < len(found):
             found[wrong] = (found[wrong] + 1) % N_VOCAB
         return found
 
 
 class _Always(DraftControl):
-    def choose(self, n_alike: Sequence[int], most: int) -> int:
-        return max((length for length in LENGTHS if length <= most), default=0)
+    def choose(self, proposals: Sequence[Proposal]) -> tuple[Proposal, int] | None:
+        found = [(proposal, max(proposal.lengths)) for proposal in proposals if proposal.lengths]
+        return max(found, key=lambda choice: choice[1], default=None)
 
 
 def always() -> DraftControl:

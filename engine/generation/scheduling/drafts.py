@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakKeyDictionary
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from engine.drafting.control import LENGTHS, DraftControl
-from engine.drafting.ngram import NgramDrafter
+from engine.drafting.control import LENGTHS, DraftControl, Proposal
+from engine.drafting.guesses import Guess, GuessSource, Kind
+from engine.drafting.ngram import NgramSource
 from engine.generation.work import Follow
 from engine.paging.pool import OutOfPages
 
@@ -15,17 +16,11 @@ if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
     from engine.runtime.interface import PagedRuntime
 
+Texts: TypeAlias = "Mapping[Request, Sequence[int]]"
+"""All tokens so far of some answers, prompts included."""
+
 MOST_ROWS = 1 + LENGTHS[-1]
 """Largest number of rows of a pass that checks guesses."""
-
-
-class Drafter(Protocol):
-    """Source of guesses for one answer, see `NgramDrafter`."""
-
-    @property
-    def n_alike(self) -> int: ...
-
-    def guess(self, ids: Sequence[int], most: int) -> list[int]: ...
 
 
 class Drafts:
@@ -33,19 +28,22 @@ class Drafts:
 
     Args:
         most: largest number of guesses that a pass checks for an answer; 0 for none.
-        make: returns what guesses for a new answer.
+        sources: what makes guesses; None for the texts themselves. Of those that take no time, the
+            first that has a guess is asked; one that takes time guesses for the answers for which
+            these have none, or none that is as likely to be right.
         control: chooses how many guesses a pass checks.
     """
 
     def __init__(
         self,
         most: int = 0,
-        make: Callable[[], Drafter] = NgramDrafter,
+        sources: Sequence[GuessSource[Request]] | None = None,
         control: DraftControl | None = None,
     ) -> None:
-        self._most, self._make = most, make
+        self._most = most
+        self._sources = [NgramSource()] if sources is None else sources
         self.control = control or DraftControl()
-        self._drafters: WeakKeyDictionary[Request, Drafter] = WeakKeyDictionary()
+        self._checked: dict[Request, Guess] = {}
 
     def guesses(
         self, runtime: PagedRuntime, requests: Sequence[Request]
@@ -61,23 +59,91 @@ class Drafts:
         most = min((min(room, _room(request, runtime.n_ctx)) for request in requests), default=0)
         if most < 1:
             return {}
-        drafters = {request: self._drafter(request) for request in requests}
-        found = {request: d.guess(request.wanted, most) for request, d in drafters.items()}
-        n_alike = [drafter.n_alike for drafter in drafters.values()]
-        n = self.control.choose(n_alike, min(map(len, found.values())))
+        self._checked = self._chosen({request: request.wanted for request in requests}, most)
+        n = min(map(len, (guess.tokens for guess in self._checked.values())), default=0)
         if not n or not all(_has_pages(request, 1 + n) for request in requests):
             return {}
-        return {request: guess[:n] for request, guess in found.items()}
+        return {request: guess.tokens for request, guess in self._checked.items()}
 
-    def _drafter(self, request: Request) -> Drafter:
-        if request not in self._drafters:
-            self._drafters[request] = self._make()
-        return self._drafters[request]
+    def _chosen(self, texts: Texts, most: int) -> dict[Request, Guess]:
+        """Return equally many guesses for all answers, or none."""
+        at_hand = self._at_hand(texts, most)
+        makers = {source.kind.source: source for source in self._sources if source.kind}
+        proposals = [self._propose(texts, at_hand, most)]
+        proposals += [self._propose(texts, at_hand, most, maker.kind) for maker in makers.values()]
+        while chosen := self.control.choose(proposals):
+            proposal, length = chosen
+            found = at_hand
+            if proposal.maker:
+                found = {**at_hand, **self._made(makers[proposal.maker], texts, at_hand, length)}
+            if len(found) == len(texts):
+                n_all = min(len(guess.tokens) for guess in found.values())
+                n = max(n for n in LENGTHS if n <= min(n_all, length))
+                return {answer: Guess(g.tokens[:n], g.kind) for answer, g in found.items()}
+            proposals.remove(proposal)  # such as while a model reads the prompts
+        return {}
+
+    def _propose(
+        self, texts: Texts, at_hand: Mapping[Request, Guess], most: int, made: Kind | None = None
+    ) -> Proposal:
+        """Return what could be checked.
+
+        Args:
+            at_hand: guesses that are there.
+            made: kind of the guesses that a source would make in place of what is less sure.
+        """
+        needy = self._needy(texts, at_hand, made) if made else {}
+        there = {answer: guess for answer, guess in at_hand.items() if answer not in needy}
+        kinds = [guess.kind for guess in there.values()]
+        if made is None or not needy:
+            whole = made is None and len(there) == len(texts)
+            return Proposal(kinds, min((len(g.tokens) for g in there.values()), default=0) * whole)
+        n = min([most, *(len(guess.tokens) for guess in there.values())])
+        return Proposal(kinds + [made] * len(needy), n, made.source, len(needy))
+
+    def _needy(self, texts: Texts, at_hand: Mapping[Request, Guess], made: Kind) -> Texts:
+        """Return the texts for which guesses of a kind are more likely right than those there."""
+        share = self.control.share
+        return {
+            answer: ids
+            for answer, ids in texts.items()
+            if answer not in at_hand or share(at_hand[answer].kind) < share(made)
+        }
+
+    def _made(
+        self,
+        source: GuessSource[Request],
+        texts: Texts,
+        at_hand: Mapping[Request, Guess],
+        length: int,
+    ) -> Mapping[Request, Guess]:
+        """Have a source make guesses for the answers that need them, and note how long it takes."""
+        assert source.kind is not None
+        needy = self._needy(texts, at_hand, source.kind)
+        begun = time.perf_counter()
+        found = source.guess(needy, length)
+        if len(found) == len(needy):
+            seconds = time.perf_counter() - begun
+            self.control.note_making(source.kind.source, len(needy), length, seconds)
+        return found
+
+    def _at_hand(self, texts: Texts, most: int) -> dict[Request, Guess]:
+        """Return the guesses that take no time to make."""
+        found: dict[Request, Guess] = {}
+        for source in self._sources:
+            if source.kind is None:
+                left = {answer: ids for answer, ids in texts.items() if answer not in found}
+                found.update(source.guess(left, most))
+        return found
 
     def note(self, request: Request, n_guessed: int, n_right: int) -> None:
         """Note how many of the guesses for an answer were right, the first ones."""
-        # the drafter has not read on since it has guessed
-        self.control.note_check(self._drafters[request].n_alike, n_guessed, n_right)
+        self.control.note_check(self._checked.pop(request).kind, n_guessed, n_right)
+
+    def forget(self, request: Request) -> None:
+        """Free what is kept for an answer that is over."""
+        for source in self._sources:
+            source.forget(request)
 
 
 def _room(request: Request, n_ctx: int) -> int:

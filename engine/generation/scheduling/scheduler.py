@@ -308,6 +308,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """Forget an answer that is over."""
+        self.drafts.forget(request)
         if request in self._seats.requests:
             self._seats.release(request)
             self._seats.requests.remove(request)

@@ -4,7 +4,12 @@ import random
 
 import pytest
 
-from engine.drafting.control import LENGTHS, N_UNSTEADY, PROBE_EVERY, DraftControl
+from engine.drafting.control import LENGTHS, N_UNSTEADY, PROBE_EVERY, DraftControl, Proposal
+from engine.drafting.guesses import Kind
+from engine.drafting.ngram import kind_of
+
+MODEL = Kind("model", first_share=0.7)
+"""Kind of guesses that take time to make."""
 
 
 def measured(seconds: dict[int, float]) -> DraftControl:
@@ -20,22 +25,28 @@ CHEAP = {1: 1.0, 2: 1.05, 4: 1.15, 8: 1.3, 16: 1.9}
 DEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
 
 
+def chosen(control: DraftControl, kinds: list[Kind], most: int) -> int:
+    """Return how many of the guesses that are there are checked."""
+    found = control.choose([Proposal(kinds, most)])
+    return found[1] if found else 0
+
+
 def run(control: DraftControl, share: float, n: int = 400, alike: int = 4) -> list[int]:
     """Let guesses be right with a probability, n times; return the lengths that were chosen."""
-    drawn, chosen = random.Random(2), []
+    drawn, lengths = random.Random(2), []
     for _ in range(n):
-        length = control.choose([alike], LENGTHS[-1])
-        chosen.append(length)
+        length = chosen(control, [kind_of(alike)], LENGTHS[-1])
+        lengths.append(length)
         if length:
             right = next((i for i in range(length) if drawn.random() >= share), length)
-            control.note_check(alike, length, right)
-    return chosen
+            control.note_check(kind_of(alike), length, right)
+    return lengths
 
 
 def test_right_guesses_make_long_ones_and_wrong_ones_none() -> None:
     assert set(run(measured(CHEAP), 1.0)[-50:]) == {LENGTHS[-1]}
-    chosen = run(measured(CHEAP), 0.0)
-    assert chosen[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1, "and one to see if it is still so"
+    lengths = run(measured(CHEAP), 0.0)
+    assert lengths[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1, "and one to see if it is still so"
     middle = run(measured(CHEAP), 0.6)[-50:]
     assert 0 not in middle
     assert max(middle) < LENGTHS[-1]
@@ -48,8 +59,8 @@ def test_rows_that_take_as_long_as_tokens_are_not_worth_it() -> None:
 def test_shares_are_measured_apart_by_what_is_alike() -> None:
     control = measured(CHEAP)
     run(control, 0.0, alike=2)
-    assert control.choose([12], 7) == 7
-    assert control.choose([2], 7) == 0
+    assert chosen(control, [kind_of(12)], 7) == 7
+    assert chosen(control, [kind_of(2)], 7) == 0
 
 
 def test_it_looks_again_after_a_while_and_finds_what_has_changed() -> None:
@@ -60,7 +71,7 @@ def test_it_looks_again_after_a_while_and_finds_what_has_changed() -> None:
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 7), (2, 3), (4, 3), (8, 1)])
 def test_several_answers_share_the_rows_of_a_pass(n: int, expected: int) -> None:
-    assert measured(CHEAP).choose([20] * n, min(7, 16 // n - 1)) == expected
+    assert chosen(measured(CHEAP), [kind_of(20)] * n, min(7, 16 // n - 1)) == expected
 
 
 def test_the_first_passes_of_a_size_do_not_count() -> None:
@@ -69,4 +80,38 @@ def test_the_first_passes_of_a_size_do_not_count() -> None:
         control.note_pass(1, seconds)
     for seconds in (30.0, 30.0, 30.0, 1.2):
         control.note_pass(8, seconds)
-    assert control.choose([20], 7) == 7
+    assert chosen(control, [kind_of(20)], 7) == 7
+
+
+def made(control: DraftControl, share: float, seconds: float, n: int = 300) -> list[int]:
+    """Have a model's guesses, each made in so many seconds, right with a probability."""
+    drawn, lengths = random.Random(3), []
+    for _ in range(n):
+        found = control.choose([Proposal([], 0), Proposal([MODEL], 7, MODEL.source, 1)])
+        lengths.append(length := found[1] if found else 0)
+        if length:
+            control.note_making(MODEL.source, 1, length, seconds * length)
+            right = next((i for i in range(length) if drawn.random() >= share), length)
+            control.note_check(MODEL, length, right)
+    return lengths
+
+
+def test_a_models_own_time_counts() -> None:
+    assert set(made(measured(CHEAP), 1.0, 0.02)[-50:]) == {7}
+    assert 0 not in made(measured(CHEAP), 0.7, 0.02)[-50:]
+    assert made(measured(CHEAP), 0.7, 0.9)[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1
+    assert made(measured(CHEAP), 0.0, 0.02)[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1
+
+
+def test_what_pays_most_is_checked() -> None:
+    """A model's guesses in place of the text's own where these are less often right."""
+    control = measured(CHEAP)
+    for _ in range(N_UNSTEADY + 1):
+        control.note_making(MODEL.source, 1, 1, 0.05)
+    for alike, share, expected in ((2, 0.1, MODEL.source), (9, 0.9, "")):
+        for _ in range(60):
+            control.note_check(kind_of(alike), 10, round(10 * share))
+        there = Proposal([kind_of(alike)], 7)
+        found = control.choose([there, Proposal([MODEL], 7, MODEL.source, 1)])
+        assert found
+        assert found[0].maker == expected

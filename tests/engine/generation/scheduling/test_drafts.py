@@ -26,7 +26,7 @@ from tests.helpers.tiers import paired
 
 def drafts(answers: Sequence[Sequence[int]], wrong_at: int | None, most: int = 7) -> Drafts:
     """Return guesses that are right but for one place."""
-    return Drafts(most, lambda: Prophet(answers, lambda _: wrong_at), always())
+    return Drafts(most, [Prophet(answers, lambda _: wrong_at)], always())
 
 
 @pytest.mark.parametrize("wrong_at", [None, *range(7)])
@@ -77,7 +77,7 @@ def answers(model: Model, prompts: Sequence[Sequence[int]], **wished: object) ->
 def knowing(prompts: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> Drafts:
     """Return guesses that are wrong at another place each time, or not at all."""
     known = [[*p, *ids] for p, ids in zip(prompts, expected, strict=True)]
-    return Drafts(7, lambda: Prophet(known, lambda n: n % 9), always())
+    return Drafts(7, [Prophet(known, lambda n: n % 9)], always())
 
 
 @pytest.mark.parametrize(("name", "split"), paired(MODELS, SPLITS))

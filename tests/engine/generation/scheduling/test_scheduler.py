@@ -430,7 +430,7 @@ class Storm(RuleBasedStateMachine):
             self.runtime.token_source = ToySource(self.runtime, ahead)
         self.known: list[list[int]] = []
         n_draft = {-3: 15, -2: 7}.get(ahead, 0)
-        drafts = Drafts(n_draft, lambda: Prophet(self.known, lambda n: n * wrong % 17), always())
+        drafts = Drafts(n_draft, [Prophet(self.known, lambda n: n * wrong % 17)], always())
         self.scheduler = Scheduler(self.runtime, n_bytes, drafts)
         self.asked: list[tuple[Request, list[int], SamplingParams]] = []
         self.found: list[list[GenerationEvent]] = []
