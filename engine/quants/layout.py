@@ -2,7 +2,7 @@
 
 A vector register holds four bytes of each of 16 rows, so that one instruction multiplies all of
 them with the same four activations and no sum over a register is ever needed. Columns come in
-blocks of 32. A tile has one plane after the other, each with its blocks in order:
+blocks of 32. A tile has four planes, each with its blocks in order:
 
 - `low`: low bits of the weights. A block has eight lines, line i with columns 4i … 4i+3 of each
   row, a byte each. Of 4-bit lines, line i and line i + 4 share 64 bytes (low and high half of each
@@ -16,13 +16,18 @@ blocks of 32. A tile has one plane after the other, each with its blocks in orde
 
 A cut between ranks may fall on any block: the first factor then counts for fewer than eight of
 them. A tile ends on a multiple of 64 bytes.
+
+On a GPU, a tile has one plane after the other (`Layout.offsets`). On a CPU it has one group of up
+to eight blocks after the other, those that share a factor or would, so that all of it is read from
+front to back, as prefetchers want it (`Layout.places`): the group's part of `supers`, its part of
+`scales`, then of each block the part of `low` and that of `high`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gguf.constants import GGMLQuantizationType as Kind
 
@@ -33,7 +38,7 @@ BLOCK = 32
 """Number of columns of a block."""
 
 SUPER = 8
-"""Number of blocks that share a factor in K-quants."""
+"""Number of blocks of a group; they share a factor in K-quants."""
 
 LINE_BYTES = 64
 """Bytes of a line: four columns of 16 rows."""
@@ -45,6 +50,22 @@ SCALE_BYTES: dict[ScaleKind, int] = {
     "f16": 2, "f16_min": 4, "e8m0": 1, "f32": 4, "super": 1, "super_min": 2, "super_nibbles": 1,
 }  # fmt: skip
 """Bytes of the plane `scales` for each row and sub-block."""
+
+
+class BlockPlaces(NamedTuple):
+    """Addresses of a block of 16 rows on a CPU: numbers, or a kernel's values.
+
+    Attributes:
+        low: low bits of the codes.
+        high: high bits of the codes.
+        scales: scales, and minima where there are any.
+        supers: F16 factors of the scales.
+    """
+
+    low: Any
+    high: Any
+    scales: Any
+    supers: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +127,39 @@ class Layout:
         return TILE * 2 * (2 if self.has_minimum else 1)
 
     def offsets(self, n_blocks: int, skip: int) -> tuple[int, int, int, int]:
-        """Return the offsets of `high`, `scales` and `supers` in a tile, and its size, in bytes.
+        """Return the offsets of `high`, `scales` and `supers` in a tile on a GPU, and its size.
+
+        The size in bytes is the same on a CPU.
 
         Args:
             n_blocks: number of blocks of a row.
             skip: number of blocks of the first 256 columns that are missing.
         """
-        high, scales, supers = self.starts(0, n_blocks)
+        high = n_blocks * self.low_bytes
+        scales = high + n_blocks * self.high_bytes
+        supers = scales + n_blocks * self.scale_bytes
         n_super = -(-(n_blocks + skip) // SUPER)
         end = supers + n_super * self.super_bytes
         return high, scales, supers, -(-end // LINE_BYTES) * LINE_BYTES
 
-    def starts(self, tile: Any, n_blocks: Any) -> tuple[Any, Any, Any]:
-        """Return the addresses of `high`, `scales` and `supers` of a tile.
+    def places(self, tile: Any, group: Any, first: Any, last: Any, block: Any) -> BlockPlaces:
+        """Return the addresses of a block's parts in a tile on a CPU.
 
         Arguments are numbers, or a kernel's values in their place.
 
         Args:
             tile: address of the tile.
-            n_blocks: number of blocks of a row.
+            group: number of the block's group.
+            first: first block of the group.
+            last: block behind the group's last one.
+            block: number of the block.
         """
-        high = tile + n_blocks * self.low_bytes
-        scales = high + n_blocks * self.high_bytes
-        return high, scales, scales + n_blocks * self.scale_bytes
+        codes_bytes = self.low_bytes + self.high_bytes
+        supers = tile + group * self.super_bytes + first * (codes_bytes + self.scale_bytes)
+        scales = supers + self.super_bytes
+        low = scales + (last - first) * self.scale_bytes + (block - first) * codes_bytes
+        here = scales + (block - first) * self.scale_bytes
+        return BlockPlaces(low, low + self.low_bytes, here, supers)
 
     def tile_bytes(self, n_blocks: int, skip: int) -> int:
         """Return the bytes of a tile of 16 rows; for the arguments see `offsets`."""

@@ -6,6 +6,7 @@ of 32, 32), scales (rows, sub-blocks), with the bits that planes hold.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
@@ -44,8 +45,28 @@ class Parts:
     supers: list[NDArray[np.uint16]]
 
 
+def planes_apart(planes: NDArray[Any], layout: Layout, n_blocks: int, skip: int) -> NDArray[Any]:
+    """Return tiles of a CPU, (tiles, bytes), with one plane after the other, as on a GPU."""
+    high, scales, supers, _ = layout.offsets(n_blocks, skip)
+    result, at = np.zeros_like(planes), 0
+
+    def move(n_bytes: int, goal: int) -> None:
+        nonlocal at
+        result[:, goal : goal + n_bytes] = planes[:, at : at + n_bytes]
+        at += n_bytes
+
+    for group in range(-(-(n_blocks + skip) // 8)):
+        first, last = max(0, 8 * group - skip), min(n_blocks, 8 * group - skip + 8)
+        move(layout.super_bytes, supers + group * layout.super_bytes)
+        move((last - first) * layout.scale_bytes, scales + first * layout.scale_bytes)
+        for block in range(first, last):
+            move(layout.low_bytes, block * layout.low_bytes)
+            move(layout.high_bytes, high + block * layout.high_bytes)
+    return result
+
+
 def read(planes: Bytes, layout: Layout, n_rows: int, n_blocks: int, skip: int) -> Parts:
-    """Read the rows of tiles that lie one behind the other."""
+    """Read the rows of tiles of a CPU that lie one behind the other."""
     n_factor = {"super": 1, "super_min": 2, "super_nibbles": 2}.get(layout.scale, 0)
     n_super = -(-(n_blocks + skip) // 8)
     kind, n_kind = SCALE_TYPES[layout.scale]
@@ -57,7 +78,7 @@ def read(planes: Bytes, layout: Layout, n_rows: int, n_blocks: int, skip: int) -
         n_super * 16 * 2 * n_factor,
     ]
     tile_bytes = -(-sum(sizes) // 64) * 64
-    tiles = planes.reshape(-(-n_rows // 16), tile_bytes)
+    tiles = planes_apart(planes.reshape(-(-n_rows // 16), tile_bytes), layout, n_blocks, skip)
     low, high, scales, supers, _ = np.split(tiles, np.cumsum(sizes), axis=1)
     codes = _lines(low, n_blocks, layout.low)
     if layout.high:

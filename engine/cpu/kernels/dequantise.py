@@ -11,9 +11,9 @@ from llvmlite import ir
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, piece
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.tile_reader import TileAddresses, TileReader, tile_at
+from engine.cpu.kernels.tile_reader import BlockGroup, TileReader
 from engine.cpu.kernels.values import F32, FLOATS, I64, INTS, LANES, Value, vector
-from engine.quants.layout import BLOCK, SUPER, TILE, Layout
+from engine.quants.layout import BLOCK, TILE, BlockPlaces, Layout
 
 LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
 """Arguments of `lookup`. ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows
@@ -35,13 +35,13 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
     add_kernel(module, "bf16_rows", BF16_ROWS, lambda _, given: given["n_tile"])
 
 
-def _columns(reader: TileReader, tile: TileAddresses) -> list[Value]:
+def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
     """Dequantise a block: 32 columns of 16 rows each, F32."""
     layout = reader.layout
-    scales, added = reader.scales(tile)
+    scales, added = reader.scales(places)
     columns = []
     is_signed = reader.isa.signed_weights and (bool(layout.table) or layout.low == 8)
-    for number, line in enumerate(reader.lines(tile, ahead=False)):
+    for number, line in enumerate(reader.lines(places, ahead=False)):
         sub = number * len(scales) // 8
         for n in range(4):
             byte = line.bitcast(vector(line.kind.element, TILE)) >> (8 * n)
@@ -64,8 +64,8 @@ def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
     start, lane = planes + row // TILE * tile_bytes, row % TILE
     buffer = code.stack_buffer(FLOATS, BLOCK)
     with code.loop(code.number(0), n_blocks) as block:
-        tile = tile_at(layout, start, n_blocks, block, (block + skip) // SUPER)
-        for n, column in enumerate(_columns(reader, tile)):
+        places = BlockGroup.of(block, n_blocks, skip).places(layout, start, block)
+        for n, column in enumerate(_columns(reader, places)):
             code.store(column, buffer + 64 * n)
         goal = out + index * stride + block * (4 * BLOCK)
         for n in range(BLOCK):
@@ -80,7 +80,9 @@ def _emit_bf16(reader: TileReader, given: Named, index: Value) -> None:
     row_bytes = n_blocks * (2 * BLOCK)
     goal = out + index * row_bytes * TILE
     with code.loop(code.number(0), n_blocks) as block:
-        columns = _columns(reader, tile_at(layout, start, n_blocks, block, (block + skip) // SUPER))
+        columns = _columns(
+            reader, BlockGroup.of(block, n_blocks, skip).places(layout, start, block)
+        )
         pairs = [_bf16_pair(*columns[n : n + 2]) for n in range(0, BLOCK, 2)]
         for row, numbers in enumerate(transposed(pairs)):
             code.store(numbers, goal + row_bytes * row + block * (2 * BLOCK))

@@ -12,8 +12,8 @@ from llvmlite import ir
 from engine.cpu.kernels.block_sums import add_block
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
-from engine.cpu.kernels.tile_reader import TileReader, for_each_super, tile_at
-from engine.cpu.kernels.values import FLOATS, INTS, LANES, LINE, VOID, Value, function
+from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
+from engine.cpu.kernels.values import FLOATS, INTS, LANES, LINE, VOID, function
 from engine.quants.layout import SUPER, Layout
 
 VECTOR_BYTES = 4 * LANES
@@ -44,14 +44,15 @@ def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> Non
     with code.loop(code.number(0), n_panels, MOST_PANELS) as begin:
         count = code.min_signed(n_panels - begin, code.number(MOST_PANELS))
 
-        def multiply(index: Value, first: Value, last: Value) -> None:
-            code.call("unpack", VOID, planes, n_blocks, index, first, last, unpacked)
+        def multiply(group: BlockGroup) -> None:
+            first, last = group.first, group.last
+            code.call("unpack", VOID, planes, group.index, first, last, unpacked)
             with code.loop(code.number(0), count) as number:
                 panel = panels + ((begin + number) * n_blocks + first) * offsets.n_bytes
                 place = sums + number * (isa.tile_tokens * VECTOR_BYTES)
                 code.call("add_up", VOID, unpacked, panel, last - first, place, first)
 
-        for_each_super(code, n_blocks, skip, multiply)
+        for_each_group(code, n_blocks, skip, multiply)
         with code.loop(code.number(0), count * isa.tile_tokens) as token:
             goal = out + (begin * isa.tile_tokens + token) * stride
             code.store_part(code.load(sums + token * VECTOR_BYTES, FLOATS), goal, n)
@@ -59,12 +60,12 @@ def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> Non
 
 
 def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """Write `unpack(planes, n_blocks, super_index, first, last, unpacked)`: some blocks."""
-    code, (planes, n_blocks, index, first, last, unpacked) = function(module, "unpack", 6)
+    """Write `unpack(planes, index, first, last, unpacked)`: the blocks of a group."""
+    code, (planes, index, first, last, unpacked) = function(module, "unpack", 5)
     code.builder.function.linkage = "internal"
-    reader = TileReader(code, isa, layout)
+    reader, group = TileReader(code, isa, layout), BlockGroup(index, first, last)
     with code.loop(first, last) as block:
-        tile, place = tile_at(layout, planes, n_blocks, block, index), block - first
+        tile, place = group.places(layout, planes, block), block - first
         scales, added = reader.scales(tile)
         for n, values in enumerate([*reader.lines(tile, ahead=True), *scales, *added]):
             code.store(values, unpacked + place * BLOCK_BYTES + VECTOR_BYTES * n)

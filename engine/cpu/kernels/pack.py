@@ -14,6 +14,7 @@ from llvmlite import ir
 
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.tile_reader import BlockGroup
 from engine.cpu.kernels.values import I8, I16, I32, I64, Code, Value, vector
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, SUPER, TILE, Layout
 
@@ -224,26 +225,21 @@ def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, in
     begin = tile_number * TILE - goal_row  # of the tile, as a row of `raw`
     begin_here = code.where(begin < 0, code.number(0), begin)
     tile = planes + tile_number * tile_bytes
-    high, scales, supers = layout.starts(tile, n_blocks)
+    skip = first % SUPER
     with code.loop(begin_here, code.min_signed(n_rows, begin + TILE)) as raw_row:
         row, start = raw_row - begin, raw + raw_row * row_bytes
         with code.loop(code.number(0), n_blocks) as block:
             whole = first + block
             number = whole // source.n_blocks
             here = BlockColumns(code, start + number * source.type_size, whole % source.n_blocks)
-            codes = source.low(here)
-            _store_low(layout, codes, tile + block * layout.low_bytes + row * 4)
+            places = BlockGroup.of(block, n_blocks, skip).places(layout, tile, block)
+            _store_low(layout, source.low(here), places.low + row * 4)
             if source.high is not None:
-                goal = high + block * layout.high_bytes + row * 4
-                _store_lines(source.high(here), layout.high, goal)
-            _store_scales(layout, source.scales(here), scales + block * layout.scale_bytes, row)
-        if source.supers:
-            skip = first % SUPER
-            with code.loop(code.number(0), (n_blocks + skip + (SUPER - 1)) // SUPER) as n:
-                at = start + (first // SUPER + n) * source.type_size
-                for part, offset in enumerate(source.supers):
-                    goal = supers + n * layout.super_bytes + (part * 2 * TILE) + row * 2
-                    code.store(code.load(at + offset, I16), goal)
+                _store_lines(source.high(here), layout.high, places.high + row * 4)
+            _store_scales(layout, source.scales(here), places.scales, row)
+            for part, offset in enumerate(source.supers):
+                factor = code.load(here.block + offset, I16)
+                code.store(factor, places.supers + (part * 2 * TILE) + row * 2)
 
 
 def _store_low(layout: Layout, codes: Value, goal: Value) -> None:

@@ -16,7 +16,7 @@ from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.tile_reader import TileReader, for_each_super, tile_at
+from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
 from engine.cpu.kernels.values import (
     F32,
     FLOATS,
@@ -45,16 +45,13 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
     offsets = PanelOffsets(n_tokens, x_bytes)
 
-    def add(index: Value, first: Value, last: Value) -> None:
-        with code.loop(first, last) as block:
-            tile = tile_at(layout, planes, n_blocks, block, index)
-            lines, factors = reader.lines(tile, ahead=n_tokens == 1), reader.scales(tile)
+    def add(group: BlockGroup) -> None:
+        with code.loop(group.first, group.last) as block:
+            places = group.places(layout, planes, block)
+            lines, factors = reader.lines(places, ahead=n_tokens == 1), reader.scales(places)
             add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
 
-    if layout.has_supers:
-        for_each_super(code, n_blocks, skip, add)
-    else:
-        add(code.number(0), code.number(0), n_blocks)
+    for_each_group(code, n_blocks, skip, add)
     for token, total in enumerate(sums):
         code.store(total.get(), out + stride * token)
     code.builder.ret_void()

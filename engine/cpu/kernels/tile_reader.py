@@ -16,29 +16,48 @@ from engine.cpu.kernels.values import (
     Value,
     vector,
 )
-from engine.quants.layout import BLOCK, SUPER, TILE, Layout
+from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
 
-AHEAD = 16384
-"""Distance at which a plane's weights are prefetched, in bytes."""
+AHEAD = 1024
+"""Distance at which weights are prefetched into the second cache, in bytes. Further away, or into
+the first cache, processors of AMD read slower than by themselves."""
 
 BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
 
 
 @dataclass(frozen=True, slots=True)
-class TileAddresses:
-    """Addresses of one block of 16 rows in each plane.
+class BlockGroup:
+    """Blocks that lie together, those that share a factor of K-quants.
 
     Attributes:
-        low: low bits of the codes.
-        high: high bits of the codes.
-        scales: scales, and minima where there are any.
-        supers: F16 factors of the scales.
+        index: number of the group in its tile.
+        first: first block.
+        last: block behind the last one.
     """
 
-    low: Value
-    high: Value
-    scales: Value
-    supers: Value
+    index: Value
+    first: Value
+    last: Value
+
+    @classmethod
+    def at(cls, index: Value, n_blocks: Value, skip: Value) -> BlockGroup:
+        """Return the group of a number.
+
+        Args:
+            skip: number of blocks by which the first group is cut.
+        """
+        code, first = index.code, index * SUPER - skip
+        last = code.min_signed(first + SUPER, n_blocks)
+        return cls(index, code.where(first < 0, code.number(0), first), last)
+
+    @classmethod
+    def of(cls, block: Value, n_blocks: Value, skip: Value) -> BlockGroup:
+        """Return the group of a block."""
+        return cls.at((block + skip) // SUPER, n_blocks, skip)
+
+    def places(self, layout: Layout, tile: Value, block: Value) -> BlockPlaces:
+        """Return the addresses of a block of the group in the tile at an address."""
+        return layout.places(tile, self.index, self.first, self.last, block)
 
 
 class TileReader:
@@ -49,19 +68,19 @@ class TileReader:
         self.isa = isa
         self.layout = layout
 
-    def lines(self, tile: TileAddresses, *, ahead: bool) -> list[Value]:
+    def lines(self, places: BlockPlaces, *, ahead: bool) -> list[Value]:
         """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes.
 
         Args:
-            tile: addresses of the block.
+            places: addresses of the block.
             ahead: whether to prefetch later blocks.
         """
         layout, code = self.layout, self.code
         if ahead:
-            for at in range(0, layout.low_bytes, 64):
-                code.prefetch(tile.low + (AHEAD + at))
+            for at in range(0, layout.low_bytes + layout.high_bytes, 64):
+                code.prefetch(places.low + (AHEAD + at), cache=2)
         per_line = 8 // layout.low
-        stored = [code.load(tile.low + 64 * n, INTS) for n in range(8 // per_line)]
+        stored = [code.load(places.low + 64 * n, INTS) for n in range(8 // per_line)]
         step = 8 // per_line if layout.low == 4 else 1
         lines = []
         for line in range(8):
@@ -70,7 +89,7 @@ class TileReader:
             )
             lines.append(self._part(stored[source], layout.low, place * layout.low))
         if layout.high:
-            lines = self._with_high(lines, tile)
+            lines = self._with_high(lines, places)
         if layout.table:
             lines = [self._looked_up(line) for line in lines]
         elif layout.low == 8 and not self.isa.signed_weights:
@@ -84,11 +103,11 @@ class TileReader:
         mask = ((1 << n_bits) - 1) * 0x01010101
         return ((stored >> shift) if shift else stored) & mask
 
-    def _with_high(self, lines: list[Value], tile: TileAddresses) -> list[Value]:
+    def _with_high(self, lines: list[Value], places: BlockPlaces) -> list[Value]:
         """Put the high bits of the codes above the low bits in `lines`."""
         n_bits, low = self.layout.high, self.layout.low
         per_line = 8 // n_bits
-        stored = [self.code.load(tile.high + 64 * n, INTS) for n in range(n_bits)]
+        stored = [self.code.load(places.high + 64 * n, INTS) for n in range(n_bits)]
         result = []
         for number, line in enumerate(lines):
             source, place = divmod(number, per_line)
@@ -123,7 +142,7 @@ class TileReader:
             return 255
         return -max(map(abs, layout.table), default=128)
 
-    def scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
+    def scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
         """Load the scales of the sub-blocks and the factors of Σ x, in F32 for 16 rows.
 
         The second list is empty where no multiple of Σ x is added.
@@ -131,13 +150,13 @@ class TileReader:
         layout, code = self.layout, self.code
         if layout.scale == "f16_min":
             scale, minimum = (
-                self.isa.f16_to_f32(code, code.load(tile.scales + at, HALVES)) for at in (0, 32)
+                self.isa.f16_to_f32(code, code.load(places.scales + at, HALVES)) for at in (0, 32)
             )
             return [scale], [minimum]
         if layout.has_supers:
-            scales, added = self._super_scales(tile)
+            scales, added = self._super_scales(places)
         else:
-            scales, added = [self._own_scale(tile, n) for n in range(BLOCK // layout.sub)], []
+            scales, added = [self._own_scale(places, n) for n in range(BLOCK // layout.sub)], []
         if self.zero_point:
             added = [scale * float(-self.zero_point) for scale in scales]
         return scales, added
@@ -149,58 +168,40 @@ class TileReader:
         n_scales = 1 if layout.scale == "f16_min" else BLOCK // layout.sub
         return n_scales, n_scales if layout.has_minimum or self.zero_point else 0
 
-    def _own_scale(self, tile: TileAddresses, sub: int) -> Value:
+    def _own_scale(self, places: BlockPlaces, sub: int) -> Value:
         """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""
         code = self.code
         if self.layout.scale == "f16":
-            return self.isa.f16_to_f32(code, code.load(tile.scales + 32 * sub, HALVES))
+            return self.isa.f16_to_f32(code, code.load(places.scales + 32 * sub, HALVES))
         if self.layout.scale == "f32":
-            return code.load(tile.scales + 64 * sub, FLOATS)
-        exponent = code.load(tile.scales + 16 * sub, BYTES).to(INTS, signed=False)
+            return code.load(places.scales + 64 * sub, FLOATS)
+        exponent = code.load(places.scales + 16 * sub, BYTES).to(INTS, signed=False)
         tiny = code.constant(INTS, 0x00200000) << exponent
         return code.where(exponent < 2, tiny, (exponent - 1) << 23).bitcast(FLOATS)
 
-    def _super_scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
+    def _super_scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
         """Load the scales and the negated minima (if any) of the sub-blocks, times F16 factors."""
         layout, code = self.layout, self.code
         subs = range(BLOCK // layout.sub)
-        factor = self.isa.f16_to_f32(code, code.load(tile.supers, HALVES))
-        stored = [code.load(tile.scales + 16 * n, BYTES) for n in subs]
+        factor = self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
+        stored = [code.load(places.scales + 16 * n, BYTES) for n in subs]
         if layout.scale == "super":
             signed = layout.signed_scale
             return [factor * s.to(INTS, signed=signed).to(FLOATS) for s in stored], []
-        minimum = self.isa.f16_to_f32(code, code.load(tile.supers + 32, HALVES)) * -1.0
+        minimum = self.isa.f16_to_f32(code, code.load(places.supers + 32, HALVES)) * -1.0
         if layout.scale == "super_nibbles":
             wide = [s.to(INTS, signed=False) for s in stored]
             scales, minima = [w & 15 for w in wide], [w >> 4 for w in wide]
         else:
             scales = [s.to(INTS, signed=False) for s in stored]
-            at = tile.scales + 16 * len(subs)
+            at = places.scales + 16 * len(subs)
             minima = [code.load(at + 16 * n, BYTES).to(INTS, signed=False) for n in subs]
         return [factor * s.to(FLOATS) for s in scales], [minimum * m.to(FLOATS) for m in minima]
 
 
-def for_each_super(
-    code: Code, n_blocks: Value, skip: Value, body: Callable[[Value, Value, Value], None]
+def for_each_group(
+    code: Code, n_blocks: Value, skip: Value, body: Callable[[BlockGroup], None]
 ) -> None:
-    """Write a loop over super-blocks: `body(index, first, last)` with the blocks of each.
-
-    Args:
-        skip: number of blocks by which the first super-block is cut.
-    """
-    n_super = (n_blocks + skip + (SUPER - 1)) // SUPER
-    with code.loop(code.number(0), n_super) as index:
-        first, last = index * SUPER - skip, index * SUPER - skip + SUPER
-        first = code.where(first < 0, code.number(0), first)
-        body(index, first, code.min_signed(last, n_blocks))
-
-
-def tile_at(
-    layout: Layout, planes: Value, n_blocks: Value, block: Value, super_index: Value
-) -> TileAddresses:
-    """Return the addresses of a block of the tile at `planes`."""
-    high, scales, supers = layout.starts(planes, n_blocks)
-    return TileAddresses(
-        planes + block * layout.low_bytes, high + block * layout.high_bytes,
-        scales + block * layout.scale_bytes, supers + super_index * layout.super_bytes,
-    )  # fmt: skip
+    """Write a loop over the groups of blocks of a tile, with the code for each of them."""
+    with code.loop(code.number(0), (n_blocks + skip + (SUPER - 1)) // SUPER) as index:
+        body(BlockGroup.at(index, n_blocks, skip))

@@ -262,9 +262,13 @@ class Code:
         """Return the address of a function of this module."""
         return Value(self, self.builder.ptrtoint(self.builder.module.globals[name], I64))
 
-    def prefetch(self, address: Value) -> None:
-        """Prefetch the cache line at an address."""
-        flags = map(self._flag, (0, 3, 1))  # to read, for all caches, data
+    def prefetch(self, address: Value, cache: int = 1) -> None:
+        """Prefetch the cache line at an address.
+
+        Args:
+            cache: number of the cache that shall have it, 1 for the one next to the core.
+        """
+        flags = map(self._flag, (0, 4 - cache, 1))  # to read, how near, data
         self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *flags)
 
     def _bytes_at(self, address: Value) -> Value:

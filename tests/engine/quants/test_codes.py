@@ -17,6 +17,7 @@ from engine.quants.codes import coded_rows
 from engine.quants.dequantise import QUANTS, dequantise
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.planes import planes_apart
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -60,7 +61,7 @@ def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) ->
 def unpacked(planes: Bytes, layout: Layout, n_blocks: int) -> Floats:
     """Return the weights of all rows, as the text of `engine.quants.layout` defines them."""
     high_at, scales_at, _, _ = layout.offsets(n_blocks, 0)
-    n_tile = len(planes)
+    n_tile, planes = len(planes), planes_apart(planes, layout, n_blocks, FIRST % 8)
     low = planes[:, :high_at].reshape(n_tile, n_blocks, layout.low, 64)
     if layout.low == 4:
         lines = np.concatenate([low & 15, low >> 4], axis=2)
@@ -119,7 +120,11 @@ def test_planes_hold_the_weights_of_the_file(number: int) -> None:
     assert same.all(), f"{(~same).sum()} of {same.size} differ"
     emptied = packed(np.zeros_like(raw), number, FIRST, N_BLOCKS, GOAL_ROW)
     outside = [row for row in range(3 * TILE) if not GOAL_ROW <= row < GOAL_ROW + N_ROWS]
-    low = [p[:, : LAYOUTS[number].low_bytes].reshape(3, -1, TILE, 4) for p in (planes, emptied)]
+    layout = LAYOUTS[number]
+    low = [
+        planes_apart(p, layout, N_BLOCKS, FIRST % 8)[:, : layout.low_bytes].reshape(3, -1, TILE, 4)
+        for p in (planes, emptied)
+    ]
     for row in outside:
         assert not any(part[row // TILE, :, row % TILE].any() for part in low)
 
@@ -170,7 +175,8 @@ def multiplied(planes: Bytes, number: int, x: Floats) -> Floats:
     out = np.zeros((len(x), N_ROWS), np.float32)
     team.wake()
     multiply(
-        team.address, planes.ctypes.data, planes.shape[1], N_BLOCKS, 0, numbers.ctypes.data, len(x),
+        team.address, planes.ctypes.data, planes.shape[1], N_BLOCKS, FIRST % 8,
+        numbers.ctypes.data, len(x),
         out.ctypes.data, out.strides[0], N_ROWS, len(planes), 1, isa.tile_tokens,
     )  # fmt: skip
     team.close()

@@ -17,6 +17,7 @@ from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import n_tiles
 from engine.quants.layout import BLOCK, LAYOUTS, Layout
+from tests.helpers.planes import planes_apart
 from tests.helpers.tiers import swept
 
 Bytes = NDArray[np.uint8]
@@ -81,7 +82,8 @@ class Kernels:
         """Return the planes of all experts, (N_EXPERT, n_tile, tile_bytes)."""
         shape = N_EXPERT, n_tiles(n_rows), self.layout.tile_bytes(N_BLOCKS, SKIP)
         planes = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-        planes[..., self.layout.offsets(N_BLOCKS, SKIP)[1] :] &= FINITE
+        places = planes_apart(np.arange(shape[-1])[None], self.layout, N_BLOCKS, SKIP)[0]
+        planes[..., places[self.layout.offsets(N_BLOCKS, SKIP)[1] :]] &= FINITE
         return planes
 
 
