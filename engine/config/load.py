@@ -33,10 +33,10 @@ PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 MOST_PARALLEL = 16
 """Largest number of requests that run at once, see `LoadParams.parallel`."""
 
-DraftKind = Literal["auto", "off", "ngram"]
+DraftKind = Literal["auto", "off", "ngram", "mtp"]
 """Setting of guesses of the next tokens, see `LoadParams.draft`."""
 
-DRAFT_KINDS: tuple[DraftKind, ...] = ("auto", "off", "ngram")
+DRAFT_KINDS: tuple[DraftKind, ...] = ("auto", "off", "ngram", "mtp")
 """All values of `DraftKind`."""
 
 DEFAULT_DRAFTED = 7

@@ -11,6 +11,10 @@ from engine.paging.keys import PAGE
 MOST_AT_ONCE = MOST_PARALLEL
 """Largest number of sequences of which a pass computes a single token each."""
 
+KEPT_STATES = 2 * MOST_AT_ONCE
+"""Number of positions of a sequence whose hidden states are kept for an MTP block: those of a pass
+of single tokens, and of guesses behind them."""
+
 Tables = tuple[Sequence[int], ...]
 """For each group of layers, the page of each `PAGE` tokens of a sequence."""
 
@@ -24,12 +28,14 @@ class Piece(NamedTuple):
         tables: see `engine.paging.sequences.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
         slot: place of the sequence's recurrent states.
+        seat: number of the sequence among those that run, from 0; where its last hidden states lie.
     """
 
     n_past: int
     n: int
     tables: Tables = ()
     slot: int = 0
+    seat: int = 0
 
     @property
     def stop(self) -> int:

@@ -1,5 +1,6 @@
 """Numbers of tokens at which backends change kernels, and of rows that they dequantise at a time.
 
+Sizes at which GPUs change how they exchange values are here as well.
 Planning predicts memory and time by them.
 """
 
@@ -69,6 +70,14 @@ def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
     n_tile = -(-GEMM_WAVES * min(n_sm, MOST_SM) // max(1, -(-n_tokens // GEMM_TILE)))
     return max(TILE, GEMM_TILE * n_tile, LEAST_CHUNK // max(1, n_columns))
 
+
+MOST_IN_F32 = 8 << 10
+"""Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16."""
+
+MOST_ONE_SHOT = 64 << 10
+"""Largest value that goes by a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take
+as many bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger values the latency of
+copies is small beside the time of the transfer."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)
 """Numbers of single tokens whose passes GPUs capture, as each graph takes memory of its own."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.forward.batch import MOST_AT_ONCE, Batch
 from engine.forward.communicator import Communicator, Group
+from engine.forward.hidden_states import HiddenStates
 from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Context:
         self.is_sliced = False
         self.head_input: Tensor | None = None
         self.directions: dict[int, Tensor] = {}
+        self._hidden_states: HiddenStates | None = None
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._normed: tuple[Tensor, NormLayer, Tensor] | None = None
@@ -80,6 +82,8 @@ class Context:
             if piece.n_past == 0:
                 self.cache.reset(piece.slot)
         self.positions = self._written_positions(batch)
+        if self._hidden_states is not None:
+            self._hidden_states.begin(batch)
         self.ops.begin(batch, self.positions)
 
     def _written_positions(self, batch: Batch) -> Tensor:
@@ -93,6 +97,26 @@ class Context:
         if not others:
             return held.fill_(first.n_past)
         return held.copy_(torch.tensor([piece.n_past for piece in batch.pieces]))
+
+    def keep_hidden_states(self, n_embd: int) -> None:
+        """Make room for the hidden states, of n_embd elements, that an MTP block reads later."""
+        self._hidden_states = HiddenStates(n_embd, self.device)
+
+    @property
+    def hidden_states(self) -> HiddenStates:
+        """Hidden states that an MTP block reads later."""
+        assert self._hidden_states is not None, "only the ranks of an MTP block have them"
+        return self._hidden_states
+
+    def forget_hidden_states(self, seat: int) -> None:
+        """Zero the hidden states of a sequence that an MTP block would read, if there are any."""
+        if self._hidden_states is not None:
+            self._hidden_states.forget(seat)
+
+    @property
+    def group(self) -> Group:
+        """Ranks on which the residual stream is current."""
+        return self._group
 
     @property
     def position(self) -> Tensor:

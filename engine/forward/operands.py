@@ -51,12 +51,14 @@ class Scores:
         window: number of tokens that a query sees, itself included; 0 for all before it.
         chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for all before it.
         softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for none.
+        first: first position that any query from there on sees, as MTP blocks have nothing at 0.
     """
 
     scale: float
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+    first: int = 0
 
     @property
     def sight(self) -> Sight:
@@ -67,7 +69,9 @@ class Scores:
 
     def first_visible(self, position: int) -> int:
         """Return the first position that any query from `position` on sees."""
-        first = max(0, position - self.window + 1) if self.window else 0
+        first = min(self.first, position)
+        if self.window:
+            first = max(first, position - self.window + 1)
         return max(first, position // self.chunk * self.chunk) if self.chunk else first
 
 

@@ -13,6 +13,7 @@ from engine.layers.mixers.attention import Attention
 from engine.layers.mixers.mixer import Mixer
 from engine.layers.module import Module
 from engine.layers.moe import MoE, add_parts, read_routing
+from engine.layers.mtp import MTPInput
 from engine.layers.norm import Norm, RMSNorm
 from engine.sharding.placement import Replicate
 from engine.sharding.split import BlockDims, BlockSplit
@@ -32,6 +33,7 @@ class Block(Module, ABC):
         norm_type: class of the norms in front of its parts.
         layer: index of the layer.
         split: cuts of its parts over ranks; ranks outside `split.group` never compute it.
+        nextn: input of the block, if it is one that only guesses.
     """
 
     norm_type: ClassVar[type[Norm]] = RMSNorm
@@ -41,6 +43,8 @@ class Block(Module, ABC):
         self.split = split
         self.layer = layer
         self._next_norm: tuple[Norm | None] = (None,)  # wrapped: it belongs to another block
+        is_mtp = layer >= hp.n_trunk
+        self.nextn = MTPInput(hp, self.norm_type, split.group) if is_mtp else None
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:

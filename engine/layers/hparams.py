@@ -33,6 +33,8 @@ class Traits:
         recurrent_period: period of layers of which all but the last are recurrent, unless the file
             says; 0 if layers without key-value heads are the recurrent ones.
         is_hybrid: whether some layers have no attention.
+        mtp_hidden: hidden state that MTP blocks read, that of the last block ("raw") or that behind
+            the final norm ("normed"); None for architectures whose MTP blocks are not used.
     """
 
     rope_style: RopeStyle | None = "norm"
@@ -42,6 +44,7 @@ class Traits:
     n_swa: int = 0
     recurrent_period: int = 0
     is_hybrid: bool = False
+    mtp_hidden: Literal["raw", "normed"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class HParams:
     """Sizes of one model; tuples have one entry per layer.
 
     Attributes:
-        n_layer: number of blocks that are run, without those for multi-token prediction (MTP).
+        n_layer: number of blocks that are loaded.
         n_embd: width of the residual stream.
         n_vocab: number of rows of the embedding.
         n_ctx_train: context of the training, in tokens; 0 if the file does not say.
@@ -70,6 +73,7 @@ class HParams:
         tied: whether the output head is the embedding.
         keys: other metadata of the file, for what only one family has.
         tensors: names of all tensors in the file.
+        n_mtp: number of these blocks, at the end, that only guess (MTP): 0 or 1.
     """
 
     architecture: str
@@ -95,22 +99,27 @@ class HParams:
     tied: bool
     keys: Keys
     tensors: frozenset[str]
+    n_mtp: int = 0
 
     @classmethod
-    def read(cls, file: GGUFFile, traits: Traits) -> HParams:
+    def read(cls, file: GGUFFile, traits: Traits, n_mtp: int = 0) -> HParams:
         """Read the sizes of a decoder-only model.
+
+        Args:
+            n_mtp: number of MTP blocks to load.
 
         Raises:
             InvalidGGUF: a key is missing, or sizes contradict each other.
         """
         keys = Keys(file.meta)
         keys.check_bounds()
-        n_layer = _n_layer(keys)
+        n_trunk = n_trunk_blocks(keys)
+        n_layer = n_trunk + n_mtp
         n_embd = keys.integer("embedding_length")
         n_ctx_train = keys.integer("context_length", 0)
         n_head = _per_layer(keys, "attention.head_count", n_layer, traits)
         n_head_kv = _per_layer(keys, "attention.head_count_kv", n_layer, traits, n_head)
-        recurrent = _recurrent(keys, n_head_kv, traits)
+        recurrent = _recurrent(keys, n_head_kv[:n_trunk], traits) + (False,) * n_mtp
         n_expert = keys.integer("expert_count", 0)
         n_ff = _n_ff(keys, n_layer, n_expert, traits)
         n_swa = keys.integer("attention.sliding_window", traits.n_swa) if traits.swa_period else 0
@@ -143,9 +152,15 @@ class HParams:
             tied="output.weight" not in file.tensors,
             keys=keys,
             tensors=frozenset(file.tensors),
+            n_mtp=n_mtp,
         )
         _check_derived(file, hp, traits)
         return hp
+
+    @property
+    def n_trunk(self) -> int:
+        """Number of blocks that every token goes through."""
+        return self.n_layer - self.n_mtp
 
     def has(self, layer: int, name: str) -> bool:
         """Return whether the file has a tensor of this name for block `layer`."""
@@ -170,8 +185,12 @@ class HParams:
             raise self.keys.invalid("it does not say how long its sliding windows are")
 
 
-def _n_layer(keys: Keys) -> int:
-    """Return the number of blocks without the draft ones at the end (tensors `nextn.…`)."""
+def n_trunk_blocks(keys: Keys) -> int:
+    """Return the number of blocks without those at the end that only guess (tensors `nextn.…`).
+
+    Raises:
+        InvalidGGUF: there would be none left.
+    """
     n_block, n_draft = keys.integer("block_count"), keys.integer("nextn_predict_layers", 0)
     if n_draft >= n_block:
         raise keys.invalid(f"{n_draft} of its {n_block} blocks are said to draft only")

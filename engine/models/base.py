@@ -6,6 +6,7 @@ layer, and scaled embeddings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +19,7 @@ from engine.layers.linear import Embedding, Linear, TiedHead
 from engine.layers.module import Module, TensorSource
 from engine.layers.rope import Rope, choose_rope_factors
 from engine.layers.rope_keys import DEFAULT_BASE
+from engine.models.mtp import MTP
 from engine.sharding.placement import Replicate, Shard
 from engine.sharding.split import ModelSplit
 
@@ -48,9 +50,9 @@ class CausalLM(Module):
             self.block_for(hp, layer)(hp, block, layer, self.rope_of(layer))
             for layer, block in enumerate(split.blocks)
         ]
-        for block, following in pairwise(b for b in self.blk if b.split.group):
+        for block, following in pairwise(b for b in self.trunk if b.split.group):
             block.precede(following)
-        self.output_norm = self.blk[-1].norm_type(
+        self.output_norm = self.trunk[-1].norm_type(
             hp.n_embd, hp.norm_eps, Replicate(split.last_group)
         )
         self.output: Linear | TiedHead = (
@@ -58,6 +60,15 @@ class CausalLM(Module):
             if hp.tied
             else Linear(hp.n_embd, hp.n_vocab, Shard(0, split.output))
         )
+        self.mtp: MTP | None = None
+        if hp.n_mtp:
+            reads_normed = self.traits.mtp_hidden == "normed"
+            self.mtp = MTP(hp, split, self.blk[-1], reads_normed=reads_normed)
+
+    @property
+    def trunk(self) -> Sequence[Block]:
+        """Blocks that every token goes through."""
+        return self.blk[: self.hp.n_trunk]
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -84,13 +95,15 @@ class CausalLM(Module):
             (rows, n_embd) if the batch wants these, on the first rank of the output head; None on
             the others, and on all if there are no such rows.
         """
-        x = self.embed(ids, ctx)
-        for block in self.blk:
+        x = embedded = self.embed(ids, ctx)
+        for block in self.trunk:
             if not block.split.group:  # it has no part that a rank could hold
                 continue
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if x is not None:
                 x = ctx.steer(block.forward(x, ctx), block.layer)
+        if self.mtp is not None:
+            self.mtp.remember(self, ids, embedded, x, ctx)
         first = ctx.batch.first_logit
         if first >= len(ids):
             return None
@@ -101,6 +114,11 @@ class CausalLM(Module):
         if ctx.batch.wants_hidden:
             return hidden.float() if ctx.rank == self.split.last_group[0] else None
         return ctx.gather(self.head(hidden, ctx), x)
+
+    def guess(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        """Return logits of what follows ids (T,), see `MTP.guess`; the model has an MTP block."""
+        assert self.mtp is not None, "who guesses has asked for the block"
+        return self.mtp.guess(self, ids, ctx)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.errors import InvalidGGUF
+from engine.errors import EngineError, InvalidGGUF
 from engine.forward.state import State
 from engine.gguf.tensors import quote, split_name
-from engine.layers.hparams import HParams
+from engine.layers.hparams import HParams, n_trunk_blocks
+from engine.layers.keys import Keys
 from engine.layers.module import Module, Slot, TensorSource
+from engine.layers.mtp import JOINT
 from engine.layers.rope_keys import stretched
 from engine.models.registry import model_class
 from engine.sharding.patterns import wanted_shares
@@ -57,11 +59,12 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
         SplitError: the split cannot be made.
     """
-    cls, hp = read_sizes(file)
+    cls, hp = read_sizes(file, params)
     hp = with_context(cls, hp, params)
     wanted = wanted_shares(
-        params, hp.n_layer, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent
-    )
+        params, hp.n_trunk, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent,
+        n_mtp=hp.n_mtp,
+    )  # fmt: skip
     dims = block_dims(cls, hp)
     split = cut_model(wanted.table, dims, hp.n_vocab, tied=hp.tied)
     model, _, slots = bind_model(file, cls, hp, split)
@@ -70,14 +73,38 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     )
 
 
-def read_sizes(file: GGUFFile) -> tuple[type[CausalLM], HParams]:
+def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HParams]:
     """Return the class of the model in `file`, and its sizes as the file states them.
 
     Raises:
         ModelFileError: the architecture is unknown, or sizes contradict each other.
+        EngineError: an MTP block is asked for that the file does not have.
     """
     cls = model_class(file.meta.architecture, str(file.path))
-    return cls, HParams.read(file, cls.traits)
+    n_mtp = 1 if params.draft == "mtp" else 0
+    if n_mtp:
+        _require_mtp(file, cls)
+    return cls, HParams.read(file, cls.traits, n_mtp)
+
+
+def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
+    """Check that the file has an MTP block that can be used.
+
+    Raises:
+        EngineError: there is none, or its architecture's are not used.
+    """
+    keys = Keys(file.meta)
+    layer = n_trunk_blocks(keys)
+    if layer == keys.integer("block_count") or f"blk.{layer}.{JOINT}" not in file.tensors:
+        raise EngineError(
+            f"{file.path.name} has no MTP block to guess with.",
+            "Choose another source of guesses, or a file of the model with MTP.",
+        )
+    if cls.traits.mtp_hidden is None:
+        raise EngineError(
+            f"The MTP block of {file.meta.architecture} models cannot be used yet.",
+            "Choose another source of guesses.",
+        )
 
 
 def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParams:

@@ -70,7 +70,8 @@ def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
         declaration = declare(file, LoadParams(str(file.path)))
     except EngineError as error:
         return str(error), ()
-    return "", split_parts(declaration.dims, declaration.hp.n_vocab)
+    trunk = declaration.dims[: declaration.hp.n_trunk]
+    return "", split_parts(trunk, declaration.hp.n_vocab)
 
 
 def read_model_info(path: str | Path) -> ModelInfo:

@@ -66,7 +66,7 @@ class Qwen3NextLinearBlock(Qwen3NextBlock):
 class Qwen3Next(HybridLM):
     """Qwen3-Next: routed experts and a gated shared one in every layer."""
 
-    traits = Traits(rope_style="neox", is_hybrid=True, recurrent_period=4)
+    traits = Traits(rope_style="neox", is_hybrid=True, recurrent_period=4, mtp_hidden="normed")
     block_type = Qwen3NextBlock
     recurrent_type: ClassVar[type[Block]] = Qwen3NextLinearBlock
 

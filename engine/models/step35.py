@@ -40,7 +40,7 @@ class Step35Block(SigmoidRoutedBlock):
 class Step35(SwaRopeLM):
     """Step 3.5 Flash and the text of 3.7; in files the one of norms' weights is already added."""
 
-    traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
+    traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True, mtp_hidden="raw")
     block_type = Step35Block
 
     @classmethod

@@ -147,6 +147,8 @@ def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) ->
     mask = key > query
     if scores.window:
         mask |= query - key >= scores.window
+    if scores.first:
+        mask |= key < query.clamp(max=scores.first)
     if scores.chunk:
         mask |= query // scores.chunk != key // scores.chunk
     return mask

@@ -14,6 +14,7 @@ from engine.forward.attention_sizes import (
     pages_bytes,
     pieces_bytes,
 )
+from engine.forward.batch import KEPT_STATES, MOST_AT_ONCE
 from engine.forward.batch_sizes import (
     BF16_BATCH,
     CAPTURED_ROWS,
@@ -46,6 +47,13 @@ EXPERTS = ("exps", "shexp")
 
 F32_BYTES = 4
 BF16_BYTES = 2
+
+HELD_ROWS = MOST_AT_ONCE * KEPT_STATES
+"""Number of hidden states that are kept for an MTP block, see `engine.forward.hidden_states`."""
+
+MTP_ROWS = 4
+"""Number of hidden states per token that a pass keeps for an MTP block: embeddings, hidden states
+of the tokens before, and both together."""
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Bytes that dequantising a packed matrix in chunks takes."""
@@ -227,16 +235,17 @@ def compute_bytes(
     if working == WorkingSizes():
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
+    guessing = F32_BYTES * hp.n_embd * (HELD_ROWS + MTP_ROWS * n_tokens) if hp.n_mtp else 0
     if storage == "kernels" and device == "cpu":
         kernels = _kernel_bytes(working, hp, n_tokens, n_ctx, n_parallel, fast_prompts)
-        return n_parallel * logits + kernels
+        return guessing + n_parallel * logits + kernels
     if storage == "kernels":
         n_bytes = _device_bytes(
             working, hp, n_tokens, n_ctx, n_parallel, is_kv_on_host=is_kv_on_host
         )
         # a graph's logits stay where they are, and beside them those after penalties, and counts
         samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
-        return max(2 * logits + samplers + n_bytes, LOADING_BYTES)
+        return guessing + max(2 * logits + samplers + n_bytes, LOADING_BYTES)
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)
     per_token = 6 * hp.n_embd + 3 * working.columns + routed
@@ -246,7 +255,7 @@ def compute_bytes(
         (attention_work(c.heads, c.row, n_tokens, n_ctx, step) for c in working.caches), default=0
     )
     unpack = UNPACK_BYTES if storage == "packed" else 0
-    return F32_BYTES * (n_tokens * per_token + attention) + logits + unpack
+    return guessing + F32_BYTES * (n_tokens * per_token + attention) + logits + unpack
 
 
 def _kernel_bytes(

@@ -55,6 +55,9 @@ def work_of(declaration: Declaration) -> TokenWork:
     model = declaration.model
     head = model.token_embd if declaration.hp.tied else model.output
     for slot in declaration.slots:
+        block = split_name(slot.tensor.name)
+        if block is not None and block[0] >= declaration.hp.n_trunk:
+            continue  # it only guesses
         if isinstance(slot.owner, Embedding) and slot.owner is not head:
             n_bytes += slot.tensor.row_bytes
             continue

@@ -137,11 +137,16 @@ class RankBuilder:
         inner = setup.communicator(number, device)
         comm, kinds = backend.captured_collectives(inner), setup.kinds
 
+        guessing = declaration.split.blocks[setup.hp.n_trunk :]
+
         def make_context() -> Context:
-            return Context(comm, backend.make_ops(), cache, device, kinds)
+            context = Context(comm, backend.make_ops(), cache, device, kinds)
+            if any(number in block.group for block in guessing):
+                context.keep_hidden_states(setup.hp.n_embd)
+            return context
 
         micro_batches = None
-        if backend.captures and isinstance(comm, TakesTurns):
+        if backend.captures and isinstance(comm, TakesTurns) and not guessing:
             micro_batches = MicroBatches(comm, make_context)
         return Rank(declaration, storage, make_context(), backend, micro_batches)
 

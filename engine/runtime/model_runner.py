@@ -18,6 +18,7 @@ from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
 from engine.runtime.cache_memory import CacheMemory
 from engine.runtime.interface import page_groups
+from engine.runtime.passes.guessing import GuessPasses
 from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Rank, Replay, token_steps
@@ -41,7 +42,7 @@ NO_CANDIDATES = "its kernels cannot compare the likeliest tokens of all devices"
 """Reason for sampling on the host where ranks have no kernels that meet."""
 
 
-class ModelRunner(CacheMemory):
+class ModelRunner(CacheMemory, GuessPasses):
     """Runner of forward passes on all ranks of one model.
 
     Every single token takes the same operations, so one is recorded and then replayed: as native

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.forward.context import Context
-    from engine.forward.recording import TokenRecording
+    from engine.forward.recording import TokenRecorder, TokenRecording
     from engine.forward.weight import Weight
     from engine.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.gpu.decode.sampling import WordExchange
@@ -43,6 +43,7 @@ class Rank:
         is_idle: whether the rank has no part of the model.
         tokens: ids of the tokens that a pass over single tokens computes, int64 (MOST_AT_ONCE,).
         recordings: recordings of such passes, by their number of tokens.
+        guesses: recordings of passes over the MTP block, likewise.
         refusal: reason why tokens cannot be recorded; "" if they may be.
     """
 
@@ -59,6 +60,7 @@ class Rank:
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
         self.recordings: dict[int, TokenRecording | Replay] = {}
+        self.guesses: dict[int, TokenRecording] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
@@ -113,18 +115,51 @@ class Rank:
         recorder = self.backend.recorder(self._memory())
         if recorder is None:
             return self.forward(len(ids))
-        self.context.recorder = recorder
-        try:
-            logits = recorder.record(lambda: self.forward(len(ids)))
-        finally:
-            self.context.recorder = None
-        self._forget()
-        recording = recorder.recording(self.context.rank, self._memory())
+        logits, recording = self._recorded(recorder, lambda: self.forward(len(ids)))
         if recording is not None:
             self.recordings[len(ids)] = recording
         if len(ids) == 1:
             self.refusal = recorder.refusal
         return logits
+
+    def _recorded(
+        self, recorder: TokenRecorder, compute: Callable[[], Tensor | None]
+    ) -> tuple[Tensor | None, TokenRecording | None]:
+        """Compute and record; return the logits, and the recording if it can be replayed."""
+        self.context.recorder = recorder
+        try:
+            logits = recorder.record(compute)
+        finally:
+            self.context.recorder = None
+        self._forget()
+        return logits, recorder.recording(self.context.rank, self._memory())
+
+    def guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
+        """Run the MTP block for single tokens; see `MTP.guess`."""
+        self.begin(ids, batch)
+        logits = self._guessed(len(ids))
+        self._forget()
+        return logits
+
+    def record_guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
+        """Run the MTP block and record its calls, as `record` does for the whole model."""
+        self.begin(ids, batch)
+        recorder = self.backend.recorder(self._memory())
+        if recorder is None:
+            return self._guessed(len(ids))
+        logits, recording = self._recorded(recorder, lambda: self._guessed(len(ids)))
+        if recording is not None:
+            self.guesses[len(ids)] = recording
+        return logits
+
+    def replay_guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
+        """Replay the recording of the MTP block for single tokens; return the logits."""
+        self.begin(ids, batch)
+        return self.guesses[len(ids)].run()
+
+    def _guessed(self, n: int) -> Tensor | None:
+        """Run the MTP block for the n tokens that `begin` wrote; return logits."""
+        return self.model.guess(self.tokens[:n], self.context)
 
     def forward(self, n: int = 1) -> Tensor | None:
         """Compute the n tokens that `begin` wrote; return their logits."""
@@ -234,6 +269,7 @@ class Rank:
     def drop_references(self) -> None:
         """Drop everything that refers to weights and caches besides modules and cache."""
         self.recordings.clear()
+        self.guesses.clear()
         if self.micro_batches is not None:
             self.micro_batches.forget()
         self.context.ops = self.backend.make_ops()

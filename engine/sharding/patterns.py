@@ -51,16 +51,19 @@ def wanted_shares(
     tied: bool,
     tensors: Collection[str],
     recurrent: Sequence[bool] = (),
+    n_mtp: int = 0,
 ) -> WantedShares:
     """Return the shares that `params` ask for.
 
     Blocks on the CPU do not count in the split of the others. The embedding goes with them, unless
-    it is the output head too.
+    it is the output head too. Blocks that only guess have the shares of the last one before them.
 
     Args:
+        n_layer: number of blocks that every token goes through.
         tied: whether the output head is the embedding.
         tensors: names of the tensors in the file.
         recurrent: whether each block is recurrent, see `apply_overrides`.
+        n_mtp: number of blocks behind them that only guess.
 
     Raises:
         SplitError: this model cannot be split like that over these devices.
@@ -77,6 +80,7 @@ def wanted_shares(
         if params.n_cpu_moe:
             _require_experts(tuple(tensors), tuple(recurrent))
             table = _with_experts(table, params.n_cpu_moe, hot)
+    table = replace(table, blocks=table.blocks + table.blocks[-1:] * n_mtp)
     table = apply_overrides(table, params.overrides, devices, tensors, recurrent)
     return WantedShares(devices, shares, replace(table, output=table.embedding) if tied else table)
 

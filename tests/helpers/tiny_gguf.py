@@ -167,7 +167,7 @@ def _write(
         if value is not None and not isinstance(value, np.ndarray):
             writer.add_key_value(key, value, value_type(value))
     for name, shape in shapes.items():
-        if name in meta and meta[name] is None:
+        if name in meta:
             continue
         _add_tensor(writer, name, _random(name, shape, rng), quant)
     for name, value in meta.items():

@@ -42,9 +42,9 @@ class PassRows:
         self._positions = np.zeros(n_rows, np.int64)
         self.positions = self._positions.ctypes.data
         self._batch: Batch | None = None
-        self._firsts: dict[tuple[int, int], tuple[Scores, Numbers]] = {}
+        self._firsts: dict[tuple[int, int, int], tuple[Scores, Numbers]] = {}
         self._tables: dict[int, GroupTables] = {}
-        self._words: dict[tuple[int, int, int], Numbers] = {}
+        self._words: dict[tuple[int, int, int, int], Numbers] = {}
         self.n_first = 1
         self.n_seen = self.n_pages = 0
 
@@ -74,7 +74,7 @@ class PassRows:
 
     def words(self, scores: Scores, group: int) -> int:
         """Return the address of `attention.ROWS` for layers with a window and chunk in a group."""
-        key = scores.window, scores.chunk, group
+        key = scores.window, scores.chunk, scores.first, group
         words = self._words.get(key)
         if words is None:
             tables = self.tables(group)
@@ -85,7 +85,7 @@ class PassRows:
 
     def _first_visible(self, scores: Scores) -> Numbers:
         """Return the first position that each row sees."""
-        key = scores.window, scores.chunk
+        key = scores.window, scores.chunk, scores.first
         if key not in self._firsts:
             assert self._batch is not None
             firsts = np.zeros(self.n_rows, np.int64)

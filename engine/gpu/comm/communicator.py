@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError, LeftAlone
-from engine.forward.exchange_sizes import MOST_IN_F32
+from engine.forward.batch_sizes import MOST_IN_F32
 from engine.gpu.comm.copies import CopyCollectives, Seat, is_rounded
 from engine.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
 from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove

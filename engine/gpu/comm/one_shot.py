@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
-from engine.forward.exchange_sizes import MOST_IN_F32, MOST_ONE_SHOT
+from engine.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
 from engine.gpu.comm.slots import (
     FIRST_ROUND,
     End,

@@ -16,10 +16,10 @@ from torch import Tensor
 from engine.cpu.weights import JoinedColumns
 from engine.devices.routes import Routes
 from engine.forward.batch import Batch
+from engine.forward.batch_sizes import MOST_IN_F32
 from engine.forward.cache import Cache
 from engine.forward.cache_size import CacheSize
 from engine.forward.context import Context
-from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.forward.weight import Weight
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.forward.operands import Scores
@@ -35,6 +36,8 @@ class Attention(Mixer):
         self.head_dim_k, self.head_dim_v = hp.head_dim_k[layer], hp.head_dim_v[layer]
         n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
         self.scores = self.make_scores()
+        if layer >= hp.n_trunk:  # MTP: see `engine.models.mtp`
+            self.scores = replace(self.scores, first=1)
         self.attn_q = Linear(hp.n_embd, n_head * self.head_dim_k, Shard(0, split.heads))
         self.attn_k = Linear(hp.n_embd, n_head_kv * self.head_dim_k, Shard(0, split.kv_heads))
         self.attn_v = Linear(hp.n_embd, n_head_kv * self.head_dim_v, Shard(0, split.kv_heads))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.gguf.tensors import split_name
 from engine.layers.linear import Embedding
 from engine.planning.evaluation.block_costs import (
     NO_COST,
@@ -95,6 +96,8 @@ class Ends:
         cost = cost_of([mine], (), SEEN, formats)
         load, is_head = cost.load, id(slot.owner) in self._heads
         cost = cost._replace(load=NO_WORK)
+        if split_name(slot.tensor.name) is not None:  # of an MTP block, which only guesses
+            return EndCost(cost)
         if isinstance(slot.owner, Embedding) or _is_table(slot):
             row = RankWorkload(part * slot.tensor.row_bytes)
             return EndCost(cost, row, load if is_head else NO_WORK)

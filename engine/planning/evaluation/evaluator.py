@@ -58,9 +58,9 @@ class Evaluator:
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         self._names = tuple(file.tensors)
-        self._models: dict[bool, _Model] = {}
-        self._read: tuple[type[CausalLM], HParams] | None = None
-        self._sizes: dict[int | None, HParams] = {}
+        self._models: dict[tuple[bool, int], _Model] = {}
+        self._read: dict[str, tuple[type[CausalLM], HParams]] = {}
+        self._sizes: dict[tuple[int | None, str], HParams] = {}
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
@@ -78,8 +78,9 @@ class Evaluator:
         """
         cls, hp = self._sizes_for(params)
         wanted = wanted_shares(
-            params, hp.n_layer, tied=hp.tied, tensors=self._names, recurrent=hp.recurrent
-        )
+            params, hp.n_trunk, tied=hp.tied, tensors=self._names, recurrent=hp.recurrent,
+            n_mtp=hp.n_mtp,
+        )  # fmt: skip
         model = self._model(cls, hp)
         split = cut_model(wanted.table, model.dims, hp.n_vocab, tied=hp.tied)
         model.check_kv_type(params.kv_type)
@@ -98,30 +99,32 @@ class Evaluator:
         return Evaluation(with_held_types(plan, model.caches), tally.load(chosen, hp), split)
 
     def dims(self, params: LoadParams) -> Sequence[BlockDims]:
-        """Return the sizes by which each block is cut.
+        """Return the sizes by which each block that every token goes through is cut.
 
         Raises:
             ModelFileError: see `evaluate`.
         """
-        return self._model(*self._sizes_for(params)).dims
+        cls, hp = self._sizes_for(params)
+        return self._model(cls, hp).dims[: hp.n_trunk]
 
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
         """Return the model's class, and its sizes with the requested context."""
-        if self._read is None:
-            self._read = read_sizes(self._file)
-        cls, hp = self._read
-        if params.n_ctx not in self._sizes:
+        if params.draft not in self._read:
+            self._read[params.draft] = read_sizes(self._file, params)
+        cls, hp = self._read[params.draft]
+        key = params.n_ctx, params.draft
+        if key not in self._sizes:
             if len(self._sizes) >= MAX_CONTEXTS:
                 self._sizes.clear()
-            self._sizes[params.n_ctx] = with_context(cls, hp, params)
-        return cls, self._sizes[params.n_ctx]
+            self._sizes[key] = with_context(cls, hp, params)
+        return cls, self._sizes[key]
 
     def _model(self, cls: type[CausalLM], hp: HParams) -> _Model:
         """Return the declared model; its context matters only for long-context RoPE frequencies."""
-        is_long = hp.n_ctx > hp.rope.n_ctx_orig
-        if is_long not in self._models:
-            self._models[is_long] = _Model(self._file, cls, hp)
-        return self._models[is_long]
+        key = hp.n_ctx > hp.rope.n_ctx_orig, hp.n_mtp
+        if key not in self._models:
+            self._models[key] = _Model(self._file, cls, hp)
+        return self._models[key]
 
 
 class _Model:
@@ -130,6 +133,7 @@ class _Model:
     Attributes:
         dims: sizes by which each block is cut.
         kinds: kind of each block.
+        guessing: stages of the blocks that only guess, which are no part of a token's work.
         ends: tensors that belong to no block.
         caches: one declaration of keys and values of each shape.
     """
@@ -151,6 +155,7 @@ class _Model:
             if same not in known:
                 known[same] = BlockKind(model, source, layer, dims, owners)
             self.kinds.append(known[same])
+        self.guessing = {stage for kind in self.kinds[hp.n_trunk :] for stage in kind.stages}
         self.ends = Ends(model, [slot for slot in slots if id(slot.owner) not in in_blocks])
         caches = [state for state in model.states() if isinstance(state, KVState)]
         unlike = {(s.head_dim_k, s.head_dim_v, s.v_in_k): s for s in reversed(caches)}
@@ -199,7 +204,7 @@ class _Tally:
     """Number of times that each cut of each stage occurs in a split."""
 
     def __init__(self, model: _Model, split: ModelSplit) -> None:
-        self._split, self._ends = split, model.ends
+        self._split, self._ends, self._guessing = split, model.ends, model.guessing
         self._items: list[_Item] = []
         group: tuple[int, ...] = ()
         counts: dict[StageCuts, int] = {}
@@ -233,6 +238,8 @@ class _Tally:
         """
         blocks = []
         for index, item in enumerate(self._items):
+            if item.stage in self._guessing:
+                continue
             loads = {rank: ranks[rank].load(index) for rank in item.group}
             blocks.append(BlockWorkload(item.count, item.group, loads, item.stage.n_reduce))
         rows = {r: cost.ends.embedding for r, cost in enumerate(ranks)}

@@ -33,10 +33,12 @@ class RecordedSizes:
 
     Attributes:
         n_single: number of passes over single tokens since `clear`, by their number of tokens.
+        n_guesses: number of passes over the MTP block since then, likewise.
     """
 
     def __init__(self) -> None:
         self.n_single = Counter[int]()
+        self.n_guesses = Counter[int]()
         self._refused: set[int] = set()
         self._used: list[int] = []  # sizes beside one, the one used last at the end
 
@@ -66,9 +68,11 @@ class RecordedSizes:
     def clear(self, ranks: Sequence[Rank]) -> None:
         """Drop all recordings, and count anew."""
         self.n_single.clear()
+        self.n_guesses.clear()
         self._used.clear()
         for rank in ranks:
             rank.recordings.clear()
+            rank.guesses.clear()
 
 
 def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool:

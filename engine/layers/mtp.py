@@ -1,0 +1,69 @@
+"""Multi-token prediction (MTP): what a block that guesses has beside its mixer and its FFN.
+
+DeepSeek-V3 (arXiv 2412.19437, section 2.2). In files these tensors are called `nextn.…`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.linear import Embedding, Linear
+from engine.layers.module import Module, Slot, TensorSource
+from engine.sharding.placement import Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.norm import Norm
+    from engine.sharding.split import ModelSplit
+
+JOINT = "nextn.eh_proj.weight"
+"""Name within its block of the matrix that every MTP block has."""
+
+
+class MTPInput(Module):
+    """Input of an MTP block: a token's embedding and the hidden state of the token before.
+
+    `eh_proj(concat(enorm(embedding), hnorm(hidden)))`, the same on all ranks of the block.
+    """
+
+    def __init__(self, hp: HParams, norm_type: type[Norm], group: tuple[int, ...]) -> None:
+        everyone = Replicate(group)
+        self.enorm = norm_type(hp.n_embd, hp.norm_eps, everyone)
+        self.hnorm = norm_type(hp.n_embd, hp.norm_eps, everyone)
+        self.eh_proj = Linear(2 * hp.n_embd, hp.n_embd, everyone)
+
+    def __call__(self, embedded: Tensor, hidden: Tensor, ctx: Context) -> Tensor:
+        """Join embeddings and hidden states, both (T, n_embd), to (T, n_embd)."""
+        parts = self.enorm(embedded, ctx), self.hnorm(hidden, ctx)
+        return self.eh_proj(ctx.ops.concat(*parts))
+
+
+class MTPHead(Module):
+    """Embedding, norm and output head of an MTP block; None is what the file lacks.
+
+    They are cut like those of the trunk, which stand in for what is missing.
+    """
+
+    def __init__(self, hp: HParams, split: ModelSplit, layer: int, norm_type: type[Norm]) -> None:
+        self._name = f"blk.{layer}.nextn"
+        self.embed_tokens: Embedding | None = None
+        self.shared_head_norm: Norm | None = None
+        self.shared_head_head: Linear | None = None
+
+        def has(part: str) -> bool:
+            return hp.has(layer, f"nextn.{part}.weight")
+
+        if has("embed_tokens"):
+            rows = Shard(0, split.embedding)
+            self.embed_tokens = Embedding(hp.n_vocab, hp.n_embd, rows, is_lookup=True)
+        if has("shared_head_norm"):
+            everyone: Placement = Replicate(split.last_group)
+            self.shared_head_norm = norm_type(hp.n_embd, hp.norm_eps, everyone)
+        if has("shared_head_head"):
+            self.shared_head_head = Linear(hp.n_embd, hp.n_vocab, Shard(0, split.output))
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        return super().bind(source, self._name)

@@ -1,0 +1,164 @@
+"""A model's MTP block guesses what the formulas say, and costs nothing where it is not wanted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import EngineError, Model, load_model
+from engine.config.load import LoadParams
+from engine.forward.batch import Batch
+from engine.gguf.reader import GGUFFile
+from engine.models.declare import declare
+from engine.planning.plan import make_plan
+from engine.planning.planner import Planner
+from tests.helpers.mtp_models import OWN, PlainMTP, mtp_gguf
+from tests.helpers.tiers import paired
+
+ARCHITECTURES = "glm4moe", "qwen35", "step35"
+"""Reading raw and normed hidden states, and with a window."""
+
+SPLITS = ((1,), (1, 1), (3, 1, 2))
+
+IDS = np.random.default_rng(5).integers(3, 300, 44).tolist()
+
+CHUNKS = 7, 1, 13
+"""Pieces in which the beginning of the prompt is computed."""
+
+
+def opened(path: Path, split: Sequence[float] = (1,), draft: str = "mtp", **more: object) -> Model:
+    wanted = {"n_ctx": 64, "kv_type": "f32"} | more
+    return load_model(path, ["cpu"] * len(split), split, draft=draft, **wanted)
+
+
+def prefilled(model: Model) -> int:
+    """Compute the beginning of the prompt in pieces; return how much that is."""
+    at = 0
+    for n in CHUNKS:
+        model.runtime.runner.forward(IDS[at : at + n], Batch.of_one(at, n, n))
+        at += n
+    return at
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+@pytest.mark.parametrize("own", [(), OWN], ids=["trunk's", "own"])
+@pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
+def test_guesses_are_those_of_the_formulas(
+    request: pytest.FixtureRequest, tmp_path: Path, arch: str, split: tuple[int, ...],
+    own: tuple[str, ...], mode: str,
+) -> None:  # fmt: skip
+    """With kernels and without, as are the two modes."""
+    if mode == "layer":
+        request.getfixturevalue("kernels")
+    path = mtp_gguf(tmp_path / "m.gguf", arch, own=own)
+    plain = PlainMTP(path)
+    guesses, logits = plain.guesses(IDS), plain.trunk(IDS)
+    with opened(path, split, split_mode=mode) as model:
+        runner = model.runtime.runner
+        for at in range(prefilled(model), len(IDS)):
+            token, batch = IDS[at : at + 1], Batch.of_one(at, 1, 0)
+            np.testing.assert_allclose(runner.guess(token, batch)[0], guesses[at - 1], atol=2e-5)
+            np.testing.assert_allclose(runner.forward(token, batch)[0], logits[at], atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
+def test_recorded_guesses_have_the_bits_of_computed_ones(
+    tmp_path: Path, arch: str, split: tuple[int, ...]
+) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", arch, quant="Q8_0")
+    with opened(path, split, kv_type="f16") as model:
+        runner, at = model.runtime.runner, prefilled(model)
+        for token in IDS[:2]:
+            runner.recover()  # drops what is recorded
+            found = [runner.guess([token], Batch.of_one(at, 1, 0)) for _ in range(4)]
+            assert all(rank.guesses for rank in runner.ranks)
+            assert all(np.array_equal(logits, found[0]) for logits in found)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_guesses_go_on_from_guesses(tmp_path: Path, arch: str) -> None:
+    """Wrong ones leave nothing behind: what is computed then takes their place."""
+    path = mtp_gguf(tmp_path / "m.gguf", arch)
+    plain = PlainMTP(path)
+    with opened(path, (1, 1)) as model:
+        runner = model.runtime.runner
+        for at in range(prefilled(model), len(IDS)):
+            token, found = IDS[at], list[int]()
+            for n in range(3):
+                logits = runner.guess([token], Batch.of_one(at + n, 1, 0))
+                token = int(logits[0].argmax())
+                found.append(token)
+            assert found == plain.chain(IDS[: at + 1], 3)
+            runner.forward(IDS[at : at + 1], Batch.of_one(at, 1, 0))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+@pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
+def test_logits_have_the_bits_that_they_have_without(
+    tmp_path: Path, arch: str, split: tuple[int, ...], mode: str
+) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", arch, quant="Q8_0")
+
+    def found(draft: str) -> list[np.ndarray]:
+        with opened(path, split, draft, split_mode=mode) as model:
+            runner = model.runtime.runner
+            return [
+                runner.forward(IDS[at : at + 1], Batch.of_one(at, 1, 0))
+                for at in range(prefilled(model), len(IDS))
+            ]
+
+    assert np.array_equal(found("mtp"), found("off"))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_its_memory_is_planned_and_only_taken_if_wanted(
+    tmp_path: Path, split: tuple[int, ...]
+) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", own=OWN)
+    taken = {}
+    for draft in ("off", "mtp"):
+        with opened(path, split, draft) as model:
+            memory = model.memory()
+        for rank in memory:
+            assert (rank.measured.weights, rank.measured.kv) == (
+                rank.predicted.weights, rank.predicted.kv,
+            )  # fmt: skip
+        taken[draft] = sum(rank.measured.weights + rank.measured.kv for rank in memory)
+    assert taken["mtp"] > 1.4 * taken["off"], "one block of three, and a head of its own"
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_plans_at_a_drag_are_those_of_a_load(
+    tmp_path: Path, split: tuple[int, ...], mode: str
+) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", own=OWN)
+    planner, work = Planner(path), {}
+    for draft in ("mtp", "off"):
+        params = LoadParams(
+            str(path), ("cpu",) * len(split), split, mode, n_ctx=64, draft=draft,
+        )  # fmt: skip
+        with GGUFFile.open(path) as file:
+            assert planner.plan(params) == make_plan(declare(file, params), params, None)
+        work[draft] = planner.evaluate(params).load
+    planner.close()
+    assert work["mtp"] == work["off"], "a token goes through the trunk alone"
+
+
+def test_a_file_without_a_block_is_named(tmp_path: Path) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", n_mtp=0)
+    with pytest.raises(EngineError, match=r"m\.gguf has no MTP block"):
+        opened(path)
+
+
+def test_a_block_of_an_architecture_that_is_not_known_to_have_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", "qwen3")
+    with pytest.raises(EngineError, match="MTP block of qwen3 models cannot be used yet"):
+        opened(path)
+    opened(path, draft="off").close()
