@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
 
+from engine.cpu.file_packing import FilePacker
 from engine.cpu.ops import CpuOps
 from engine.cpu.packing import load_for_kernels
 from engine.cpu.plain_weights import PlainWeight
@@ -33,11 +34,11 @@ class CpuLoader(PlainLoader):
     ) -> None:
         super().__init__(report, reader)
         self._file = file
-        self._worker = worker
+        self._packer = FilePacker(worker, report, reader)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
         """Load the rank's pieces of a matrix."""
-        return load_for_kernels(self._file, slot, pieces, self._worker, self.report, self.reader)
+        return load_for_kernels(self._file, slot, pieces, self._packer)
 
 
 class CpuBackend:

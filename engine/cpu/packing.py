@@ -8,53 +8,38 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from engine.cpu.kernels import compiled
 from engine.cpu.large_pages import weight_memory
 from engine.cpu.plain_weights import PlainWeight
 from engine.cpu.weights import JoinedColumns, PlaneWeight
-from engine.gguf.types import TYPES
-from engine.ops.file_bytes import FileReader, copy_rows
-from engine.quants.codes import coded_rows
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE
+from engine.ops.file_bytes import copy_rows
+from engine.quants.extent import Extent, file_blocks, n_tiles
+from engine.quants.layout import BLOCK, LAYOUTS, TILE
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from engine.cpu.worker import Worker
+    from engine.cpu.file_packing import FilePacker
     from engine.forward.weight import Weight
     from engine.gguf.reader import GGUFFile
     from engine.gguf.tensor_bytes import TensorBytes
     from engine.gguf.tensors import TensorInfo
     from engine.layers.module import Slot
 
-    Bytes = NDArray[np.uint8]
     Load = Callable[..., Weight]
-
-Report = Callable[[int], None]
-"""Callback that gets the number of bytes read from the file; may raise to stop."""
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def load_for_kernels(
-    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], worker: Worker, report: Report,
-    reader: FileReader,
-) -> Weight:  # fmt: skip
+    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], packer: FilePacker
+) -> Weight:
     """Load the pieces of a matrix that a rank holds: as planes if quantised, else as in the file.
 
     Args:
-        report: callback that gets the number of bytes read from the file; may raise to stop.
-        reader: reader of the file.
+        packer: reader and packer of the file, which reports progress.
     """
     load: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
-    return in_parts(
-        slot, pieces, lambda group, dim: load(file, slot.tensor, group, dim, worker, report, reader)
-    )
+    return in_parts(slot, pieces, lambda group, dim: load(file, slot.tensor, group, dim, packer))
 
 
 def in_parts(
@@ -75,13 +60,7 @@ def in_parts(
 
 
 def _planes(
-    file: GGUFFile,
-    tensor: TensorInfo,
-    pieces: Sequence[Slices],
-    dim: int,
-    worker: Worker,
-    report: Report,
-    reader: FileReader,
+    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> PlaneWeight:
     """Load pieces of a quantised matrix, joined along `dim`, as planes."""
     number = tensor.type.number
@@ -94,23 +73,16 @@ def _planes(
     by_matrix = planes.view(-1, *planes.shape[-2:])
     n_done = [0] * len(by_matrix)  # rows of each matrix
     columns, cut = _cut_columns(tensor, extent)
+    counted = _read_bytes(tensor, extent)
     for index, raw in _matrices(file, tensor, pieces, dim):
-        target = by_matrix[index]
-        for start, chunk in reader.chunks(raw[:, columns]):
-            _pack(chunk, number, cut, target, n_done[index] + start, worker)
-            report(len(chunk) * _read_bytes(tensor, extent))
+        rows = raw[:, columns]
+        packer.pack(rows, number, cut, by_matrix[index], n_done[index], counted)
         n_done[index] += len(raw)
-    return PlaneWeight(planes, number, n_rows, extent, worker)
+    return PlaneWeight(planes, number, n_rows, extent, packer.worker)
 
 
 def _plain(
-    file: GGUFFile,
-    tensor: TensorInfo,
-    pieces: Sequence[Slices],
-    dim: int,
-    worker: Worker,
-    report: Report,
-    reader: FileReader,
+    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> PlainWeight:
     """Load pieces of an unquantised matrix, joined along `dim`, as they are in the file."""
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
@@ -121,9 +93,9 @@ def _plain(
     for index, raw in _matrices(file, tensor, pieces, dim):
         wanted = raw[:, columns.start * size : columns.stop * size]
         target = by_matrix[index, n_done[index] : n_done[index] + len(raw)].view(torch.uint8)
-        copy_rows(wanted, target.numpy(), report, reader)
+        copy_rows(wanted, target.numpy(), packer.report, packer.reader)
         n_done[index] += len(raw)
-    return PlainWeight(data, worker)
+    return PlainWeight(data, packer.worker)
 
 
 def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
@@ -174,32 +146,3 @@ def _read_bytes(tensor: TensorInfo, extent: Extent) -> int:
     """Return the bytes of the file's blocks that cover a row of an extent."""
     first, last = file_blocks(tensor.type.block_size, extent)
     return (last - first) * tensor.type.type_size
-
-
-def file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
-    """Return the first and the end of the file's blocks that cover an extent in a row."""
-    start = extent.first * BLOCK + extent.lead
-    return start // block_size, -(-(start + extent.n_columns) // block_size)
-
-
-def _pack(
-    rows: Bytes, number: int, extent: Extent, target: Tensor, target_row: int, worker: Worker
-) -> None:
-    """Pack whole rows of the file into the planes `target` of one matrix, from `target_row` on.
-
-    Args:
-        number: number of the GGML type.
-    """
-    first, address, row_bytes = extent.first, rows.ctypes.data, rows.strides[0]
-    if number in CODED:
-        info = TYPES[number]
-        begin, end = file_blocks(info.block_size, extent)
-        blocks = torch.from_numpy(rows[:, begin * info.type_size : end * info.type_size].copy())
-        coded = coded_rows(blocks, number)
-        first -= begin * info.block_size // BLOCK
-        address, row_bytes = coded.data_ptr(), coded.shape[1]
-    worker.team.wake()
-    compiled.pack_rows(number)(
-        worker.team.address, address, row_bytes, len(rows), target_row, first, extent.n_blocks,
-        target.data_ptr(), target.shape[-1],
-    )  # fmt: skip

@@ -60,6 +60,17 @@ class OpenPart:
         """Stamp of the file when it was opened, whatever lies under its path by now."""
         return str(self.path), self.n_bytes, self._opened.st_mtime_ns
 
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the open file, for reads by compiled code.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        if self._file.closed:
+            raise ValueError(f"{self.path.name} is closed")
+        return self._file.fileno()
+
     def read_into(self, goal: memoryview, offset: int) -> None:
         """Fill memory with the bytes from `offset` on.
 
@@ -82,11 +93,10 @@ class OpenPart:
 
     def _read_some(self, goal: memoryview, offset: int) -> int:
         """Fill some of the memory; return the number of bytes, 0 at the end of the file."""
-        if self._file.closed:
-            raise ValueError(f"{self.path.name} is closed")
+        descriptor = self.descriptor
         try:
             if hasattr(os, "preadv"):
-                return os.preadv(self._file.fileno(), [goal], offset)
+                return os.preadv(descriptor, [goal], offset)
             with self._lock:  # Windows has one position for all threads
                 self._file.seek(offset)
                 return self._file.readinto(goal) or 0

@@ -66,3 +66,9 @@ class Extent:
 def n_tiles(n_rows: int) -> int:
     """Return the number of tiles that hold `n_rows` rows."""
     return -(-n_rows // TILE)
+
+
+def file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
+    """Return the first and the end of the file's blocks that cover an extent in a row."""
+    start = extent.first * BLOCK + extent.lead
+    return start // block_size, -(-(start + extent.n_columns) // block_size)

@@ -14,6 +14,7 @@ from llvmlite import ir
 from engine.cpu.kernels import (
     dequantise,
     experts,
+    file_pack,
     float_gemm,
     fused_gemv,
     jit,
@@ -133,12 +134,26 @@ def bf16_rows(type_number: int) -> Kernel:
 
 
 @cache
-def pack_rows(type_number: int) -> Kernel:
-    """Return the kernel of `pack` that packs rows of a file into planes."""
-    found = jit.addresses_by_source(
-        f"pack-{type_number}", chosen(), ["pack"], lambda m: pack.build(m, type_number)
+def _packers(type_number: int) -> dict[str, int]:
+    """Compile `file_pack`, with `pack`, and return the addresses of its functions."""
+    return jit.addresses_by_source(
+        f"file-pack-{type_number}",
+        chosen(),
+        ["pack", "pack_file"],
+        lambda module: file_pack.build(module, type_number),
     )
-    return callable_at(found["pack"], pack.ARGUMENTS)
+
+
+@cache
+def pack_rows(type_number: int) -> Kernel:
+    """Return the kernel of `pack` that packs rows in memory into planes."""
+    return callable_at(_packers(type_number)["pack"], pack.ARGUMENTS)
+
+
+@cache
+def pack_file(type_number: int) -> Kernel:
+    """Return the kernel of `file_pack` that packs rows of a file into planes."""
+    return callable_at(_packers(type_number)["pack_file"], file_pack.ARGUMENTS)
 
 
 @cache

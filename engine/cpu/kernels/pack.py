@@ -1,204 +1,29 @@
 """Packs the blocks of a file into planes: the same bits in another order.
 
-For each GGML type, a `BlockReader` reads the codes and the scales of 32 columns from a block. Byte
-offsets and bit positions are those of GGML's block structures (`ggml-common.h`).
+For each GGML type, a reader of `engine.cpu.kernels.block_readers` gives the codes and the scales of
+32 columns. Whole tiles are packed 16 rows at a time, in vectors that hold lines of the planes,
+and what is left at the edges of a part of a matrix row by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
+from engine.cpu.kernels.block_readers import (
+    BLOCK_READERS,
+    BlockReader,
+    Columns,
+    RowColumns,
+    TileColumns,
+)
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.tile_reader import BlockGroup
-from engine.cpu.kernels.values import I8, I16, I32, I64, Code, Value, vector
-from engine.quants.layout import BLOCK, CODED, LAYOUTS, SUPER, TILE, Layout
+from engine.cpu.kernels.values import I8, I16, I32, LANES, Code, Value, vector
+from engine.quants.layout import BLOCK, LAYOUTS, SUPER, TILE, Layout
 
-CODES = vector(I8, BLOCK)
-HALF = vector(I8, BLOCK // 2)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockColumns:
-    """32 columns of a row within a block of the file.
-
-    Attributes:
-        code: builder of the function that reads them.
-        block: address of the block.
-        index: index of the 32 columns in the block.
-    """
-
-    code: Code
-    block: Value
-    index: Value
-
-    def bytes(self, offset: Value | int, kind: object = HALF) -> Value:
-        """Load a value from an offset in the block, 16 bytes by default."""
-        return self.code.load(self.block + offset, kind)
-
-    def byte(self, offset: Value | int) -> Value:
-        """Load one byte as an unsigned 64-bit number."""
-        return self.code.load(self.block + offset, I8).to(I64, signed=False)
-
-    def shifted(self, codes: Value, shift: Value, mask: int) -> Value:
-        """Shift each byte right and mask it."""
-        by = self.code.splat(shift.to(I8), codes.kind.count)
-        return (codes >> by) & mask
-
-
-Read = Callable[[BlockColumns], Value]
-"""Function that reads one part of 32 columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockReader:
-    """The structure of a GGML type's blocks.
-
-    Attributes:
-        type_size: size of a block, in bytes.
-        n_blocks: number of 32-column parts of a block.
-        low: reads the low bits of the codes: 32 bytes, or 16 with two codes each as in the plane.
-        scales: reads a row's entries in the plane of scales, as 64-bit numbers.
-        high: reads the high bits of the codes, 32 bytes; None if there are none.
-        supers: byte offsets of the F16 factors.
-    """
-
-    type_size: int
-    n_blocks: int
-    low: Read
-    scales: Callable[[BlockColumns], list[Value]]
-    high: Read | None = None
-    supers: tuple[int, ...] = ()
-
-
-def _at(offset: int, kind: object = HALF) -> Read:
-    """Read bytes at a fixed offset."""
-    return lambda place: place.bytes(offset, kind)
-
-
-def _high_bits(offset: int) -> Read:
-    """Read one bit for each column from a 32-bit number: bit c for column c."""
-
-    def read(place: BlockColumns) -> Value:
-        bits = place.code.splat(place.bytes(offset, I32), BLOCK)
-        numbers = place.code.vector_of(vector(I32, BLOCK), range(BLOCK))
-        return ((bits >> numbers) & 1).to(CODES)
-
-    return read
-
-
-def _halves(*offsets: int) -> Callable[[BlockColumns], list[Value]]:
-    """Read F16 scales at fixed offsets."""
-    return lambda place: [place.bytes(at, I16).to(I64, signed=False) for at in offsets]
-
-
-def _nibbles_k(offset: int) -> Read:
-    """Read nibbles; two parts of 32 columns share 32 bytes."""
-
-    def read(place: BlockColumns) -> Value:
-        codes = place.bytes(place.index // 2 * 32 + offset, CODES)
-        return place.shifted(codes, place.index % 2 * 4, 15)
-
-    return read
-
-
-def _two_bits(offset: int) -> Read:
-    """Read two-bit codes; four parts of 32 columns share 32 bytes."""
-
-    def read(place: BlockColumns) -> Value:
-        codes = place.bytes(place.index // 4 * 32 + offset, CODES)
-        return place.shifted(codes, place.index % 4 * 2, 3)
-
-    return read
-
-
-def _one_bit(offset: int) -> Read:
-    """Read one-bit codes; eight parts of 32 columns share 32 bytes."""
-    return lambda place: place.shifted(place.bytes(offset, CODES), place.index, 1)
-
-
-def _low_q6(place: BlockColumns) -> Value:
-    """Read the low nibbles of Q6_K; parts 0 and 2 of a half block share 32 bytes, as do 1 and 3."""
-    half, part = place.index // 4, place.index % 4
-    codes = place.bytes(half * 64 + part % 2 * 32, CODES)
-    return place.shifted(codes, part // 2 * 4, 15)
-
-
-def _scales_k(place: BlockColumns) -> list[Value]:
-    """Read scale and minimum of Q4_K and Q5_K, six bits each; two are apart in the last four."""
-    low, index = place.index % 4 + 4, place.index
-    scale, minimum, rest = place.byte(low), place.byte(low + 4), place.byte(low + 8)
-    is_last = index >= 4
-    where = place.code.where
-    return [
-        where(is_last, (rest & 15) | ((scale >> 6) << 4), scale & 63),
-        where(is_last, (rest >> 4) | ((minimum >> 6) << 4), minimum & 63),
-    ]
-
-
-def _pair(offset: int) -> Callable[[BlockColumns], list[Value]]:
-    """Read one byte of scale for each 16 columns."""
-    return lambda place: [place.byte(place.index * 2 + (offset + n)) for n in range(2)]
-
-
-def _scales_q3(place: BlockColumns) -> list[Value]:
-    """Read the scales of Q3_K: six bits each, minus 32; four are in 8 bytes, two in 4 bytes."""
-    scales = []
-    for n in range(2):
-        number = place.index * 2 + n
-        low = (place.byte(number % 8 + 96) >> (number // 8 * 4)) & 15
-        high = (place.byte(number % 4 + 104) >> (number // 4 * 2)) & 3
-        scales.append((low | (high << 4)) - 32)
-    return scales
-
-
-def _scales_iq4_xs(place: BlockColumns) -> list[Value]:
-    """Read the scale of IQ4_XS: six bits, minus 32; four are in 4 bytes, two in a 16-bit number."""
-    low = (place.byte(place.index // 2 + 4) >> (place.index % 2 * 4)) & 15
-    high = (place.bytes(2, I16).to(I64, signed=False) >> (place.index * 2)) & 3
-    return [(low | (high << 4)) - 32]
-
-
-def _coded(layout: Layout) -> BlockReader:
-    """Return the structure of rows from `engine.quants.codes`: 32 bytes of codes, then scales."""
-    size, kind = (4, I32) if layout.scale == "f32" else (2, I16)
-    places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
-
-    def scales(place: BlockColumns) -> list[Value]:
-        return [place.bytes(at, kind).to(I64, signed=False) for at in places]
-
-    def low(place: BlockColumns) -> Value:
-        return place.bytes(0, CODES) & ((1 << layout.low) - 1)
-
-    def high(place: BlockColumns) -> Value:
-        return place.bytes(0, CODES) >> layout.low
-
-    return BlockReader(places.stop, 1, low, scales, high if layout.high else None)
-
-
-BLOCK_READERS: Mapping[int, BlockReader] = {
-    Kind.Q4_0: BlockReader(18, 1, _at(2), _halves(0)),
-    Kind.Q4_1: BlockReader(20, 1, _at(4), _halves(0, 2)),
-    Kind.Q5_0: BlockReader(22, 1, _at(6), _halves(0), _high_bits(2)),
-    Kind.Q5_1: BlockReader(24, 1, _at(8), _halves(0, 2), _high_bits(4)),
-    Kind.Q8_0: BlockReader(34, 1, _at(2, CODES), _halves(0)),
-    Kind.Q2_K: BlockReader(84, 8, _two_bits(16), _pair(0), supers=(80, 82)),
-    Kind.Q3_K: BlockReader(110, 8, _two_bits(32), _scales_q3, _one_bit(0), (108,)),
-    Kind.Q4_K: BlockReader(144, 8, _nibbles_k(16), _scales_k, supers=(0, 2)),
-    Kind.Q5_K: BlockReader(176, 8, _nibbles_k(48), _scales_k, _one_bit(16), (0, 2)),
-    Kind.Q6_K: BlockReader(210, 8, _low_q6, _pair(192), _two_bits(128), (208,)),
-    Kind.IQ4_NL: BlockReader(18, 1, _at(2), _halves(0)),
-    Kind.IQ4_XS: BlockReader(
-        136, 8, lambda p: p.bytes(p.index * 16 + 8), _scales_iq4_xs, supers=(0,)
-    ),
-    Kind.MXFP4: BlockReader(17, 1, _at(1), lambda place: [place.byte(0)]),
-    **{number: _coded(layout) for number, layout in CODED.items()},
-}
-"""Structure of each GGML type's blocks."""
+Interval = tuple[Value, Value]
+"""First number and end of some rows or blocks."""
 
 ARGUMENTS = (
     "raw", "row_bytes", "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
@@ -220,60 +45,133 @@ def build(module: ir.Module, type_number: int) -> None:
 
 def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, index: Value) -> None:
     """Write a piece: the rows of one tile; tile 0 holds row `goal_row`."""
-    raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = given.values()
-    tile_number = goal_row // TILE + index
-    begin = tile_number * TILE - goal_row  # of the tile, as a row of `raw`
-    begin_here = code.where(begin < 0, code.number(0), begin)
-    tile = planes + tile_number * tile_bytes
-    skip = first % SUPER
-    with code.loop(begin_here, code.min_signed(n_rows, begin + TILE)) as raw_row:
-        row, start = raw_row - begin, raw + raw_row * row_bytes
-        with code.loop(code.number(0), n_blocks) as block:
-            whole = first + block
-            number = whole // source.n_blocks
-            here = BlockColumns(code, start + number * source.type_size, whole % source.n_blocks)
-            places = BlockGroup.of(block, n_blocks, skip).places(layout, tile, block)
-            _store_low(layout, source.low(here), places.low + row * 4)
-            if source.high is not None:
-                _store_lines(source.high(here), layout.high, places.high + row * 4)
-            _store_scales(layout, source.scales(here), places.scales, row)
-            for part, offset in enumerate(source.supers):
-                factor = code.load(here.block + offset, I16)
-                code.store(factor, places.supers + (part * 2 * TILE) + row * 2)
+    number = given["goal_row"] // TILE + index
+    begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
+    packer = TilePacker(code, layout, source, given, number, begin)
+    is_whole = (begin >= 0) & (given["n_rows"] >= begin + TILE)
+    with code.if_else(is_whole) as (whole, part):
+        with whole:
+            packer.emit_whole()
+        with part:
+            first = code.where(begin < 0, code.number(0), begin)
+            end = code.min_signed(given["n_rows"], begin + TILE)
+            packer.emit_rows((first, end), (code.number(0), given["n_blocks"]))
+            packer.emit_supers_of_rows((first, end))
 
 
-def _store_low(layout: Layout, codes: Value, goal: Value) -> None:
-    """Store the low bits of one row's codes in the lines of a block."""
-    if layout.low == 4:
-        if codes.kind.count == BLOCK:
-            codes = codes.shuffle(range(16)) | (codes.shuffle(range(16, 32)) << 4)
-        _store_words(codes, goal)
-    elif layout.low == 2:
-        _store_lines(codes, 2, goal)
-    else:
-        _store_words(codes, goal)
+class TilePacker:
+    """Writer of the packing of one tile.
+
+    Args:
+        source: reader of the file's blocks.
+        given: arguments of the kernel.
+        number: number of the tile in the planes.
+        begin: number of the tile's first row among those at `raw`.
+    """
+
+    def __init__(
+        self, code: Code, layout: Layout, source: BlockReader, given: Named, number: Value,
+        begin: Value,
+    ) -> None:  # fmt: skip
+        self._code = code
+        self._layout = layout
+        self._source = source
+        self._begin = begin
+        self._raw, self._row_bytes = given["raw"], given["row_bytes"]
+        self._first, self._n_blocks = given["first"], given["n_blocks"]
+        self._tile = given["planes"] + number * given["tile_bytes"]
+        self._skip = self._first % SUPER
+        self._n_groups = ceil_div(self._n_blocks + self._skip, SUPER)
+
+    def emit_whole(self) -> None:
+        """Write the packing of all rows: whole blocks of the file, and what is left around them."""
+        code, n, first = self._code, self._source.n_blocks, self._first
+        end = first + self._n_blocks
+        begin_whole = code.min_signed(ceil_div(first, n) * n, end)
+        end_whole = end // n * n
+        end_whole = code.where(end_whole < begin_whole, begin_whole, end_whole)
+        with code.loop(begin_whole // n, end_whole // n) as number:
+            columns = self._whole_block(number)
+            for index in range(n):
+                self._put(columns.at(index), number * n + index - first)
+        if n > 1:
+            rows = self._begin, self._begin + TILE
+            self.emit_rows(rows, (code.number(0), begin_whole - first))
+            self.emit_rows(rows, (end_whole - first, self._n_blocks))
+        if self._source.supers:
+            with code.loop(code.number(0), self._n_groups) as number:
+                self._put_super(self._whole_block(self._first // SUPER + number), number)
+
+    def _whole_block(self, number: Value) -> TileColumns:
+        """Return the columns of a block of the file in all rows."""
+        at = self._raw + self._begin * self._row_bytes + number * self._source.type_size
+        rows = [at + self._row_bytes * row for row in range(TILE)]
+        return TileColumns(self._code, rows, self._source.type_size)
+
+    def emit_rows(self, rows: Interval, blocks: Interval) -> None:
+        """Write the packing of some rows of the tile, and some blocks of 32 columns of each."""
+        source = self._source
+        with self._code.loop(*rows) as row, self._code.loop(*blocks) as block:
+            whole = self._first + block
+            at = self._raw + row * self._row_bytes + whole // source.n_blocks * source.type_size
+            here = RowColumns(self._code, at, whole % source.n_blocks)
+            self._put(here, block, row - self._begin)
+
+    def emit_supers_of_rows(self, rows: Interval) -> None:
+        """Write the packing of the factors of some rows."""
+        if not self._source.supers:
+            return
+        code, size = self._code, self._source.type_size
+        with code.loop(*rows) as row, code.loop(code.number(0), self._n_groups) as number:
+            at = self._raw + row * self._row_bytes + (self._first // SUPER + number) * size
+            here = RowColumns(code, at, code.number(0))
+            self._put_super(here, number, row - self._begin)
+
+    def _put(self, here: Columns, block: Value, row: Value | int = 0) -> None:
+        """Store 32 columns of one row, or of all from row 0 on, as a block of the planes."""
+        layout, source = self._layout, self._source
+        group = BlockGroup.of(block, self._n_blocks, self._skip)
+        places = group.places(layout, self._tile, block)
+        low = source.low(here)
+        if layout.low == 4 and low.kind.count in (BLOCK, BLOCK * TILE):
+            n = low.kind.count // 2
+            low = low.shuffle(range(n)) | (low.shuffle(range(n, 2 * n)) << 4)
+        _store_lines(low, 2 if layout.low == 2 else 8, places.low + row * 4)
+        if source.high is not None:
+            _store_lines(source.high(here), layout.high, places.high + row * 4)
+        kind = {"f32": I32, "f16": I16, "f16_min": I16}.get(layout.scale, I8)
+        size = kind.width // 8
+        for part, number in enumerate(source.scales(here)):
+            _store_numbers(number, kind, places.scales + part * size * TILE + row * size)
+
+    def _put_super(self, here: Columns, number: Value, row: Value | int = 0) -> None:
+        """Store the factors of a group of blocks of one row, or of all from row 0 on."""
+        group = BlockGroup.at(number, self._n_blocks, self._skip)
+        goal = group.places(self._layout, self._tile, group.first).supers + row * 2
+        for part, offset in enumerate(self._source.supers):
+            _store_numbers(here.number(offset, 2), I16, goal + part * 2 * TILE)
 
 
 def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
-    """Store 32 codes of `n_bits` bits; each stored line has those of 8 / n_bits lines."""
-    words, per_line = codes.bitcast(vector(I32, 8)), 8 // n_bits
-    for line in range(n_bits):
-        word = words[line * per_line]
-        for n in range(1, per_line):
-            word = word | (words[line * per_line + n] << (n * n_bits))
-        codes.code.store(word, goal + 64 * line)
+    """Store codes of `n_bits` bits; each stored line has those of 8 / n_bits lines.
+
+    Args:
+        codes: codes of one row, of which each line has four bytes, or of all, in lines of 64.
+    """
+    size = LANES if codes.kind.count > BLOCK else 1
+    words, per_line = codes.bitcast(vector(I32, codes.kind.count // 4)), 8 // n_bits
+    lines = [
+        words.shuffle(range(at, at + size)) if size > 1 else words[at]
+        for at in range(0, words.kind.count, size)
+    ]
+    for n, at in enumerate(range(0, len(lines), per_line)):
+        line = lines[at]
+        for place in range(1, per_line):
+            line = line | (lines[at + place] << (place * n_bits))
+        codes.code.store(line, goal + 64 * n)
 
 
-def _store_words(codes: Value, goal: Value) -> None:
-    """Store each four bytes in a line of their own."""
-    words = codes.bitcast(vector(I32, codes.kind.count // 4))
-    for n in range(words.kind.count):
-        codes.code.store(words[n], goal + 64 * n)
-
-
-def _store_scales(layout: Layout, numbers: list[Value], scales: Value, row: Value) -> None:
-    """Store one row's scales in the plane of scales."""
-    kind = {"f32": I32, "f16": I16, "f16_min": I16}.get(layout.scale, I8)
-    size = kind.width // 8
-    for part, number in enumerate(numbers):
-        number.code.store(number.to(kind), scales + part * size * TILE + row * size)
+def _store_numbers(numbers: Value, kind: ir.IntType, goal: Value) -> None:
+    """Store the lowest bits of one row's number, or of all rows', one after another."""
+    goal_kind = vector(kind) if isinstance(numbers.kind, ir.VectorType) else kind
+    numbers.code.store(numbers if numbers.kind == goal_kind else numbers.to(goal_kind), goal)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.packing import DTYPES, file_blocks, in_parts, joined_shape, stacks
+from engine.cpu.packing import DTYPES, in_parts, joined_shape, stacks
 from engine.gpu.loading.pack import pack
 from engine.gpu.loading.staging import Staging
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.planning.buffers import staging_bytes
 from engine.planning.footprint import packed_bytes, slot_pieces
-from engine.quants.extent import Extent, n_tiles
+from engine.quants.extent import Extent, file_blocks, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.cpu.packing import _pack, file_blocks
+from engine.cpu.file_packing import pack_rows
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
 from engine.gpu.loading import pack as packing
 from engine.gpu.loading.pack import pack
-from engine.quants.extent import Extent, n_tiles
+from engine.quants.extent import Extent, file_blocks, n_tiles
 from engine.quants.layout import CODED, LAYOUTS
 from tests.bench.random_blocks import random_tensor
 
@@ -64,7 +64,7 @@ def assert_packed(
     wanted = planes_for(number, n, goal_row + n_row, extent)
     found = wanted.to(device, copy=True)
     for matrix, goal in zip(raw, wanted, strict=True):
-        _pack(matrix, number, extent, goal, goal_row, worker)
+        pack_rows(matrix, number, extent, goal, goal_row, worker)
     given = covering(raw, number, extent).to(device)
     for rows in torch.split(given, list(chunks) or n_row, dim=1):
         pack(rows, number, extent, found, goal_row)

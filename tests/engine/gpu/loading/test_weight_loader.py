@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
+from engine.cpu.file_packing import FilePacker
 from engine.cpu.packing import load_for_kernels
 from engine.cpu.plain_weights import PlainWeight
 from engine.cpu.weights import JoinedColumns, PlaneWeight
@@ -159,7 +160,7 @@ def test_weights_are_those_of_the_cpu(
     slot = slot_of(file, placement)
     pieces = slot.placement.pieces(shape, rank)
     counted: list[int] = []
-    wanted = load_for_kernels(file, slot, pieces, worker, counted.append, reader)
+    wanted = load_for_kernels(file, slot, pieces, FilePacker(worker, counted.append, reader))
     reported: list[int] = []
     assert_same(loaded(file, slot, rank, torch.device(device), report=reported.append), wanted)
     assert sum(reported) == sum(counted)
@@ -171,7 +172,7 @@ def test_every_type(number: int, worker: Worker, reader: FileReader, device: str
     file = file_of(number, 21, N_COLUMNS)
     slot = slot_of(file, Shard(1, cut(16, 5)))
     pieces = slot.placement.pieces(file.tensor.shape, 1)
-    wanted = load_for_kernels(file, slot, pieces, worker, lambda n: None, reader)
+    wanted = load_for_kernels(file, slot, pieces, FilePacker(worker, lambda n: None, reader))
     assert_same(loaded(file, slot, 1, torch.device(device)), wanted)
 
 
@@ -206,7 +207,9 @@ def test_a_rank_with_a_card_is_loaded_so(
         assert np.array_equal(value.raw.cpu().numpy(), file.data[20:])
     else:
         pieces = slot.placement.pieces(file.tensor.shape, 1)
-        assert_same(value, load_for_kernels(file, slot, pieces, worker, lambda n: None, reader))
+        assert_same(
+            value, load_for_kernels(file, slot, pieces, FilePacker(worker, lambda n: None, reader))
+        )
 
 
 def test_buffers_are_no_larger_than_is_worth_it() -> None:

@@ -8,7 +8,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.cpu.packing import _pack
+from engine.cpu.file_packing import pack_rows
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
@@ -51,7 +51,7 @@ def finite_rows(number: int) -> np.ndarray:
 
 def packed(raw: np.ndarray, number: int, extent: Extent, worker: Worker) -> Tensor:
     planes = torch.zeros(n_tiles(len(raw)), extent.tile_bytes(LAYOUTS[number]), dtype=torch.uint8)
-    _pack(raw, number, extent, planes, 0, worker)
+    pack_rows(raw, number, extent, planes, 0, worker)
     return planes
 
 

@@ -1,0 +1,162 @@
+"""Packs rows of a file into planes by the threads of a rank, which read the file themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cpu.kernels import compiled
+from engine.cpu.large_pages import LARGE_PAGE
+from engine.gguf.tensor_bytes import LONG_ROW, TensorBytes
+from engine.gguf.types import TYPES
+from engine.ops.file_bytes import FileReader
+from engine.quants.codes import coded_rows
+from engine.quants.extent import Extent, file_blocks, n_tiles
+from engine.quants.layout import BLOCK, CODED, TILE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.cpu.worker import Worker
+
+    Bytes = NDArray[np.uint8]
+
+READ_BYTES = 256 << 10
+"""Bytes that a thread reads at a time: these and their planes fit in a core's cache."""
+
+LEAST_JOB, MOST_JOB = 4 << 20, 256 << 20
+"""Fewest and most bytes between two reports of progress."""
+
+JOB_S = 0.02, 0.08
+"""Least and greatest seconds that a job shall take; the next is made longer or shorter."""
+
+TURNS = 4
+"""Least number of turns of each thread, so that none waits long for the others at the end."""
+
+
+class FilePacker:
+    """Packer of one rank's rows; kept for a load, since it learns how fast the file is read.
+
+    Attributes:
+        worker: the rank's threads.
+        report: callback that gets the number of bytes packed; may raise to stop.
+        reader: reader of the file for what compiled code cannot read.
+    """
+
+    def __init__(self, worker: Worker, report: Callable[[int], None], reader: FileReader) -> None:
+        self.worker = worker
+        self.report = report
+        self.reader = reader
+        self._job_bytes = LEAST_JOB
+        self._buffers = torch.empty(0, dtype=torch.uint8)
+        self._progress = np.zeros(2, np.int64)
+
+    def pack(
+        self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int,
+        counted: int,
+    ) -> None:  # fmt: skip
+        """Pack rows into the planes of one matrix.
+
+        Args:
+            rows: bytes of the rows (n_rows, row_bytes) in the file.
+            number: number of the GGML type.
+            extent: columns of these bytes to pack.
+            planes: planes of the matrix (n_tiles, tile_bytes).
+            goal_row: row of the matrix that the first becomes.
+            counted: bytes of a row to report.
+
+        Raises:
+            ModelFileError: the file has become shorter, or its drive fails.
+        """
+        start = 0
+        while start < len(rows):
+            # a job ends where a tile does, so that no two of them touch one
+            last_tile = (goal_row + start + self._job_bytes // rows.shape[1]) // TILE
+            stop = min(len(rows), max((last_tile + 1) * TILE - goal_row, start + 1))
+            begun = time.perf_counter()
+            self._pack(rows[start:stop], number, extent, planes, goal_row + start)
+            self._adapt(time.perf_counter() - begun)
+            self.report((stop - start) * counted)
+            start = stop
+
+    def _adapt(self, seconds: float) -> None:
+        """Choose the size of the next job from the time of the last."""
+        if seconds < JOB_S[0]:
+            self._job_bytes = min(MOST_JOB, 2 * self._job_bytes)
+        elif seconds > JOB_S[1]:
+            self._job_bytes = max(LEAST_JOB, self._job_bytes // 2)
+
+    def _pack(
+        self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int
+    ) -> None:
+        """Pack the rows of a job."""
+        if number not in CODED and self._pack_file(rows, number, extent, planes, goal_row):
+            return
+        # what lacks such a read, or fails, is read by Python, which says why
+        for start, chunk in self.reader.chunks(rows):
+            pack_rows(chunk, number, extent, planes, goal_row + start, self.worker)
+
+    def _pack_file(
+        self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int
+    ) -> bool:
+        """Pack rows by compiled code alone; return whether it could."""
+        read = read_address()
+        if not read:
+            return False
+        n_threads, (n_rows, row_bytes) = self.worker.n_threads, rows.shape
+        stride = rows.strides[0]
+        is_apart = row_bytes >= LONG_ROW and stride > row_bytes
+        buffer_stride, rows_per_read = (row_bytes, 1) if is_apart else (stride, n_rows)
+        per_read = max(1, READ_BYTES // (TILE * buffer_stride))
+        buffer_bytes = per_read * TILE * buffer_stride
+        if len(self._buffers) < n_threads * buffer_bytes:
+            self._buffers = torch.empty(n_threads * buffer_bytes, dtype=torch.uint8)
+        per_turn = min(LARGE_PAGE // planes.shape[-1], n_tiles(n_rows) // (n_threads * TURNS))
+        self._progress[:] = 0
+        self.worker.team.wake()
+        compiled.pack_file(number)(
+            self.worker.team.address, read, rows.part.descriptor, rows.offset, stride, row_bytes,
+            rows_per_read, self._buffers.data_ptr(), buffer_bytes, buffer_stride,
+            self._progress.ctypes.data, max(1, per_turn), per_read, n_threads, n_rows, goal_row,
+            extent.first, extent.n_blocks, planes.data_ptr(), planes.shape[-1],
+        )  # fmt: skip
+        return not self._progress[1]
+
+
+@cache
+def read_address() -> int:
+    """Return the address of the system's pread; 0 where there is none."""
+    if sys.platform == "win32":
+        return 0
+    return ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
+
+
+def pack_rows(
+    rows: Bytes, number: int, extent: Extent, target: Tensor, target_row: int, worker: Worker
+) -> None:
+    """Pack whole rows of the file into the planes `target` of one matrix, from `target_row` on.
+
+    Args:
+        number: number of the GGML type.
+    """
+    first, address, row_bytes = extent.first, rows.ctypes.data, rows.strides[0]
+    if number in CODED:
+        info = TYPES[number]
+        begin, end = file_blocks(info.block_size, extent)
+        blocks = torch.from_numpy(rows[:, begin * info.type_size : end * info.type_size].copy())
+        coded = coded_rows(blocks, number)
+        first -= begin * info.block_size // BLOCK
+        address, row_bytes = coded.data_ptr(), coded.shape[1]
+    worker.team.wake()
+    compiled.pack_rows(number)(
+        worker.team.address, address, row_bytes, len(rows), target_row, first, extent.n_blocks,
+        target.data_ptr(), target.shape[-1],
+    )  # fmt: skip
