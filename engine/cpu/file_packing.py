@@ -147,16 +147,18 @@ def pack_rows(
     Args:
         number: number of the GGML type.
     """
-    first, address, row_bytes = extent.first, rows.ctypes.data, rows.strides[0]
+    address, row_bytes = rows.ctypes.data, rows.strides[0]
     if number in CODED:
         info = TYPES[number]
         begin, end = file_blocks(info.block_size, extent)
         blocks = torch.from_numpy(rows[:, begin * info.type_size : end * info.type_size].copy())
         coded = coded_rows(blocks, number)
-        first -= begin * info.block_size // BLOCK
-        address, row_bytes = coded.data_ptr(), coded.shape[1]
+        row_bytes = coded.shape[1]
+        block_bytes = row_bytes * BLOCK // ((end - begin) * info.block_size)
+        # where the first block of the whole row would be: cuts of groups are counted from there
+        address = coded.data_ptr() - begin * info.block_size // BLOCK * block_bytes
     worker.team.wake()
     compiled.pack_rows(number)(
-        worker.team.address, address, row_bytes, len(rows), target_row, first, extent.n_blocks,
-        target.data_ptr(), target.shape[-1],
+        worker.team.address, address, row_bytes, len(rows), target_row, extent.first,
+        extent.n_blocks, target.data_ptr(), target.shape[-1],
     )  # fmt: skip

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cpu import packing
+from engine.cpu.file_packing import pack_rows
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
 from engine.quants.dequantise import dequantise
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import BLOCK, LAYOUTS
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.planes import as_on_a_gpu
 
 SMALL_TYPES = tuple(number for number in LAYOUTS if TYPES[number].block_size == BLOCK)
 """Types whose rows may have any number of blocks of 32."""
@@ -67,7 +68,8 @@ def matrix(
         count, n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number]), dtype=torch.uint8
     )
     for goal, rows in zip(planes, raw, strict=True):
-        packing._pack(rows, number, extent, goal, 0, _worker())
+        pack_rows(rows, number, extent, goal, 0, _worker())
+    planes = as_on_a_gpu(planes, number, extent)
     values = dequantise(torch.from_numpy(raw), number)[..., start:stop]
     if n_matrix is None:
         planes, values = planes[0], values[0]

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from torch import Tensor
 
-from engine.quants.layout import Layout
+from engine.quants.extent import Extent
+from engine.quants.layout import LAYOUTS, Layout
 
 Bytes = NDArray[np.uint8]
 
@@ -48,7 +51,7 @@ class Parts:
 def planes_apart(planes: NDArray[Any], layout: Layout, n_blocks: int, skip: int) -> NDArray[Any]:
     """Return tiles of a CPU, (tiles, bytes), with one plane after the other, as on a GPU."""
     high, scales, supers, _ = layout.offsets(n_blocks, skip)
-    result, at = np.zeros_like(planes), 0
+    result, at = planes.copy(), 0  # the end of a tile, which nothing is stored in, is the same
 
     def move(n_bytes: int, goal: int) -> None:
         nonlocal at
@@ -63,6 +66,13 @@ def planes_apart(planes: NDArray[Any], layout: Layout, n_blocks: int, skip: int)
             move(layout.low_bytes, block * layout.low_bytes)
             move(layout.high_bytes, high + block * layout.high_bytes)
     return result
+
+
+def as_on_a_gpu(planes: Tensor, number: int, extent: Extent) -> Tensor:
+    """Return tiles of a CPU (…, n_tiles, bytes) in the order that a GPU has."""
+    tiles = planes.numpy().reshape(-1, planes.shape[-1])
+    apart = planes_apart(tiles, LAYOUTS[number], extent.n_blocks, extent.skip)
+    return torch.from_numpy(apart).view(planes.shape)
 
 
 def read(planes: Bytes, layout: Layout, n_rows: int, n_blocks: int, skip: int) -> Parts:

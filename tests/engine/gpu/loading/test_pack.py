@@ -20,6 +20,7 @@ from engine.gpu.loading.pack import pack
 from engine.quants.extent import Extent, file_blocks, n_tiles
 from engine.quants.layout import CODED, LAYOUTS
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.planes import as_on_a_gpu
 
 N_COLUMNS = 1024
 FILLED = 0xA5
@@ -69,7 +70,7 @@ def assert_packed(
     for rows in torch.split(given, list(chunks) or n_row, dim=1):
         pack(rows, number, extent, found, goal_row)
         goal_row += rows.shape[1]
-    assert torch.equal(found.cpu(), wanted)
+    assert torch.equal(found.cpu(), as_on_a_gpu(wanted, number, extent))
 
 
 @every_type

@@ -39,6 +39,7 @@ from engine.runtime.loader import ByteProgress, load_rank
 from engine.sharding.placement import Placement, Replicate, Shard
 from engine.sharding.ranges import Ranges
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.planes import as_on_a_gpu
 from tests.helpers.stored_bytes import stored
 from tests.helpers.tiers import TYPICAL_TYPES, swept
 
@@ -137,7 +138,8 @@ def assert_same(found: Weight, wanted: Weight) -> None:
         assert found.x_bytes == 2
         assert found.planes.shape == wanted.planes.shape
         end = used_bytes(wanted)
-        assert torch.equal(found.planes[..., :end].cpu(), wanted.planes[..., :end])
+        expected = as_on_a_gpu(wanted.planes, wanted.type_number, wanted.extent)
+        assert torch.equal(found.planes[..., :end].cpu(), expected[..., :end])
         assert not found.planes[..., end:].any()
 
 

@@ -17,6 +17,7 @@ from engine.quants.dequantise import dequantise
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.planes import as_on_a_gpu
 
 N_ROWS, N_COLUMNS = 37, 768
 
@@ -52,7 +53,7 @@ def finite_rows(number: int) -> np.ndarray:
 def packed(raw: np.ndarray, number: int, extent: Extent, worker: Worker) -> Tensor:
     planes = torch.zeros(n_tiles(len(raw)), extent.tile_bytes(LAYOUTS[number]), dtype=torch.uint8)
     pack_rows(raw, number, extent, planes, 0, worker)
-    return planes
+    return as_on_a_gpu(planes, number, extent)
 
 
 def weights(raw: np.ndarray, number: int, start: int, stop: int) -> Tensor:
