@@ -8,7 +8,8 @@ model.close()
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -16,13 +17,18 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.config.load import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
 from engine.config.sampling import SamplingParams
+from engine.drafting.guesses import GuessSource
+from engine.drafting.ngram import NgramSource
+from engine.errors import EngineError
 from engine.events import Generate
 from engine.generation.answers import Answers
+from engine.generation.draft_model.loading import DraftModel
 from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
 from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.own import own_sequence
+from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.generation.scheduling.stream import AnswerStream
 from engine.gguf.identity import check_unchanged, model_hash
@@ -33,10 +39,16 @@ from engine.inquiries.in_passes import Inquiries
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.description import ModelInfo
 from engine.models.info import describe
+from engine.planning.draft.vocabulary import check_vocabulary
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
+
+IDLE_DRAFT = (
+    "The draft model is not used: where GPUs sample tokens themselves, guesses are not checked."
+)
+"""Warning where a draft model only takes memory."""
 
 
 def load_model(
@@ -46,8 +58,7 @@ def load_model(
     split_mode: str = "tensor",
     overrides: Sequence[tuple[str, str]] = (),
     kv_type: str = "f16",
-    cpu_threads: int | None = None,
-    n_batch: int | None = None,
+    cpu_threads: int | None = None, n_batch: int | None = None,
     rope_scaling: str = "", rope_factor: float = 0.0, rope_base: float = 0.0,
     control_vectors: Sequence[tuple[str | Path, float]] = (),
     control_layers: tuple[int, int] | None = None,
@@ -56,7 +67,8 @@ def load_model(
     kv_on_host: bool = False,
     reserve: Mapping[str, int] = arguments.NOTHING,
     p2p: PeerMode = "auto",
-    fast_prompts: bool = False, draft: DraftKind = "auto", draft_max: int = DEFAULT_DRAFTED,
+    fast_prompts: bool = False,
+    draft: DraftKind | str | Path = "auto", draft_max: int = DEFAULT_DRAFTED,
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:  # fmt: skip
@@ -96,7 +108,7 @@ def load_model(
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
         reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
-        draft=draft, draft_max=draft_max,
+        draft=str(draft), draft_max=draft_max,
     )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
@@ -136,15 +148,61 @@ class Model(Inquiries, SavedStates):
             self.info: ModelInfo = describe(file)
             self._stamps = file.stamps
             self.model_hash = model_hash(file)
+            if params.draft_path:
+                with GGUFFile.open(params.draft_path) as draft:
+                    check_vocabulary(draft, file)
             self._prompts = Prompts(file, self.info.name, params.chat_template)
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
-        self.scheduler = Scheduler(
-            self.runtime.runner, self.runtime.plan.checkpoint_bytes, Drafts(params.n_draft)
-        )
+        self._draft: DraftModel[Request] | None = None
+        self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
+        try:
+            self._open_draft(is_cancelled)
+        except BaseException:
+            self.runtime.close()
+            raise
         is_marked = not self.runtime.runner.can_rewind
         self._answers = Answers(self._prompts, self.n_ctx, is_marked=is_marked)
         self._occupancy = Occupancy()
+
+    def _open_draft(self, is_cancelled: IsCancelled = never) -> None:
+        """Load the draft model, if there is to be one, and take guesses from all there is.
+
+        Raises:
+            EngineError: it cannot be loaded, or it was cancelled.
+        """
+        self._draft = None
+        if self.params.draft_path:
+            self._draft = DraftModel(self.params, self.runtime, is_cancelled)
+        sources: list[GuessSource[Request]] = [NgramSource()]
+        if self._draft is not None:
+            sources.append(self._draft.source)
+        self.scheduler.drafts = Drafts(self.params.n_draft, sources)
+
+    @contextmanager
+    def _draft_beside(self, params: LoadParams) -> Iterator[None]:
+        """Keep the draft model beside a re-split, or load it anew behind it on another device."""
+        draft = self._draft
+        is_moved = draft is not None and draft.device != params.draft_device
+        if draft is not None and is_moved:
+            draft.close()
+            self.runtime.note_draft(0)
+        try:
+            yield
+        finally:
+            if not self.is_loaded:
+                self._close_draft()
+            elif draft is not None and not is_moved:
+                draft.attach(self.runtime)
+            elif draft is not None:
+                try:
+                    self._open_draft()
+                except EngineError as error:
+                    self.runtime.fallbacks.report("draft", [self.params.draft_device], str(error))
+
+    def _close_draft(self) -> None:
+        if self._draft is not None:
+            self._draft.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +228,8 @@ class Model(Inquiries, SavedStates):
     @property
     def other_warnings(self) -> tuple[str, ...]:
         """Sentences of `warnings` that are not about `fallbacks`."""
-        return self.plan.warnings + self._prompts.warnings
+        found = self.plan.warnings + self._prompts.warnings
+        return (*found, IDLE_DRAFT) if self._draft and self.runtime.token_source else found
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -288,12 +347,12 @@ class Model(Inquiries, SavedStates):
             with GGUFFile.open(params.path) as file:
                 check_unchanged(file, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
-                with self.scheduler.emptied() as places:
+                with self.scheduler.emptied() as places, self._draft_beside(params):
                     runtime = open_runtime(
                         file, params, on_progress, is_cancelled, self.runtime, places.used
                     )
                     self.scheduler.move(runtime.runner)
-            self.runtime, self.params = runtime, params
+                    self.runtime, self.params = runtime, params
 
     @property
     def n_cached(self) -> int:
@@ -320,4 +379,8 @@ class Model(Inquiries, SavedStates):
 
     def close(self) -> None:
         """Cancel what computes, free all memory and end the rank threads; safe to call twice."""
-        self._occupancy.close(lambda: self.runtime.close())
+        self._occupancy.close(self._close)
+
+    def _close(self) -> None:
+        self.runtime.close()
+        self._close_draft()

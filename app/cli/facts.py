@@ -258,6 +258,9 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
         write(f"{size(on_host)} of keys and values are kept in host memory")
+    for d in plan.devices:
+        if d.memory.draft:
+            write(f"{size(d.memory.draft)} of {d.device} are for the draft model, in its total")
     if pinned := sum(d.memory.pinned for d in plan.devices):
         write(f"{size(pinned)} of host memory are for copies from and to GPUs")
     for device, n_bytes in plan.overhead().items():
@@ -294,6 +297,7 @@ def _plan_document(
                 "total": d.memory.total,
                 "host_kv": d.memory.host_kv,
                 "padding": d.memory.padding,
+                "draft": d.memory.draft,
                 "pinned": d.memory.pinned,
                 "free": free.get(d.device),
             }

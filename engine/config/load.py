@@ -113,8 +113,9 @@ class LoadParams:
             on what else is computed at the same time.
         draft: where guesses of the next tokens come from, of which one pass checks several: "ngram"
             from what has followed the last tokens earlier in the text, "auto" from whatever there
-            is, "off" from nowhere. They are left out where they do not pay. The answers are those
-            without guesses.
+            is, "off" from nowhere; or the path of a GGUF file: from the text and from that smaller
+            model, the draft model, which has the same vocabulary. They are left out where they do
+            not pay. The answers are those without guesses.
         draft_max: largest number of guesses for an answer that a pass checks.
 
     Raises:
@@ -145,7 +146,7 @@ class LoadParams:
     fast_prompts: bool = False
     parallel: int = 1
     checkpoint_bytes: int | None = None
-    draft: DraftKind = "auto"
+    draft: DraftKind | str = "auto"
     draft_max: int = DEFAULT_DRAFTED
 
     def __post_init__(self) -> None:
@@ -154,7 +155,8 @@ class LoadParams:
         object.__setattr__(self, "kv_type", _kv_type(self.kv_type))
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
         _one_of("p2p", self.p2p, PEER_MODES)
-        _one_of("draft", self.draft, DRAFT_KINDS)
+        if not _names_gguf(self.draft):
+            _one_of("draft", self.draft, DRAFT_KINDS, " or the path of a GGUF file")
         _count("draft_max", self.draft_max or 0)
         if self.draft_max > MOST_DRAFTED:
             raise rejected("draft_max", f"at most {MOST_DRAFTED}", self.draft_max)
@@ -193,6 +195,22 @@ class LoadParams:
     def n_draft(self) -> int:
         """Largest number of guesses for an answer that a pass checks; 0 for none."""
         return 0 if self.draft == "off" else self.draft_max
+
+    @property
+    def draft_path(self) -> str:
+        """Path of the draft model; "" for none."""
+        return "" if self.draft in DRAFT_KINDS else self.draft
+
+    @property
+    def draft_rank(self) -> int:
+        """Rank on whose device the draft model lies: that of the largest share."""
+        shares = self.split or (1.0,) * len(self.devices)
+        return max(range(len(self.devices)), key=lambda rank: shares[rank : rank + 1])
+
+    @property
+    def draft_device(self) -> str:
+        """Device of the draft model."""
+        return self.devices[self.draft_rank]
 
     @property
     def rope(self) -> str:
@@ -235,9 +253,13 @@ def _kv_type(value: object) -> str:
         raise rejected("kv_type", wanted, value) from None
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _one_of(name: str, value: str, choices: tuple[str, ...], other: str = "") -> None:
     if value not in choices:
-        raise rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+        raise rejected(name, " or ".join(f"'{choice}'" for choice in choices) + other, value)
+
+
+def _names_gguf(value: object) -> bool:
+    return isinstance(value, str) and value.lower().endswith(".gguf")
 
 
 def _number(name: str, value: object, most: float) -> None:

@@ -16,7 +16,7 @@ __all__ = ["OF_THIS_PROCESS", "Fallback", "FallbackKind", "Fallbacks"]
 
 FallbackKind = Literal[
     "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
-    "compiling", "launcher", "wrong",
+    "compiling", "launcher", "wrong", "draft",
 ]  # fmt: skip
 """Kinds of fallbacks. "kernels": PyTorch computes everything. "weights": PyTorch computes some of
 the products. "operations": PyTorch computes steps for which there is no kernel. "graph": kernels
@@ -24,7 +24,7 @@ are started one by one. "exchange": the host takes part in exchanges between GPU
 host draws tokens. "copies": large values are copied, not sent by NCCL. "memory": host memory could
 not be pinned. "compiling": compiled kernels are not kept. "launcher": kernels are started by
 Tandem, not by Triton's launcher. "wrong": some kernels came out wrong in a check of a load, and
-slower ones or PyTorch compute instead."""
+slower ones or PyTorch compute instead. "draft": the draft model has failed, on any device."""
 
 LONGEST_REASON = 300
 """Most characters of a reason; drivers and compilers can say very much."""
@@ -45,6 +45,8 @@ class _Words(NamedTuple):
 
 
 _AGAIN = "Load the model again; if it stays so, a newer driver may help."
+
+_RELOAD = "Load the model again for them."
 
 _WORDS: dict[FallbackKind, _Words] = {
     "kernels": _Words(
@@ -89,6 +91,9 @@ _WORDS: dict[FallbackKind, _Words] = {
         "Kernels are started without Triton's own launcher",
         "Prompts may be slower.",
         "Install gcc and Python's headers (python3-dev).",
+    ),
+    "draft": _Words(
+        "The draft model on {} has stopped", "Answers go on without its guesses.", _RELOAD
     ),
 }
 

@@ -16,6 +16,7 @@ class MemoryUse:
         host_kv: bytes of keys and values that lie in the host's memory instead; not in `total`.
         padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding.
         pinned: bytes of the host's memory for copies from and to a GPU; not in `total`.
+        draft: bytes of the draft model, which lies whole on one rank's device.
     """
 
     weights: int = 0
@@ -24,11 +25,12 @@ class MemoryUse:
     host_kv: int = 0
     padding: int = 0
     pinned: int = 0
+    draft: int = 0
 
     @property
     def total(self) -> int:
         """Bytes on the device itself."""
-        return self.weights + self.kv + self.compute + self.padding
+        return self.weights + self.kv + self.compute + self.padding + self.draft
 
     @property
     def on_host(self) -> int:

@@ -19,10 +19,10 @@ from engine.forward.state import KVState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
 from engine.paging.sight import Sight, in_order
-from engine.planning.buffers import link_bytes, pinned_bytes
-from engine.planning.footprint import WorkingSizes, compute_bytes
+from engine.planning.draft.memory import draft_bytes
+from engine.planning.footprint import WorkingSizes
 from engine.planning.memory import MemoryUse
-from engine.planning.rank_size import RankSize, cache_bytes, rank_size
+from engine.planning.rank_size import RankSize, rank_memory, rank_size
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
@@ -181,11 +181,6 @@ def beside_reserve(
     return {device: free - kept.get(device, 0) for device, free in free_bytes.items()}
 
 
-def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
-    """Return whether the KV cache of a rank on `device` lies in host memory."""
-    return params.kv_on_host and device != "cpu"
-
-
 def make_plan(
     declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
 ) -> Plan:
@@ -319,6 +314,7 @@ def _plan(
     elements = max(1, sum(size.elements for size in sizes))
     n_meeting = _n_meeting(devices, storages, sizes)
     layers = {layer for size in sizes for _, layer in size.layers}
+    draft = draft_bytes(params, hp.n_ctx)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -327,7 +323,12 @@ def _plan(
                 asked=shares[rank],
                 effective=sizes[rank].elements / elements,
                 storage=storages[rank],
-                memory=_memory(params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch),
+                memory=replace(
+                    rank_memory(
+                        params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch
+                    ),
+                    draft=draft if rank == params.draft_rank else 0,
+                ),
             )
             for rank, device in enumerate(devices)
         ),
@@ -350,33 +351,6 @@ def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[
     if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
         return 0
     return len(busy)
-
-
-def _memory(
-    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
-    n_batch: int,
-) -> MemoryUse:  # fmt: skip
-    is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
-    n_rows = max(params.parallel, 1 + params.n_draft * (device == "cpu"))
-    compute = compute_bytes(
-        size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
-        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=n_rows,
-    )  # fmt: skip
-    cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
-    use = MemoryUse(
-        weights=size.weights,
-        kv=cache.state + (0 if is_on_host else cache.kv),
-        compute=compute + (link_bytes(n_meeting) if is_busy else 0),
-        host_kv=cache.kv if is_on_host else 0,
-    )
-    if device == "cpu":
-        return use
-    has_pinned = is_busy and storage == "kernels"
-    return replace(
-        use,
-        padding=size.padding + cache.state_padding + (0 if is_on_host else cache.kv_padding),
-        pinned=pinned_bytes(n_meeting, size.file_bytes, hp.n_vocab) if has_pinned else 0,
-    )
 
 
 def _warnings(hp: HParams, params: LoadParams) -> tuple[str, ...]:

@@ -1,26 +1,32 @@
-"""Sizes of what one rank of a split model holds: weights, keys and values, recurrent states."""
+"""Sizes of what one rank of a split model holds (weights, keys and values, recurrent states), and
+the bytes that follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.forward.cache_size import CacheSize
 from engine.forward.state import F32_BYTES, KVState, State
 from engine.paging.sight import EVERYTHING, Sight
+from engine.planning.buffers import link_bytes, pinned_bytes
 from engine.planning.footprint import (
     WorkingSizes,
+    compute_bytes,
     n_elements,
     packed_bytes,
     padding_of_parts,
     sizes_of_pieces,
     slot_pieces,
 )
+from engine.planning.memory import MemoryUse
 from engine.planning.rounding import padding_bytes
 
 if TYPE_CHECKING:
-    from engine.forward.cache_size import CacheSize
+    from engine.config.load import LoadParams
+    from engine.layers.hparams import HParams
     from engine.models.declare import Declaration
 
 
@@ -119,4 +125,45 @@ def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -
                 WorkingSizes.of_states(declaration.states, rank),
             ]
         ),
+    )
+
+
+def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
+    """Return whether the KV cache of a rank on `device` lies in host memory."""
+    return params.kv_on_host and device != "cpu"
+
+
+def rank_memory(
+    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
+    n_batch: int,
+) -> MemoryUse:  # fmt: skip
+    """Return the predicted bytes of a rank.
+
+    Args:
+        device: id of its device.
+        storage: format of its matrices, see `engine.planning.plan.DevicePlan`.
+        size: sizes of what it holds.
+        n_meeting: number of ranks that exchange values on their devices; 0 if hosts do it.
+        n_batch: number of prompt tokens that are computed at once.
+    """
+    is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
+    n_rows = max(params.parallel, 1 + params.n_draft * (device == "cpu"))
+    compute = compute_bytes(
+        size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
+        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=n_rows,
+    )  # fmt: skip
+    cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
+    use = MemoryUse(
+        weights=size.weights,
+        kv=cache.state + (0 if is_on_host else cache.kv),
+        compute=compute + (link_bytes(n_meeting) if is_busy else 0),
+        host_kv=cache.kv if is_on_host else 0,
+    )
+    if device == "cpu":
+        return use
+    has_pinned = is_busy and storage == "kernels"
+    return replace(
+        use,
+        padding=size.padding + cache.state_padding + (0 if is_on_host else cache.kv_padding),
+        pinned=pinned_bytes(n_meeting, size.file_bytes, hp.n_vocab) if has_pinned else 0,
     )

@@ -22,7 +22,8 @@ from engine.models.declare import Declaration, declare
 from engine.ops.backend import ReferenceBackend
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.footprint import x_bytes
-from engine.planning.plan import Plan, keeps_kv_on_host
+from engine.planning.plan import Plan
+from engine.planning.rank_size import keeps_kv_on_host
 from engine.runtime.loader import ByteProgress, load_rank
 from engine.runtime.passes.micro_batches import MicroBatches, TakesTurns
 from engine.runtime.rank import Rank, warm_rows

@@ -110,6 +110,7 @@ class ThreadRuntime:
         self._resident: ResidentPeak | None = None
         self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
+        self._draft_bytes = 0
         self._start_threads(params)
         setup = RankSetup(
             self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
@@ -201,6 +202,7 @@ class ThreadRuntime:
             donor.token_source = None
         self.fallbacks.take_over(donor.fallbacks, "weights")
         self.fallbacks.take_over(donor.fallbacks, "wrong")
+        self.fallbacks.take_over(donor.fallbacks, "draft")
         with self._explaining(DOING):
             self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(
@@ -242,6 +244,9 @@ class ThreadRuntime:
         for rank in self.ranks if "cpu" in total else ():
             held = rank.held
             total["cpu"] += held.host_kv + (held.weights + held.kv) * (rank.device.type == "cpu")
+        for rank_plan in self.plan.devices:
+            if rank_plan.memory.draft and rank_plan.device in total:
+                total[rank_plan.device] += self._draft_bytes  # it stays, and is planned for again
         return total
 
     def kernel_s(self) -> list[float] | None:
@@ -306,9 +311,15 @@ class ThreadRuntime:
             if compute:  # a GPU without a share must not be asked
                 compute *= self._measured_compute(plan.device)
                 compute //= sum(d.memory.compute for d in self._on(plan.device))
-            measured = replace(rank.held, compute=compute)
+            draft = self._draft_bytes if plan.memory.draft else 0
+            measured = replace(rank.held, compute=compute, draft=draft)
             result.append(DeviceMemory(plan.device, plan.memory, measured))
         return result
+
+    def note_draft(self, n_bytes: int) -> None:
+        """Note what a draft model has taken of a device's memory, in bytes."""
+        self._draft_bytes = n_bytes
+        self._watch_memory()
 
     def _on(self, device: str) -> list[DevicePlan]:
         """Return the plans of the ranks on a device."""

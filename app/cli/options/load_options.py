@@ -115,10 +115,11 @@ def add_fast_prompts(group: argparse._ArgumentGroup) -> None:
 def add_draft(group: argparse._ArgumentGroup) -> None:
     """Add the options of guesses that are checked several at once."""
     group.add_argument(
-        "--draft", choices=DRAFT_KINDS,
+        "--draft", metavar="|".join((*DRAFT_KINDS, "FILE")),
         help="where guesses of the next tokens come from, of which several are checked at once: "
-        "ngram from the text so far, auto from whatever there is (default), off from nowhere; "
-        "answers stay the same",
+        "ngram from the text so far, auto from whatever there is (default), off from nowhere; or a "
+        "GGUF of a smaller model with the same vocabulary, which guesses beside the text; answers "
+        "stay the same",
     )  # fmt: skip
     group.add_argument(
         "--draft-max", type=int, metavar="N",

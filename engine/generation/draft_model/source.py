@@ -1,0 +1,208 @@
+"""Guesses that a model makes: what it finds likeliest, token by token, for all answers at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic
+
+import numpy as np
+
+from engine.drafting.guesses import Answer, Guess, Kind
+from engine.forward.batch import Batch, Piece
+from engine.generation.scheduling.pace import Pace
+from engine.paging.keys import n_alike
+from engine.paging.pool import OutOfPages, PagePool
+from engine.paging.sequences import Group, PagedSequence, Sequences
+from engine.runtime.interface import PagedRuntime
+
+KIND = Kind("model", first_share=0.6)
+"""Kind of the guesses of a draft model."""
+
+MOST_UNSEEN = 16
+"""Largest number of tokens of all texts that are computed together with the first guesses; more are
+read piece by piece before."""
+
+
+class ModelSource(Generic[Answer]):
+    """Guesses that a small model makes for all running answers, in one pass for each next token.
+
+    It keeps a cache of its own, which holds what the texts begin with; what was guessed wrong is
+    overwritten.
+
+    Args:
+        runtime: the small model; its cache can rewind.
+        n_vocab: number of tokens that a guess may be.
+        on_failure: told of an error that has ended the guessing.
+    """
+
+    kind = KIND
+
+    def __init__(
+        self, runtime: PagedRuntime, n_vocab: int, on_failure: Callable[[Exception], None]
+    ) -> None:
+        self._runtime, self._on_failure = runtime, on_failure
+        self._n_vocab = min(n_vocab, runtime.n_vocab)
+        groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
+        self._cached = Sequences(groups, lambda *pages: runtime.copy_page(*pages))
+        self._readers: dict[Answer, _Reader] = {}
+        self._pace = Pace()
+        self._has_failed = False
+
+    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
+        """Return what the model goes on with, see `GuessSource`.
+
+        None are there while it reads long texts, of which each call computes a piece; nor for texts
+        that are too long for it, or once it has failed.
+        """
+        if self._has_failed or not all(self._can_read(ids, most) for ids in texts.values()):
+            return {}
+        try:
+            readers = [self._reader(answer, ids) for answer, ids in texts.items()]
+            if sum(reader.n_unseen for reader in readers) > max(MOST_UNSEEN, len(readers)):
+                self._read_on(readers)
+                return {}
+            for reader in readers:
+                reader.reserve(most)
+            found = self._guessed(readers, most)
+        except OutOfPages:
+            for answer in [answer for answer in self._readers if answer not in texts]:
+                self.forget(answer)  # next time there may be room
+            return {}
+        except Exception as error:  # noqa: BLE001 answers go on without guesses
+            self._has_failed = True
+            self._on_failure(error)
+            return {}
+        return {answer: Guess(ids, KIND) for answer, ids in zip(texts, found, strict=True)}
+
+    def forget(self, answer: Answer) -> None:
+        """Free the pages of an answer; what they hold can be found until it is overwritten."""
+        reader = self._readers.pop(answer, None)
+        if reader is not None:
+            reader.close()
+
+    def _can_read(self, ids: Sequence[int], most: int) -> bool:
+        """Return whether a text and the guesses behind it fit, and have no unknown tokens."""
+        return len(ids) + most <= self._runtime.n_ctx and max(ids) < self._runtime.n_vocab
+
+    def _reader(self, answer: Answer, ids: Sequence[int]) -> _Reader:
+        """Return the reader of a text, whose cache is what the text begins with."""
+        reader = self._readers.get(answer)
+        if reader is not None and not reader.follow(ids):
+            self.forget(answer)
+            reader = None
+        if reader is None:
+            reader = self._readers[answer] = _Reader(self._cached.open(ids[:-1]))
+            reader.follow(ids)
+        return reader
+
+    def _read_on(self, readers: Sequence[_Reader]) -> None:
+        """Compute of what was not seen yet as much as others may wait for, but for last tokens."""
+        left = self._pace.n
+        for reader in readers:
+            while left and reader.n_unseen > 1:
+                n = min(reader.n_unseen - 1, left, self._runtime.n_batch)
+                begun = time.perf_counter()
+                piece = reader.piece(n)
+                self._runtime.forward(reader.text[piece.n_past : piece.stop], Batch((piece,), n))
+                self._runtime.finish()
+                self._pace.note(n, time.perf_counter() - begun)
+                reader.note_seen(n)
+                left -= n
+
+    def _guessed(self, readers: Sequence[_Reader], most: int) -> list[list[int]]:
+        """Return the likeliest tokens behind each text, there being pages for them."""
+        ids, pieces, last = list[int](), list[Piece](), list[int]()
+        for reader in readers:
+            ids += reader.text[-reader.n_unseen :]
+            pieces += reader.singles(reader.n_unseen)
+            last.append(len(ids) - 1)
+        tokens = self._next(ids, pieces, last)
+        for reader in readers:
+            reader.note_seen(reader.n_unseen)
+        found = [[token] for token in tokens]
+        for _ in range(most - 1):
+            pieces = [reader.guessed(token) for reader, token in zip(readers, tokens, strict=True)]
+            tokens = self._next(tokens, pieces, range(len(tokens)))
+            for guess, token in zip(found, tokens, strict=True):
+                guess.append(token)
+        return found
+
+    def _next(
+        self, ids: Sequence[int], pieces: Sequence[Piece], rows: Sequence[int]
+    ) -> Sequence[int]:
+        """Compute single tokens; return the likeliest next ones behind some of them."""
+        logits = self._runtime.forward(ids, Batch(tuple(pieces), 0))
+        return [int(np.argmax(logits[row, : self._n_vocab])) for row in rows]
+
+
+class _Reader:
+    """What the model has seen of one text, and of what it has guessed behind it.
+
+    Attributes:
+        text: all tokens of the text.
+    """
+
+    def __init__(self, sequence: PagedSequence) -> None:
+        self._sequence = sequence
+        self._guesses: list[int] = []  # computed behind the sequence
+        self.text: list[int] = []
+
+    @property
+    def n_unseen(self) -> int:
+        """Number of tokens of the text that are not computed yet; one at least behind `follow`."""
+        return len(self.text) - len(self._sequence.ids)
+
+    def follow(self, ids: Sequence[int]) -> bool:
+        """Go on with a longer text, or another one; return False where that cannot be.
+
+        Guesses that were right are in the cache already.
+        """
+        self.text, seen = list(ids), self._sequence.ids
+        if self.text[: len(seen)] != seen or len(seen) == len(self.text):
+            self._guesses = []
+            return self._sequence.cut(n_alike(seen, self.text[:-1]))
+        n = n_alike(self._guesses, self.text[len(seen) : -1])
+        self._sequence.append(self._guesses[:n])
+        self._guesses = []
+        return True
+
+    def reserve(self, n_guesses: int) -> None:
+        """Make sure that there are pages for the rest of the text and some guesses.
+
+        Raises:
+            OutOfPages: others use too many.
+        """
+        self._sequence.reserve(self.n_unseen + n_guesses)
+
+    def piece(self, n: int) -> Piece:
+        """Return the place of the next n tokens of the text, with pages.
+
+        Raises:
+            OutOfPages: others use too many.
+        """
+        self._sequence.reserve(n)
+        return Piece(len(self._sequence.ids), n, self._tables)
+
+    def singles(self, n: int) -> list[Piece]:
+        """Return the places of the next n tokens, one by one, for which there are pages."""
+        at, tables = len(self._sequence.ids), self._tables
+        return [Piece(at + i, 1, tables) for i in range(n)]
+
+    def guessed(self, token: int) -> Piece:
+        """Note a guess that is computed next, and return its place."""
+        self._guesses.append(token)
+        return Piece(len(self._sequence.ids) + len(self._guesses) - 1, 1, self._tables)
+
+    def note_seen(self, n: int) -> None:
+        """Note that the next n tokens of the text were computed."""
+        at = len(self._sequence.ids)
+        self._sequence.append(self.text[at : at + n])
+
+    @property
+    def _tables(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(table) for table in self._sequence.tables)
+
+    def close(self) -> None:
+        """Free its pages."""
+        self._sequence.close()
