@@ -22,7 +22,8 @@ from engine.config.kv_types import KVTypes
 from engine.cpu.kernels.attention_merge import add_merges
 from engine.cpu.kernels.attention_page import Scratch, add_pages, n_units, named
 from engine.cpu.kernels.attention_rows import UNIT_BYTES, add_row_parts
-from engine.cpu.kernels.attention_tile import STATE_BYTES, add_parts
+from engine.cpu.kernels.attention_softmax import STATE_BYTES, add_softmax
+from engine.cpu.kernels.attention_tile import add_parts
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, ceil_div, share
 from engine.cpu.kernels.team import add_run
@@ -71,9 +72,10 @@ MERGED_ALONE = 128
 def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     """Write `attend(team, *ARGUMENTS)` for the types of the cache."""
     add_run(module)
+    add_softmax(module, isa)
     add_parts(module, isa, types)
     add_row_parts(module, isa, types)
-    add_merges(module)
+    add_merges(module, isa)
     add_pages(module, isa, INNER)
     _add_tile_at(module)
     _add_whole(module)

@@ -11,7 +11,16 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from engine.cpu.kernels import maths
-from engine.cpu.kernels.attention_tile import FACTOR, FRESH, LARGEST, MINUS_INFINITY, SUM, larger
+from engine.cpu.kernels.attention_softmax import (
+    FACTOR,
+    FRESH,
+    LARGEST,
+    MINUS_INFINITY,
+    SUM,
+    larger,
+    page_sum,
+)
+from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.values import F32, FLOATS, Code, Value, Variable, function
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
@@ -31,11 +40,11 @@ class _Softmax(NamedTuple):
         largest = code.variable(code.constant(F32, MINUS_INFINITY))
         total = code.variable(code.constant(F32, 0.0))
         with code.when(sinks.differs(0)):
-            largest.set(code.load(sinks + head * 4, F32))
+            largest.set(code.load(sinks + head * 4, F32) * maths.LOG2_E)
             total.set(code.constant(F32, 1.0))
         return cls(largest, total)
 
-    def add(self, code: Code, state: Value) -> tuple[Value, Value]:
+    def add(self, code: Code, isa: Isa, state: Value) -> tuple[Value, Value]:
         """Add a page by its state; return the factors on its values and on those before."""
         zero, one = code.constant(F32, 0.0), code.constant(F32, 1.0)
         least = code.constant(F32, MINUS_INFINITY)
@@ -43,25 +52,23 @@ class _Softmax(NamedTuple):
         largest = larger(code, before, page)
         base = code.where(largest > least, largest, zero)
         is_before = before >= page
-        smaller = maths.exp(code, code.where(is_before, page, before) - base)
+        smaller = maths.exp2(code, isa, code.where(is_before, page, before) - base)
         factor = code.where(is_before, smaller, one)
         past_factor = code.where(is_before, one, smaller)
         self.largest.set(largest)
-        self.total.set(
-            code.fma(code.load(state + SUM, F32), factor, self.total.get() * past_factor)
-        )
+        self.total.set(code.fma(page_sum(code, state), factor, self.total.get() * past_factor))
         return factor, past_factor
 
 
-def add_merges(module: ir.Module) -> None:
+def add_merges(module: ir.Module, isa: Isa) -> None:
     """Write `merge_all`, `begin_row`, `add_page` and `end_row`: see the functions."""
-    _add_merge_all(module)
+    _add_merge_all(module, isa)
     _add_begin_row(module)
-    _add_add_page(module)
+    _add_add_page(module, isa)
     _add_end_row(module)
 
 
-def _add_merge_all(module: ir.Module) -> None:
+def _add_merge_all(module: ir.Module, isa: Isa) -> None:
     """Write `merge_all(row, offset, apart, n_pages, head_dim, sinks, head, out)`.
 
     Merges the pages of a row and writes its result. The first has its values at `row` and its state
@@ -71,7 +78,7 @@ def _add_merge_all(module: ir.Module) -> None:
     code.builder.function.linkage = "internal"
     state, softmax = row + offset, _Softmax.begun(code, sinks, head)
     with code.loop(code.number(0), n_pages) as n:
-        factor, past_factor = softmax.add(code, state + n * apart)
+        factor, past_factor = softmax.add(code, isa, state + n * apart)
         code.store(factor, state + n * apart + FACTOR)
         code.store(past_factor, state + n * apart + PAST_FACTOR)
     inverse = code.constant(F32, 1.0) / softmax.total.get()
@@ -104,7 +111,7 @@ def _add_begin_row(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_add_page(module: ir.Module) -> None:
+def _add_add_page(module: ir.Module, isa: Isa) -> None:
     """Write `add_page(page, row, offset, n_units)`: merges a page's result into the row's.
 
     Both are `n_units` vectors with the state `offset` bytes on.
@@ -115,7 +122,7 @@ def _add_add_page(module: ir.Module) -> None:
     largest, total = (code.variable(code.load(state + at, F32)) for at in (LARGEST, SUM))
     fresh = code.load(state + FACTOR, F32).equals(FRESH)
     softmax = _Softmax(largest, total)
-    factor, past_factor = softmax.add(code, page_state)
+    factor, past_factor = softmax.add(code, isa, page_state)
     code.store(factor, page_state + FACTOR)
     code.store(past_factor, page_state + PAST_FACTOR)
     zero = code.constant(FLOATS, 0.0)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from engine.cpu.kernels.attention_rows import SCORE_BYTES, UNIT_BYTES
-from engine.cpu.kernels.attention_tile import STATE_BYTES, mark_fresh, sizes
+from engine.cpu.kernels.attention_softmax import STATE_BYTES, mark_fresh
+from engine.cpu.kernels.attention_tile import tile_width
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, ceil_div
 from engine.cpu.kernels.values import F32, I32, I64, LANES, VOID, Code, Value, function
@@ -190,26 +191,31 @@ def _add_direct_page(module: ir.Module, inner: Sequence[str]) -> None:
     with code.loop(code.number(0), n) as one:
         mark_fresh(code, state + one * row_bytes)
     begin, stop = _seen(given, code, tile.row, tile.row, page)
+    next_k, _ = _cells(given, code, kv, tile.row, _next_page(given, code, page, position))
     with code.loop(begin - begin % BLOCK, stop, BLOCK) as at:
         low = code.where(at < begin, begin - at, code.number(0))
         high = code.min_signed(stop - at, code.number(BLOCK))
-        values = v + at * v_stride
+        values = v + (at + low) * v_stride
         code.call(
-            "scores", VOID, n, q, dim_k, k + at * k_stride, k_stride, low, high, values, v_stride,
-            scores,
-        )  # fmt: skip
+            "scores", VOID, n, q, dim_k, k + at * k_stride, k_stride, low, high, values, scores
+        )
         with code.loop(code.number(0), n) as one:
             _softmax(
                 given, code, head + one, scores + one * SCORE_BYTES, low, high,
                 page * PAGE + at - position, state + one * row_bytes,
             )  # fmt: skip
-        later = code.where(at + BLOCK < stop, at + BLOCK, at)
+        later = code.where(at + BLOCK < stop, k + (at + BLOCK) * k_stride, next_k)
         code.call(
-            "weighted_sum", VOID, n, scores + low * 4, high - low, values + low * v_stride,
-            v_stride, k + later * k_stride, k_stride, given["head_dim_v"], row_bytes - STATE_BYTES,
-            goal, row_bytes,
+            "weighted_sum", VOID, n, scores + low * 4, high - low, values, v_stride,
+            later, given["head_dim_v"], row_bytes - STATE_BYTES, goal, row_bytes,
         )  # fmt: skip
     code.builder.ret_void()
+
+
+def _next_page(given: Named, code: Code, page: Value, position: Value) -> Value:
+    """Return the page that the thread probably reads next of a row; `page` itself at the end."""
+    step = code.where(given["is_whole"].equals(0), given["n_threads"], code.number(1))
+    return code.where(page + step <= position // PAGE, page + step, page)
 
 
 def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
@@ -297,7 +303,7 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
                 block - first_position - row, goal + (index + 1) * row_bytes - STATE_BYTES,
             )  # fmt: skip
     units = n_units(given["head_dim_v"])
-    wide = sizes(isa)[0] * UNIT_BYTES
+    wide = 4 * tile_width(isa, 1)
     with code.loop(zero, units * UNIT_BYTES, wide) as column:
         width = code.min_signed(units * UNIT_BYTES - column, code.number(wide)) // 4
 

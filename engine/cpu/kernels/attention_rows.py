@@ -38,9 +38,14 @@ def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     _add_plain_sum(module, isa)
 
 
-def score_rows(isa: Isa) -> int:
+def score_rows() -> int:
     """Return the number of rows whose scores are summed up at once."""
-    return 8 if isa.tile_tokens >= 8 else 4
+    return 4
+
+
+def _n_lanes(isa: Isa) -> int:
+    """Return the number of lanes of the head whose sums are made at once."""
+    return 2 if isa.tile_tokens >= 8 else 1
 
 
 def _n_vectors(isa: Isa) -> int:
@@ -135,29 +140,36 @@ def _add_tile_scores(module: ir.Module, isa: Isa) -> None:
     """
     code, (q, n_units, k, out) = function(module, "tile_scores", 4)
     code.builder.function.linkage = "internal"
-    n_vectors, n_rows = _n_vectors(isa), score_rows(isa)
+    n_vectors, n_rows = _n_vectors(isa), score_rows()
     q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
     tile_bytes = n_rows * n_vectors * UNIT_BYTES
     quarters = code.stack_buffer(F32, 4 * tile_bytes // 4)
 
-    def of_lane(lane: Value) -> list[Value]:
+    def of_lanes(lanes: Sequence[Value]) -> list[list[Value]]:
+        """Return the sums of some lanes: a list for each, of all rows and vectors."""
         zero = code.constant(FLOATS, 0.0)
-        sums = [[code.variable(zero) for _ in range(n_vectors)] for _ in q_rows]
-        start = k + n_units * lane * (UNIT_BYTES * n_vectors)
+        sums = [[[code.variable(zero) for _ in range(n_vectors)] for _ in q_rows] for _ in lanes]
+        starts = [k + n_units * lane * (UNIT_BYTES * n_vectors) for lane in lanes]
         with code.loop(code.number(0), n_units) as unit:
-            place = start + unit * (UNIT_BYTES * n_vectors)
-            keys = [code.load(place + UNIT_BYTES * n, FLOATS) for n in range(n_vectors)]
-            for row, totals in zip(q_rows, sums, strict=True):
-                query = code.splat(code.load(row + unit * UNIT_BYTES + lane * 4, F32))
-                for key, total in zip(keys, totals, strict=True):
-                    total.set(code.fma(query, key, total.get()))
-        return [total.get() for totals in sums for total in totals]
+            for lane, start, rows in zip(lanes, starts, sums, strict=True):
+                place = start + unit * (UNIT_BYTES * n_vectors)
+                keys = [code.load(place + UNIT_BYTES * n, FLOATS) for n in range(n_vectors)]
+                for row, totals in zip(q_rows, rows, strict=True):
+                    query = code.splat(code.load(row + unit * UNIT_BYTES + lane * 4, F32))
+                    for key, total in zip(keys, totals, strict=True):
+                        total.set(code.fma(query, key, total.get()))
+        return [[total.get() for totals in rows for total in totals] for rows in sums]
+
+    def of_pair(lane: Value) -> list[Value]:
+        """Return the sums of a lane and of that which is 8 on."""
+        pair = lane, lane + 8
+        found = of_lanes(pair) if _n_lanes(isa) == 2 else [of_lanes([one])[0] for one in pair]
+        return [a + b for a, b in zip(*found, strict=True)]
 
     with code.loop(code.number(0), code.number(4)) as lane:
-        sums = [of_lane(lane + n) for n in (0, 8, 4, 12)]
         place = quarters + lane * tile_bytes
-        for n, (a, b, c, d) in enumerate(zip(*sums, strict=True)):
-            code.store((a + b) + (c + d), place + n * UNIT_BYTES)
+        for n, (a, b) in enumerate(zip(of_pair(lane), of_pair(lane + 4), strict=True)):
+            code.store(a + b, place + n * UNIT_BYTES)
     for n in range(n_rows * n_vectors):
         row, part = divmod(n, n_vectors)
         a, b, c, d = (
@@ -176,7 +188,7 @@ def _add_row_scores(module: ir.Module, isa: Isa) -> None:
     """
     code, (q, n_units, first, last, k, stop, out) = function(module, "row_scores", 7)
     code.builder.function.linkage = "internal"
-    step, n_rows = _n_vectors(isa) * LANES, score_rows(isa)
+    step, n_rows = _n_vectors(isa) * LANES, score_rows()
     end = last - n_rows  # where the last tile begins, unless there are fewer rows
     with (
         code.loop(code.number(0), stop, step) as near,

@@ -1,6 +1,6 @@
-"""exp, expm1, sigmoid, softplus and tanh of F32 numbers or vectors.
+"""exp, exp2, expm1, sigmoid, softplus and tanh of F32 numbers or vectors.
 
-The relative error of exp and tanh is at most 2e-7, that of expm1 and softplus at most 3e-7.
+The relative error of exp, exp2 and tanh is at most 2e-7, that of expm1 and softplus at most 3e-7.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.cpu.kernels.values import I32, Code, Value, vector
+from engine.cpu.kernels.isa import Avx512, Isa
+from engine.cpu.kernels.values import FLOATS, I16, I32, Code, Value, vector
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4
@@ -29,6 +30,18 @@ EXP_TERMS = (
 )  # fmt: skip
 """Coefficients of the polynomial p for which 1 + r + r² p(r) is nearest to exp within ±ln 2 / 2
 (minimax)."""
+
+EXP2_TERMS = (
+    0.6931512951850891, 0.2401645928621292, 0.055799514055252075, 0.009017480537295341,
+    0.0018669526325538754,
+)  # fmt: skip
+"""Coefficients of the polynomial p for which 1 + r p(r) is nearest to 2ʳ from 0 to 1 (minimax)."""
+
+EXP2_LEAST = -126.0
+"""Bound below which exp2 may be 0."""
+
+ROUND_DOWN, CURRENT_ROUNDING = 9, 4
+"""Operands of AVX-512's instructions: to whole numbers, rounded down; rounding as it is set."""
 
 TANH_BORDER = 0.625
 """Size below which tanh is a polynomial; beyond, it is computed from exp."""
@@ -74,6 +87,35 @@ def exp(code: Code, x: Value) -> Value:
     for exponent in (half, n - half):
         result = result * ((exponent + 127) << 23).bitcast(kind)
     return result
+
+
+def exp2(code: Code, isa: Isa, x: Value) -> Value:
+    """Return 2 to the power of x, for x up to 0; 0 for very small x, NaN for NaN.
+
+    x is a whole number, rounded down, and r, so that the result is a power of two times a
+    polynomial of r.
+    """
+    kind = x.kind
+    if isinstance(isa, Avx512):
+        return _avx512_exp2(code, x) if kind == FLOATS else _avx512_exp2(code, code.splat(x))[0]
+    ints, one = ints_like(kind), code.constant(kind, 1.0)
+    least, rounder = code.constant(kind, EXP2_LEAST), code.constant(kind, ROUNDER)
+    is_small = x < least
+    x = code.where(is_small, least, x)
+    shifted = (x - 0.5) + rounder
+    r, n = x - (shifted - rounder), shifted.bitcast(ints) - rounder.bitcast(ints)
+    result = code.fma(_polynomial(code, r, EXP2_TERMS), r, one)
+    result = result * ((n + 127) << 23).bitcast(kind)
+    return code.where(is_small, code.constant(kind, 0.0), result)
+
+
+def _avx512_exp2(code: Code, x: Value) -> Value:
+    """Return `exp2` of 16 numbers with `vreduceps`, which takes r, and `vscalefps`."""
+    all_lanes, nearest = code.constant(I16, -1), code.constant(I32, CURRENT_ROUNDING)
+    down = code.constant(I32, ROUND_DOWN)
+    r = code.call("llvm.x86.avx512.mask.reduce.ps.512", x.kind, x, down, x, all_lanes, nearest)
+    result = code.fma(_polynomial(code, r, EXP2_TERMS), r, code.constant(x.kind, 1.0))
+    return code.call("llvm.x86.avx512.mask.scalef.ps.512", x.kind, result, x, x, all_lanes, nearest)
 
 
 def expm1(code: Code, x: Value) -> Value:

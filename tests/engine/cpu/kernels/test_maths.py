@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.cpu.kernels import jit, maths
 from engine.cpu.kernels.isa import Isa, supported
-from engine.cpu.kernels.values import function
+from engine.cpu.kernels.values import Code, Value, function
 from engine.cpu.kernels.vector_loop import for_each_vector
 
 FUNCTIONS = {
@@ -19,20 +19,23 @@ FUNCTIONS = {
 Floats = NDArray[np.float32]
 
 
-def build(module: ir.Module) -> None:
-    for name in FUNCTIONS:
-        add(module, name)
+def build(module: ir.Module, isa: Isa) -> None:
+    for name, apply in FUNCTIONS.items():
+        add(module, name, apply)
+    add(module, "exp2", lambda code, x: maths.exp2(code, isa, x))
+    add(module, "exp2_single", lambda code, x: code.splat(maths.exp2(code, isa, x[0])))
 
 
-def add(module: ir.Module, name: str) -> None:
+def add(module: ir.Module, name: str, apply: Callable[[Code, Value], Value]) -> None:
     """Write `name(x, n, out)`, which applies a function to n floats."""
     code, (x, n, out) = function(module, name, 3)
-    for_each_vector(code, n, lambda lanes: lanes.store(FUNCTIONS[name](code, lanes.load(x)), out))
+    for_each_vector(code, n, lambda lanes: lanes.store(apply(code, lanes.load(x)), out))
     code.builder.ret_void()
 
 
 def computed(isa: Isa, name: str) -> Callable[[Floats], Floats]:
-    address = jit.addresses("test-maths", isa, FUNCTIONS, build)[name]
+    names = [*FUNCTIONS, "exp2", "exp2_single"]
+    address = jit.addresses("test-maths", isa, names, lambda module: build(module, isa))[name]
     kernel = ctypes.CFUNCTYPE(None, *3 * [ctypes.c_int64])(address)
 
     def compute(x: Floats) -> Floats:
@@ -55,6 +58,22 @@ def test_exp_is_exact_to_2e_7_and_right_at_the_ends(isa: Isa) -> None:
     ends = np.array([0, -0.0, 89, 1e30, np.inf, -104.5, -1e30, -np.inf, np.nan], np.float32)
     expected = np.array([1, 1, np.inf, np.inf, np.inf, 0, 0, 0, np.nan], np.float32)
     np.testing.assert_array_equal(exp(ends), expected)
+
+
+@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+def test_exp2_is_exact_to_2e_7_up_to_0(isa: Isa) -> None:
+    exp2 = computed(isa, "exp2")
+    x = np.linspace(-125.9, 0, 1_000_003).astype(np.float32)
+    assert np.abs(exp2(x) / np.exp2(x.astype(np.float64)) - 1).max() <= 2e-7
+    least = np.float32(2.0**-126)
+    tiny = np.linspace(-160, -125.9, 10_001).astype(np.float32)
+    assert np.abs(exp2(tiny) - np.exp2(tiny.astype(np.float64))).max() <= least
+    ends = np.array([0, -0.0, -160, -1e30, -np.inf, np.nan], np.float32)
+    expected = np.array([1, 1, 0, 0, 0, np.nan], np.float32)
+    np.testing.assert_array_equal(exp2(ends), expected)
+    alone = computed(isa, "exp2_single")
+    for number, one in zip(ends, expected, strict=True):
+        np.testing.assert_array_equal(alone(np.full(16, number)), np.full(16, one))
 
 
 @pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
