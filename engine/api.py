@@ -17,8 +17,6 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.config.load import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
 from engine.config.sampling import SamplingParams
-from engine.drafting.guesses import GuessSource
-from engine.drafting.ngram import NgramSource
 from engine.errors import EngineError
 from engine.events import Generate
 from engine.generation.answers import Answers
@@ -27,6 +25,7 @@ from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
 from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.drafts import Drafts
+from engine.generation.scheduling.mtp_source import MTPSource, guess_sources
 from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
@@ -155,6 +154,7 @@ class Model(Inquiries, SavedStates):
             self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
         self._draft: DraftModel[Request] | None = None
+        self._mtp = MTPSource(self.runtime.runner)
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)
@@ -174,7 +174,7 @@ class Model(Inquiries, SavedStates):
         self._draft = None
         if self.params.draft_path:
             self._draft = DraftModel(self.params, self.runtime, is_cancelled)
-        sources: list[GuessSource[Request]] = [NgramSource()]
+        sources = guess_sources(self.params, self._mtp)
         if self._draft is not None:
             sources.append(self._draft.source)
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
@@ -352,6 +352,7 @@ class Model(Inquiries, SavedStates):
                         file, params, on_progress, is_cancelled, self.runtime, places.used
                     )
                     self.scheduler.move(runtime.runner)
+                    self._mtp.move(runtime.runner)
                     self.runtime, self.params = runtime, params
 
     @property

@@ -112,10 +112,11 @@ class LoadParams:
             at the load finds that faster. Answers may then differ in their last digits depending
             on what else is computed at the same time.
         draft: where guesses of the next tokens come from, of which one pass checks several: "ngram"
-            from what has followed the last tokens earlier in the text, "auto" from whatever there
-            is, "off" from nowhere; or the path of a GGUF file: from the text and from that smaller
-            model, the draft model, which has the same vocabulary. They are left out where they do
-            not pay. The answers are those without guesses.
+            from what has followed the last tokens earlier in the text, "mtp" from the block for
+            that which some files have (multi-token prediction), where CPUs compute all; "auto" from
+            whatever there is, "off" from nowhere; or the path of a GGUF file: from the text and
+            from that smaller model, the draft model, which has the same vocabulary. They are left
+            out where they do not pay. The answers are those without guesses.
         draft_max: largest number of guesses for an answer that a pass checks.
 
     Raises:

@@ -85,6 +85,7 @@ class ProcessRank:
     def __init__(self, file: GGUFFile, params: LoadParams, wire: Wire) -> None:
         if params.n_batch is None:  # hosts may have more or less free memory, and must agree
             params = replace(params, n_batch=PROMPT_BATCH)
+        params = replace(params, draft="off")  # nothing guesses where ranks are processes
         declaration = declare(file, params)
         check_types(str(file.path), declaration.slots)
         self.number = number = wire.rank
@@ -280,7 +281,10 @@ class ProcessRank:
 
 def _batch(pieces: Sequence[Sequence[Any]], first_logit: int, *more: bool) -> Batch:
     """Return a batch of its values, whose pieces may be lists."""
-    made = [Piece(n_past, n, tuple(map(tuple, tables)), slot) for n_past, n, tables, slot in pieces]
+    made = [
+        Piece(n_past, n, tuple(map(tuple, tables)), *places)
+        for n_past, n, tables, *places in pieces
+    ]
     return Batch(tuple(made), first_logit, *more)
 
 

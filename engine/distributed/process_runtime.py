@@ -82,6 +82,11 @@ class ProcessRuntime:
         return () if self._ended else (self._own.rank,)
 
     @property
+    def guesser(self) -> None:
+        """Nothing: ranks that are processes do not load MTP blocks."""
+        return None
+
+    @property
     def n_running(self) -> int:
         """Number of tokens that are started but not computed yet: none."""
         return 0

@@ -50,11 +50,12 @@ class StateFiles:
     ) -> None:
         self._runtime, self._places, self._name = runtime, places, name
         self._ranks, self._kv_type = runtime.ranks, runtime.plan.kv_type
-        self._states = runtime.ranks[0].states
-        self._sights = sights_of(self._states)
+        first = runtime.ranks[0]
+        self._states = first.trunk_states
+        self._sights = sights_of(first.states)
         self._recurrent = [s for s in self._states if isinstance(s, RecurrentState)]
         self._identity = identity(
-            model_hash, self._kv_type, runtime.ranks[0].slots, runtime.directions, rope
+            model_hash, self._kv_type, first.trunk_slots, runtime.directions, rope
         )
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.devices.types import CPU
 from engine.errors import EngineError, InvalidGGUF
 from engine.forward.state import State
 from engine.gguf.tensors import quote, split_name
@@ -18,7 +19,7 @@ from engine.layers.mtp import JOINT
 from engine.layers.rope_keys import stretched
 from engine.models.registry import model_class
 from engine.sharding.patterns import wanted_shares
-from engine.sharding.shares import Shares
+from engine.sharding.shares import Shares, share_table
 from engine.sharding.split import BlockDims, ModelSplit, cut_model
 
 if TYPE_CHECKING:
@@ -81,10 +82,39 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
         EngineError: an MTP block is asked for that the file does not have.
     """
     cls = model_class(file.meta.architecture, str(file.path))
-    n_mtp = 1 if params.draft == "mtp" else 0
-    if n_mtp:
+    found = None
+    if params.draft == "mtp":
         _require_mtp(file, cls)
-    return cls, HParams.read(file, cls.traits, n_mtp)
+        found = HParams.read(file, cls.traits, n_mtp=1)
+    elif params.draft == "auto" and set(params.all_devices) == {CPU}:
+        found = _with_usable_mtp(file, cls)
+    return cls, found or HParams.read(file, cls.traits)
+
+
+def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
+    """Return the sizes with an MTP block, if the file has one that can guess.
+
+    A block that is not as expected is left out: without it the model answers as well.
+    """
+    if cls.traits.mtp_hidden is None or not _has_mtp(file):
+        return None
+    try:
+        found = HParams.read(file, cls.traits, n_mtp=1)
+        if any(found.recurrent):  # guesses are not checked, as states cannot go back
+            return None
+        hp = cls.refine(found)
+        table = share_table("tensor", (1.0,), hp.n_layer, tied=hp.tied)
+        bind_model(file, cls, hp, cut_model(table, block_dims(cls, hp), hp.n_vocab, tied=hp.tied))
+    except InvalidGGUF:
+        return None
+    return found
+
+
+def _has_mtp(file: GGUFFile) -> bool:
+    """Return whether there is an MTP block behind those that every token goes through."""
+    keys = Keys(file.meta)
+    layer = n_trunk_blocks(keys)
+    return layer < keys.integer("block_count") and f"blk.{layer}.{JOINT}" in file.tensors
 
 
 def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
@@ -93,9 +123,7 @@ def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
     Raises:
         EngineError: there is none, or its architecture's are not used.
     """
-    keys = Keys(file.meta)
-    layer = n_trunk_blocks(keys)
-    if layer == keys.integer("block_count") or f"blk.{layer}.{JOINT}" not in file.tensors:
+    if not _has_mtp(file):
         raise EngineError(
             f"{file.path.name} has no MTP block to guess with.",
             "Choose another source of guesses, or a file of the model with MTP.",

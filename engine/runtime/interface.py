@@ -103,6 +103,26 @@ def page_groups(size: CacheSize, sights: Sequence[Sight]) -> Sequence[PageGroup]
     return [PageGroup(size.n_held(sight) // PAGE, sight) for sight in sights]
 
 
+class Guesser(Protocol):
+    """The MTP block of a loaded model, which guesses what follows tokens of several sequences."""
+
+    def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Return logits of what follows tokens, (n, n_vocab), as the block sees it.
+
+        Args:
+            ids: a token of each sequence: the next one to compute, or one behind a guess.
+            batch: where they belong, as in the pass that will compute them; there are pages.
+
+        Raises:
+            EngineError: see `PagedRuntime.forward`.
+        """
+        ...
+
+    def forget_hidden_states(self, seat: int) -> None:
+        """Forget what a sequence has left behind whose number another one has now."""
+        ...
+
+
 class PagedRuntime(Protocol):
     """A loaded model that computes tokens of several sequences, and holds what they remember.
 
@@ -128,6 +148,11 @@ class PagedRuntime(Protocol):
     can_rewind: bool
     groups: Sequence[PageGroup]
     n_slots: int
+
+    @property
+    def guesser(self) -> Guesser | None:
+        """MTP block of the model; None without one."""
+        ...
 
     @property
     def ranks(self) -> Sequence[Rank]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.gguf.tensors import split_name
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
 
     from engine.forward.context import Context
     from engine.forward.recording import TokenRecorder, TokenRecording
+    from engine.forward.state import State
     from engine.forward.weight import Weight
     from engine.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
+    from engine.layers.module import Slot
     from engine.models.declare import Declaration
     from engine.runtime.backend import Backend
     from engine.runtime.passes.micro_batches import MicroBatches
@@ -77,6 +80,18 @@ class Rank:
     def device(self) -> torch.device:
         """Device of the rank."""
         return self.context.device
+
+    @property
+    def trunk_states(self) -> Sequence[State]:
+        """Keys, values and recurrent states of the blocks that every token goes through."""
+        return self.states[: sum(len(block.states()) for block in self.model.trunk)]
+
+    @property
+    def trunk_slots(self) -> Sequence[Slot]:
+        """Tensors of these blocks and of the model's ends."""
+        n_trunk = self.model.hp.n_trunk
+        places = ((slot, split_name(slot.tensor.name)) for slot in self.slots)
+        return [slot for slot, place in places if place is None or place[0] < n_trunk]
 
     @property
     def held(self) -> MemoryUse:

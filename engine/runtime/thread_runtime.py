@@ -42,7 +42,7 @@ from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.config.load import DraftKind, LoadParams
     from engine.gguf.reader import GGUFFile
     from engine.layers.hparams import HParams
     from engine.progress import IsCancelled, ProgressSink
@@ -67,6 +67,7 @@ class ThreadRuntime:
         devices: device of each rank.
         directions: control vectors' sum for each layer, by the layer's number.
         fallbacks: list of what makes the GPUs slower than they could be.
+        draft: kind of guesses for which a split of the same layers asks.
         plan: placement and predicted memory of the model.
         n_threads: number of CPU threads of all ranks together.
         threads_per_rank: number of CPU threads of each rank.
@@ -88,9 +89,13 @@ class ThreadRuntime:
     ) -> None:
         if donor is not None:
             params = replace(params, n_batch=donor.n_batch)  # pages keep their numbers
+            params = replace(params, draft=donor.draft)  # and layers theirs
         declaration = declare(file, params)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
+        self.draft: DraftKind | str = "mtp" if self.hp.n_mtp else params.draft
+        if self.draft == "auto":
+            self.draft = "ngram"
         holders = declaration.split.holders
         self.devices = torch_devices(declaration.devices, holders)
         self.directions: Mapping[int, Direction] = (

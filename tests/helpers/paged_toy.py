@@ -60,6 +60,7 @@ class PagedToy:
 
     n_running = 0
     n_vocab = N_VOCAB
+    guesser = None
 
     def __init__(
         self, *groups: tuple[int, Sight], n_ctx: int = 64, n_batch: int = 32, n_slots: int = 0

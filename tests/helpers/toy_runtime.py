@@ -34,6 +34,7 @@ class ToyRuntime:
     """
 
     n_running = 0
+    guesser = None
     n_slots = 2
 
     def __init__(

@@ -146,7 +146,7 @@ class OwnSequence:
             place.sequence.reserve(n)
         except OutOfPages:
             raise ContextOverflow(place.n + n, place.n + self._places.room(place)) from None
-        return Piece(place.n, n, place.tables, place.slot)
+        return Piece(place.n, n, place.tables, place.slot, place.seat)
 
     def _stop(self) -> None:
         """End sampling ahead."""

@@ -26,10 +26,12 @@ class CachePlace:
     Attributes:
         sequence: its tokens and pages.
         slot: place of its recurrent states; 0 for models without any.
+        seat: number of the sequence among those that have a place, from 0.
     """
 
     sequence: PagedSequence
     slot: int
+    seat: int = 0
 
     @property
     def n(self) -> int:
@@ -68,6 +70,7 @@ class Places:
         if self._has_states:
             self.most = min(self.most, runtime.n_slots)
         self._holders: dict[int, CachePlace] = {}
+        self._seats: set[int] = set()
 
     @property
     def pools(self) -> list[PagePool]:
@@ -107,7 +110,7 @@ class Places:
             OutOfPages: others use the page that the last tokens would need.
         """
         if not self._has_states:
-            return CachePlace(self._sequences.open(ids), 0)
+            return self._seated(CachePlace(self._sequences.open(ids), 0))
         sequence = self._sequences.open(ids, self._states.lengths(ids))
         slot = next(at for at in range(self._runtime.n_slots) if at not in self._holders)
         try:
@@ -118,7 +121,15 @@ class Places:
         except BaseException:
             sequence.close()
             raise
-        place = self._holders[slot] = CachePlace(sequence, slot)
+        place = self._holders[slot] = self._seated(CachePlace(sequence, slot))
+        return place
+
+    def _seated(self, place: CachePlace) -> CachePlace:
+        """Give a place a number that no other one has, and return it."""
+        place.seat = next(seat for seat in range(len(self._seats) + 1) if seat not in self._seats)
+        self._seats.add(place.seat)
+        if place.n and (guesser := self._runtime.guesser) is not None:
+            guesser.forget_hidden_states(place.seat)  # those of its last token are gone
         return place
 
     def close(self, place: CachePlace, *, is_kept: bool = True) -> None:
@@ -130,6 +141,7 @@ class Places:
         if is_kept:
             self.keep(place)
         place.sequence.close()
+        self._seats.discard(place.seat)
         if self._has_states:
             del self._holders[place.slot]
 

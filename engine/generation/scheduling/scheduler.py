@@ -226,10 +226,10 @@ class Scheduler:
             assert request.place is not None
             guess = guesses.get(request, ())
             n = 1 if pieces else n_first
-            at, tables = request.place.n, request.place.tables
+            at, tables, seat = request.place.n, request.place.tables, request.place.seat
             slot = len(pieces) if self._runtime.can_rewind else request.place.slot
-            pieces.append(Piece(at, n, tables, slot))
-            pieces += [Piece(at + i, 1, tables, slot + i) for i in range(1, 1 + len(guess))]
+            pieces.append(Piece(at, n, tables, slot, seat))
+            pieces += [Piece(at + i, 1, tables, slot + i, seat) for i in range(1, 1 + len(guess))]
             ids += [*request.wanted[at : at + n], *guess]
         return ids, tuple(pieces)
 

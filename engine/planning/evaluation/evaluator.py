@@ -59,8 +59,8 @@ class Evaluator:
         self._file = file
         self._names = tuple(file.tensors)
         self._models: dict[tuple[bool, int], _Model] = {}
-        self._read: dict[str, tuple[type[CausalLM], HParams]] = {}
-        self._sizes: dict[tuple[int | None, str], HParams] = {}
+        self._read: dict[object, tuple[type[CausalLM], HParams]] = {}
+        self._sizes: dict[tuple[int | None, object], HParams] = {}
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
@@ -109,10 +109,11 @@ class Evaluator:
 
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
         """Return the model's class, and its sizes with the requested context."""
-        if params.draft not in self._read:
-            self._read[params.draft] = read_sizes(self._file, params)
-        cls, hp = self._read[params.draft]
-        key = params.n_ctx, params.draft
+        asked = params.draft, frozenset(params.all_devices)
+        if asked not in self._read:
+            self._read[asked] = read_sizes(self._file, params)
+        cls, hp = self._read[asked]
+        key = params.n_ctx, asked
         if key not in self._sizes:
             if len(self._sizes) >= MAX_CONTEXTS:
                 self._sizes.clear()

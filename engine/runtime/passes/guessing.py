@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from engine.runtime.recording.sizes import are_captured, n_until_recorded
 
@@ -47,19 +47,20 @@ class GuessPasses(ABC):
         """Return what `read` makes of computed logits; recover after any failure."""
 
     @property
-    def can_guess(self) -> bool:
-        """Whether the model has an MTP block."""
-        return bool(self.ranks) and self.ranks[0].model.mtp is not None
+    def guesser(self) -> Self | None:
+        """Itself if the model has an MTP block whose passes can be recorded."""
+        has_block = bool(self.ranks) and self.ranks[0].model.mtp is not None
+        return self if has_block and not are_captured(self.ranks) else None
 
     def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Return logits of what follows tokens; see `PagedRuntime.guess`."""
+        """Return logits of what follows tokens; see `Guesser`."""
         self.check_loaded()
         with self._guard("to guess the next tokens", 1):
             task = self._guess_task(ids, batch)
             return self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
 
     def forget_hidden_states(self, seat: int) -> None:
-        """Forget the hidden states of a sequence; see `PagedRuntime.forget_hidden_states`."""
+        """Forget the hidden states of a sequence; see `Guesser`."""
         ranks = self.ranks
         with self._guard("to begin a sequence", 1):
             self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(seat))
@@ -70,6 +71,6 @@ class GuessPasses(ABC):
         if all(n in rank.guesses for rank in ranks):
             return lambda rank: ranks[rank].replay_guess(ids, batch)
         self._sizes.n_guesses[n] += 1
-        if self._sizes.n_guesses[n] == n_until_recorded(ranks) and not are_captured(ranks):
+        if self._sizes.n_guesses[n] == n_until_recorded(ranks):
             return lambda rank: ranks[rank].record_guess(ids, batch)
         return lambda rank: ranks[rank].guess(ids, batch)

@@ -1,0 +1,94 @@
+"""Guesses of running answers by the model's own MTP block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from engine.drafting.guesses import Guess, GuessSource, Kind
+from engine.drafting.ngram import NgramSource
+from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.paging.pool import OutOfPages
+
+if TYPE_CHECKING:
+    from engine.config.load import LoadParams
+    from engine.generation.scheduling.requests import Request
+    from engine.runtime.interface import PagedRuntime
+
+MTP = Kind("mtp", first_share=0.7)
+"""Class of all guesses of an MTP block."""
+
+
+class MTPSource:
+    """Guesses for all running answers by the MTP block of the model that computes them.
+
+    The block goes on from the hidden state of an answer's last token, so an answer whose tokens are
+    not all computed but for the next one has no guess.
+
+    Args:
+        runtime: the model.
+    """
+
+    kind = MTP
+
+    def __init__(self, runtime: PagedRuntime) -> None:
+        self._runtime = runtime
+
+    @property
+    def can_guess(self) -> bool:
+        """Whether the model has an MTP block that guesses."""
+        return self._runtime.guesser is not None
+
+    def move(self, runtime: PagedRuntime) -> None:
+        """Go on with another runtime."""
+        self._runtime = runtime
+
+    def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
+        """Return up to `most` tokens that may follow each text, see `GuessSource`."""
+        guesser = self._runtime.guesser
+        requests = [request for request in texts if _is_ready(request, most)]
+        if guesser is None or not requests or len(requests) > MOST_AT_ONCE:
+            return {}
+        found = [[request.wanted[-1]] for request in requests]
+        for n in range(most):
+            batch = Batch(tuple(_piece(request, n) for request in requests), 0)
+            logits = guesser.guess([tokens[-1] for tokens in found], batch)
+            for tokens, token in zip(found, logits.argmax(-1).tolist(), strict=True):
+                tokens.append(token)
+        return {
+            request: Guess(tokens[1:], MTP) for request, tokens in zip(requests, found, strict=True)
+        }
+
+    def forget(self, answer: Request) -> None:
+        """Do nothing: what is kept belongs to the answer's place."""
+
+
+def guess_sources(params: LoadParams, mtp: MTPSource) -> list[GuessSource[Request]]:
+    """Return what guesses for the answers of a model that is loaded as `params` say.
+
+    A draft model is not among them.
+    """
+    sources: list[GuessSource[Request]] = []
+    if params.draft not in ("off", "mtp"):
+        sources.append(NgramSource())
+    if params.draft in ("auto", "mtp") and mtp.can_guess:
+        sources.append(mtp)
+    return sources
+
+
+def _is_ready(request: Request, n: int) -> bool:
+    """Return whether all tokens but the next one are computed; make sure of pages for n more."""
+    if request.place is None or request.n_missing != 1:
+        return False
+    try:
+        request.place.sequence.reserve(n)
+    except OutOfPages:
+        return False
+    return True
+
+
+def _piece(request: Request, n: int) -> Piece:
+    """Return where the n-th token from the next one on of an answer belongs."""
+    place = request.place
+    assert place is not None, "it is ready"
+    return Piece(place.n + n, 1, place.tables, place.slot, place.seat)
