@@ -116,6 +116,9 @@ class CpuBackend:
     def prepare(self) -> None:
         self.worker.prepare()
 
+    def rest(self) -> None:
+        self.worker.team.rest()
+
     def forget(self) -> None:
         self.worker.forget()
 

@@ -155,6 +155,9 @@ class GpuBackend:
     def prepare(self) -> None:
         """Do nothing: which kernels serve prompts depends on no measurement."""
 
+    def rest(self) -> None:
+        """Do nothing: a GPU needs no cores."""
+
     def forget(self) -> None:
         """Do nothing: activations are not kept."""
 

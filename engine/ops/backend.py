@@ -93,6 +93,9 @@ class ReferenceBackend:
     def prepare(self) -> None:
         """Do nothing: no choice depends on a measurement."""
 
+    def rest(self) -> None:
+        """Do nothing: no threads spin."""
+
     def forget(self) -> None:
         """Do nothing: no activations are kept."""
 

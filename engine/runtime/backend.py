@@ -167,6 +167,10 @@ class Backend(Protocol):
         """Take the measurements for which the first prompt would otherwise wait."""
         ...
 
+    def rest(self) -> None:
+        """Send threads that wait for work to sleep: another model needs the cores."""
+        ...
+
     def forget(self) -> None:
         """Drop cached forms of the last activations."""
         ...

@@ -321,6 +321,11 @@ class ThreadRuntime:
             result.append(DeviceMemory(plan.device, plan.memory, measured))
         return result
 
+    def rest(self) -> None:
+        """Send the ranks' threads to sleep until the next pass: another model needs the cores."""
+        for rank in self.ranks:
+            rank.backend.rest()
+
     def note_draft(self, n_bytes: int) -> None:
         """Note what a draft model has taken of a device's memory, in bytes."""
         self._draft_bytes = n_bytes

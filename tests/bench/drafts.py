@@ -1,6 +1,6 @@
-"""Speed of answers with guesses from the text, beside that without.
+"""Speed of answers with guesses from the text, or of a draft model, beside that without.
 
-    python -m tests.bench.drafts FILE [-n 200] [--rounds 3]
+    python -m tests.bench.drafts FILE [--draft FILE] [-n 200] [--rounds 3]
 
 One prompt asks for code that it quotes, which is answered greedily; the other begins a story, which
 goes on at random. In each round every prompt is answered without and with guesses; what counts is
@@ -55,10 +55,11 @@ def main() -> None:
     """Measure, and print a line for each prompt."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file")
+    parser.add_argument("--draft", default="auto", help="file of a draft model")
     parser.add_argument("-n", type=int, default=200, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    with load_model(args.file, n_ctx=2048) as model:
+    with load_model(args.file, n_ctx=2048, draft=args.draft) as model:
         guessing = model.scheduler.drafts
         for name, (prompt, temperature) in PROMPTS.items():
             ratios, speeds, counts = list[float](), list[float](), ""

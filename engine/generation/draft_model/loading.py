@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Generic
 
 from engine.drafting.guesses import Answer
@@ -49,16 +50,27 @@ class DraftModel(Generic[Answer]):
         self._failed: Callable[[str], None] = lambda why: None
         me = weakref.ref(self)  # a cycle would keep weights alive
         self.source: ModelSource[Answer] = ModelSource(
-            self._runtime.runner, main.runner.n_vocab, lambda error: _fail(me(), error)
-        )
+            self._runtime.runner, main.runner.n_vocab, lambda error: _fail(me(), error),
+            lambda: _turn(me()),
+        )  # fmt: skip
         self.attach(main)
 
     def attach(self, main: ThreadRuntime) -> None:
         """Count its memory for the ranks of a model from now on, and tell that of a failure."""
+        self._main = main
         held = [rank.held for rank in self._runtime.ranks]
         main.note_draft(sum(use.weights + use.kv for use in held))
         fallbacks, device = main.fallbacks, self.device
         self._failed = lambda why: fallbacks.report("draft", (device,), why)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let the two models' threads compute by turns: they would spin in each other's way."""
+        self._main.rest()
+        try:
+            yield
+        finally:
+            self._runtime.rest()
 
     def fail(self, error: Exception) -> None:
         """Free the model, which has failed, and say so once."""
@@ -74,3 +86,7 @@ class DraftModel(Generic[Answer]):
 def _fail(draft: DraftModel[Answer] | None, error: Exception) -> None:
     if draft is not None:
         draft.fail(error)
+
+
+def _turn(draft: DraftModel[Answer] | None) -> AbstractContextManager[None]:
+    return nullcontext() if draft is None else draft.turn()

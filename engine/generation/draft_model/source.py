@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic
 
 import numpy as np
@@ -34,14 +35,19 @@ class ModelSource(Generic[Answer]):
         runtime: the small model; its cache can rewind.
         n_vocab: number of tokens that a guess may be.
         on_failure: told of an error that has ended the guessing.
+        turn: returns the context in which the small model computes, and the other one does not.
     """
 
     kind = KIND
 
     def __init__(
-        self, runtime: PagedRuntime, n_vocab: int, on_failure: Callable[[Exception], None]
+        self,
+        runtime: PagedRuntime,
+        n_vocab: int,
+        on_failure: Callable[[Exception], None],
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._runtime, self._on_failure = runtime, on_failure
+        self._runtime, self._on_failure, self._turn = runtime, on_failure, turn
         self._n_vocab = min(n_vocab, runtime.n_vocab)
         groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
         self._cached = Sequences(groups, lambda *pages: runtime.copy_page(*pages))
@@ -58,13 +64,8 @@ class ModelSource(Generic[Answer]):
         if self._has_failed or not all(self._can_read(ids, most) for ids in texts.values()):
             return {}
         try:
-            readers = [self._reader(answer, ids) for answer, ids in texts.items()]
-            if sum(reader.n_unseen for reader in readers) > max(MOST_UNSEEN, len(readers)):
-                self._read_on(readers)
-                return {}
-            for reader in readers:
-                reader.reserve(most)
-            found = self._guessed(readers, most)
+            with self._turn():
+                found = self._read(texts, most)
         except OutOfPages:
             for answer in [answer for answer in self._readers if answer not in texts]:
                 self.forget(answer)  # next time there may be room
@@ -73,13 +74,27 @@ class ModelSource(Generic[Answer]):
             self._has_failed = True
             self._on_failure(error)
             return {}
-        return {answer: Guess(ids, KIND) for answer, ids in zip(texts, found, strict=True)}
+        return {answer: Guess(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
 
     def forget(self, answer: Answer) -> None:
         """Free the pages of an answer; what they hold can be found until it is overwritten."""
         reader = self._readers.pop(answer, None)
         if reader is not None:
             reader.close()
+
+    def _read(self, texts: Mapping[Answer, Sequence[int]], most: int) -> list[list[int]]:
+        """Return what follows each text; nothing while there is more to read than may take long.
+
+        Raises:
+            OutOfPages: other texts use too many.
+        """
+        readers = [self._reader(answer, ids) for answer, ids in texts.items()]
+        if sum(reader.n_unseen for reader in readers) > max(MOST_UNSEEN, len(readers)):
+            self._read_on(readers)
+            return []
+        for reader in readers:
+            reader.reserve(most)
+        return self._guessed(readers, most)
 
     def _can_read(self, ids: Sequence[int], most: int) -> bool:
         """Return whether a text and the guesses behind it fit, and have no unknown tokens."""
