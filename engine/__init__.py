@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     from engine.measuring.kernel_tuning import tune_kernels
     from engine.measuring.link_speed import LinkSpeed, measure_link
     from engine.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
+    from engine.measuring.product_speed import ProductSpeed, measure_products, product_types
     from engine.models.description import Inspection, ModelInfo, TensorSummary
     from engine.models.info import inspect_model, read_model_info
     from engine.models.registry import supported_architectures
@@ -330,6 +331,7 @@ __all__ = [
     "Prediction",
     "PrefillProgress",
     "ProcessHost",
+    "ProductSpeed",
     "PromptError",
     "RankTime",
     "RankTimes",
@@ -426,6 +428,7 @@ __all__ = [
     "measure_device",
     "measure_facts",
     "measure_link",
+    "measure_products",
     "model_after",
     "model_key",
     "one_line",
@@ -437,6 +440,7 @@ __all__ = [
     "perplexity",
     "printable",
     "process_mark",
+    "product_types",
     "program_command",
     "prove_cards",
     "prove_links",
@@ -531,6 +535,7 @@ _HOME = {
     "models.description": ("Inspection", "ModelInfo", "TensorSummary"),
     "models.info": ("inspect_model", "read_model_info"),
     "models.registry": ("supported_architectures",),
+    "measuring.product_speed": ("ProductSpeed", "measure_products", "product_types"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "generation.scoring": ("Perplexity", "perplexity"),
     "planning.memory": ("DeviceMemory", "MemoryUse"),

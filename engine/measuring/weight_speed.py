@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.cpu.large_pages import weight_memory
 from engine.cpu.packing import DTYPES
-from engine.cpu.plain_weights import PlainWeight
+from engine.cpu.plain_weights import BF16_BATCH, PlainWeight
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import Worker
 from engine.forward.weight import Weight
@@ -35,6 +35,9 @@ READ_BYTES = 512 << 20
 
 N_TOKENS = 256
 """Number of tokens of a GEMM."""
+
+ONE_MATRIX_TOKENS = 64
+"""Smallest number of tokens for which one matrix is enough: it is read once for all of them."""
 
 MIN_SECONDS = 0.25
 """Seconds for which each measurement is repeated; the median counts, since models compute on the
@@ -84,18 +87,25 @@ class Probe:
         kind: name of the type.
         n_bytes: largest number of bytes of all matrices; there is always one.
         memory: memory of another probe, to use its matrices; None for new ones.
+        fast_prompts: see `LoadParams`.
+
+    Attributes:
+        kind: name of the type.
+        bits: bits of a weight in memory.
     """
 
     def __init__(
-        self, kind: str, n_threads: int, n_bytes: int, memory: Tensor | None = None
-    ) -> None:
+        self, kind: str, n_threads: int, n_bytes: int, memory: Tensor | None = None, *,
+        fast_prompts: bool = False,
+    ) -> None:  # fmt: skip
         self.kind = kind
         self._memory = _filled(kind, n_bytes) if memory is None else memory
-        self._worker = Worker(n_threads)
+        self.bits = 8 * self._memory[0].nbytes / (N_ROWS * N_COLUMNS)
+        self._worker = Worker(n_threads, fast_prompts=fast_prompts)
         self._weights = [_weight(kind, part, N_ROWS, self._worker) for part in self._memory]
         part = self._memory[0, : self._memory.shape[1] * N_GEMM_ROWS // N_ROWS]
         self._smaller = [_weight(kind, part, N_GEMM_ROWS, self._worker)]
-        self._token, self._tokens = torch.ones(1, N_COLUMNS), torch.ones(N_TOKENS, N_COLUMNS)
+        self._tokens = {n: torch.ones(n, N_COLUMNS) for n in (1, N_TOKENS)}
 
     def with_threads(self, n_threads: int) -> Probe:
         """Return a probe of the same matrices with another number of threads."""
@@ -103,12 +113,25 @@ class Probe:
 
     def bytes_per_s(self) -> float:
         """Measure the bytes of weights per second of a gemv with each matrix."""
-        return self._memory.nbytes / _seconds(self._weights, self._token)
+        return self._memory.nbytes / _seconds(self._weights, self._tokens[1])
 
-    def flop_per_s(self) -> float:
-        """Measure the multiplications and additions per second of a GEMM with one matrix."""
-        seconds = _seconds(self._smaller, self._tokens)
-        return 2 * N_TOKENS * N_GEMM_ROWS * N_COLUMNS / seconds
+    def flop_per_s(self, n_tokens: int = N_TOKENS) -> float:
+        """Measure the multiplications and additions per second of a GEMM.
+
+        Few tokens are multiplied by each matrix, so that all weights come from memory; many by one.
+        """
+        x = self._tokens.setdefault(n_tokens, torch.ones(n_tokens, N_COLUMNS))
+        is_few = n_tokens < ONE_MATRIX_TOKENS
+        weights, n_rows = (self._weights, N_ROWS) if is_few else (self._smaller, N_GEMM_ROWS)
+        return 2 * n_tokens * n_rows * N_COLUMNS * len(weights) / _seconds(weights, x)
+
+    def arithmetic(self, n_tokens: int) -> str:
+        """Return what a product of so many tokens computes in: "INT8", "BF16" or "F32"."""
+        worker = self._worker
+        if self.kind in NUMBERS:
+            return "BF16" if n_tokens >= worker.bf16_from else "INT8"
+        is_short = self.kind != "F32" and n_tokens >= BF16_BATCH
+        return "BF16" if is_short and worker.is_bf16_fast else "F32"
 
     def close(self) -> None:
         """End the threads; the matrices stay, as another probe may use them."""

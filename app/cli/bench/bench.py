@@ -19,6 +19,7 @@ from app.cli.arguments import (
     model_path,
     split_shares,
 )
+from app.cli.bench.products import measured_products, product_types
 from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
 from app.cli.loading import LoadWatch, open_model
@@ -60,6 +61,9 @@ torch operations, waiting for other ranks, and sampling. With several ranks it i
 the rank with the most work. It is unknown for a rank that runs in torch alone.
 HOST is the host's work per token: with GPUs the time until all of them have the token, on the CPU
 the time outside the kernels.
+--kernels measures the CPU's products after all tests, as the first load on the CPU computes them:
+bytes of weights per second for one token, beside torch's sum of memory, operations per second for 8
+and 512 tokens, and what 512 compute in: INT8 or F32 by Tandem, BF16 by torch (--fast-prompts).
 FALLBACK appears where a GPU was slower than it could be; the reasons are below the table."""
 
 
@@ -84,7 +88,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     tests.add_argument(
         "--kernels", action="store_true",
-        help="show which kernels GPUs run for a token, and for how long",
+        help="show which kernels GPUs run for a token, and for how long, and the speed of the "
+        "CPU's products with each type of weights",
+    )  # fmt: skip
+    tests.add_argument(
+        "--kernel-types", metavar="TYPES",
+        help="types for --kernels on the CPU, such as Q4_K,Q6_K, or 'all' (default: the file's)",
     )  # fmt: skip
     tests.add_argument("--no-warmup", action="store_true", help="skip the warm-up run")
     how = parser.add_argument_group("how to load")
@@ -179,10 +188,13 @@ def run_bench(args: argparse.Namespace) -> None:
     report = Report(
         info, work, _speeds(settings), has_timeline=args.timeline, has_kernels=args.kernels
     )
+    types = product_types(args.kernel_types, info) if args.kernels else []
     rows: list[BenchRow] = []
     try:
         for params in settings:
             rows.extend(_bench_load(params, tests, args))
+        if args.kernels:
+            report.products = measured_products(rows, types)
     finally:  # what was measured before an interrupt is worth something
         if rows:
             _show(report, rows, args)

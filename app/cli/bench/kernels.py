@@ -1,14 +1,16 @@
-"""The tables of `bench --kernels`: which kernels GPUs run for a token, and for how long."""
+"""The tables of `bench --kernels`: kernels that GPUs run for a token, and products on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from app.cli.bench.products import product_table
 from app.cli.output import percent, table
 
 if TYPE_CHECKING:
     from app.cli.bench.row import BenchRow
+    from engine import ProductSpeed
 
 HEADERS = ("DEVICE", "KERNEL", "STARTS", "TIME", "OF THE TOKEN")
 RIGHT = frozenset({2, 3, 4})
@@ -17,13 +19,15 @@ MOST_ROWS = 16
 """Most kernels shown one by one; all further ones share a row."""
 
 
-def kernel_tables(rows: Sequence[BenchRow]) -> str:
-    """Return a table for each test that only generates, or a sentence on why there is none."""
+def kernel_tables(rows: Sequence[BenchRow], products: Sequence[ProductSpeed]) -> str:
+    """Return a table for each test that only generates on GPUs, and one of the CPU's products.
+
+    Without any, it is a sentence on why there is none.
+    """
     found = [_table(row) for row in rows if row.result is not None and row.result.gpu]
-    return (
-        "\n\n".join(found)
-        or "No kernels were recorded: only tests that generate on GPUs record them."
-    )
+    if products:
+        found.append(product_table(products))
+    return "\n\n".join(found) or "No kernels were recorded: no test generated anything."
 
 
 def _table(row: BenchRow) -> str:

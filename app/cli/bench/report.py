@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench.kernels import kernel_tables
+from app.cli.bench.products import product_fields
 from app.cli.bench.row import BenchRow
 from app.cli.bench.timeline import timeline, timeline_table
 from app.cli.output import fallback_fields, percent, size, table
 from engine import LoadParams, ModelInfo, TokenWork, kv_types, list_devices
 
 if TYPE_CHECKING:
-    from engine import BenchResult, DeviceSpeed
+    from engine import BenchResult, DeviceSpeed, ProductSpeed
 
 HEADERS = (
     "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "HOST",
@@ -54,7 +55,10 @@ class Report:
         work: bytes and operations that a token of this model takes.
         speeds: speed of each device by its id; a device without one could not be measured.
         has_timeline: whether to show how each rank spends the time of a token.
-        has_kernels: whether to show the time of each GPU kernel.
+        has_kernels: whether to show the time of each GPU kernel, and products on the CPU.
+
+    Attributes:
+        products: measured products on the CPU.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Report:
     ) -> None:
         self._info = info
         self._has_kernels = has_kernels
+        self.products: list[ProductSpeed] = []
         self._has_timeline = has_timeline
         self._work = work
         self._speeds = speeds
@@ -106,6 +111,8 @@ class Report:
         if self._has_kernels:
             for fields, row in zip(results, rows, strict=True):
                 fields["gpu"] = row.result and row.result.gpu
+            products = product_fields(self.products)
+            return {"machine": machine, "results": results, "cpu_products": products}
         return {"machine": machine, "results": results}
 
     def csv(self, rows: Sequence[BenchRow]) -> str:
@@ -135,7 +142,7 @@ class Report:
         if self._has_timeline:
             parts += ["", timeline_table(rows, [shares(row.split) for row in rows])]
         if self._has_kernels:
-            parts += ["", kernel_tables(rows)]
+            parts += ["", kernel_tables(rows, self.products)]
         return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:

@@ -3,7 +3,8 @@
 import csv
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from app.cli.bench.products import product_types
 from engine import (
     BenchResult,
     BenchTest,
     DeviceSpeed,
     EngineError,
     Model,
+    ProductSpeed,
     read_model_info,
     token_work,
 )
@@ -397,8 +400,55 @@ def test_what_gpus_run_is_listed(run: Run, model: Path, monkeypatch: pytest.Monk
     assert "40.0 %" in shown, "what the GPU was busy"
 
 
-def test_without_a_gpu_there_are_no_kernels_to_list(run: Run, model: Path) -> None:
-    outcome = run("bench", model, *FAST, "--kernels")
-    assert "No kernels were recorded: only tests that generate on GPUs record them." in outcome.out
-    result = run("bench", model, *FAST, "--kernels", "--json").document["results"][1]
-    assert result["gpu"] is None
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """Replace the measurement of products, which takes seconds; return what was asked for."""
+    asked: list[tuple[object, ...]] = []
+
+    def measure(
+        kinds: Sequence[str], n_threads: int, *, fast_prompts: bool
+    ) -> Iterator[ProductSpeed]:
+        asked.append((tuple(kinds), n_threads, fast_prompts))
+        for kind in kinds or ["Q4_K"]:
+            yield ProductSpeed(kind, 4.625, n_threads, "avx2", 2e10, 3e10, 1e11, 2.5e11, "INT8")
+
+    monkeypatch.setattr("engine.measure_products", measure)
+    return asked
+
+
+def test_products_on_the_cpu_have_a_table(
+    run: Run, model: Path, products: list[tuple[object, ...]]
+) -> None:
+    shown = run("bench", model, *FAST, "--kernels", "--threads", 1).out
+    title, headings, *lines = shown[shown.index("Products") :].splitlines()
+    assert title == "Products on the CPU, threads: 1, instruction set: avx2"
+    assert headings.split() == [
+        "TYPE", "BITS", "1", "TOKEN", "A", "SUM", "8", "TOKENS", "512", "TOKENS", "512", "IN",
+    ]  # fmt: skip
+    fields = ["4.62", "20.0", "GB/s", "30.0", "GB/s", "100.0", "GOP/s", "250.0", "GOP/s", "INT8"]
+    assert [line.split() for line in lines] == [["F32", *fields]]
+    assert products == [(("F32",), 1, False)]
+
+
+def test_types_of_matrices_are_measured_and_those_of_vectors_are_not(model: Path) -> None:
+    types = (("F32", 9), ("Q4_K", 5), ("Q6_K", 2), ("I32", 1))
+    info = replace(read_model_info(model), tensor_types=types)
+    assert product_types(None, info) == ["Q4_K", "Q6_K"]
+
+
+def test_types_of_products_can_be_chosen(
+    run: Run, model: Path, products: list[tuple[object, ...]]
+) -> None:
+    how = ("--kernels", "--fast-prompts", "--threads", 1, "--json")
+    document = run("bench", model, *FAST, *how, "--kernel-types", "q6_k,F32").document
+    assert document["results"][1]["gpu"] is None
+    assert document["cpu_products"][0] == {
+        "kind": "Q6_K", "bits": 4.625, "n_threads": 1, "instruction_set": "avx2",
+        "bytes_per_s": 2e10, "read_bytes_per_s": 3e10, "few_op_per_s": 1e11,
+        "many_op_per_s": 2.5e11, "arithmetic": "INT8",
+    }  # fmt: skip
+    run("bench", model, *FAST, *how, "--kernel-types", "all")
+    assert products == [(("Q6_K", "F32"), 1, True), ((), 1, True)]
+    wrong = run("bench", model, *FAST, "--kernels", "--kernel-types", "Q4_K,Q9_X")
+    assert_refused(wrong, "Products with 'Q9_X' have no kernels on CPUs.")
+    assert "cpu_products" not in run("bench", model, *FAST, "--json").document

@@ -7,6 +7,7 @@ from engine import DeviceSpeed, EngineError, NoDevice, list_devices, measure_dev
 from engine.devices.host import usable_cores
 from engine.devices.types import DeviceInfo
 from engine.measuring.machine_speed import measure_facts
+from engine.measuring.product_speed import measure_products, product_types
 from engine.measuring.weight_speed import Probe, measurable, measure_weights
 from engine.planning.speed.machine_file import MachineFile
 
@@ -124,3 +125,21 @@ def test_a_gpu_is_believed_as_far_as_its_maker_goes(
     assert (facts.flop_per_s, facts.rate("F32").flop_per_s) == (6e13, 2e13)
     assert facts.n_threads == 0
     assert facts.rate("Q4_K").bytes_per_s == facts.bytes_per_s
+
+
+@pytest.mark.parametrize("fast_prompts", [False, True])
+def test_products_are_measured_by_type(fast_prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.cpu.gemm_choice.bf16_from", lambda n_threads: 100)
+    monkeypatch.setattr("engine.cpu.gemm_choice.is_bf16_fast", lambda n_threads: True)
+    before = torch.get_num_threads()
+    kinds = ["Q4_K", "F16", "F32", "I8"]
+    speeds = list(measure_products(kinds, 1, fast_prompts=fast_prompts, n_bytes=1 << 20))
+    assert torch.get_num_threads() == before
+    fast = "BF16" if fast_prompts else None
+    assert [(s.kind, s.bits, s.n_threads, s.arithmetic) for s in speeds] == [
+        ("Q4_K", 4.625, 1, fast or "INT8"), ("F16", 16, 1, fast or "F32"), ("F32", 32, 1, "F32"),
+    ]  # fmt: skip
+    for speed in speeds:
+        rates = speed.bytes_per_s, speed.read_bytes_per_s, speed.few_op_per_s, speed.many_op_per_s
+        assert all(1e6 < rate < 1e15 for rate in rates)
+    assert {"Q4_K", "IQ2_XXS", "BF16"} <= set(product_types())
