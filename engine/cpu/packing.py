@@ -74,10 +74,15 @@ def _planes(
     n_done = [0] * len(by_matrix)  # rows of each matrix
     columns, cut = _cut_columns(tensor, extent)
     counted = _read_bytes(tensor, extent)
-    for index, raw in _matrices(file, tensor, pieces, dim):
-        rows = raw[:, columns]
-        packer.pack(rows, number, cut, by_matrix[index], n_done[index], counted)
-        n_done[index] += len(raw)
+    for first, stack in stacks(file, tensor, pieces, dim):
+        if stack.shape[1] == n_rows and n_rows % TILE == 0 and stack.is_even:
+            goal = by_matrix[first : first + len(stack)].flatten(0, 1)
+            packer.pack(stack.tall()[:, columns], number, cut, goal, 0, counted)
+            continue
+        for index, matrix in enumerate(by_matrix[first : first + len(stack)], first):
+            rows = stack[index - first][:, columns]
+            packer.pack(rows, number, cut, matrix, n_done[index], counted)
+            n_done[index] += len(rows)
     return PlaneWeight(planes, number, n_rows, extent, packer.worker)
 
 

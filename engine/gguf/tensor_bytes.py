@@ -85,6 +85,16 @@ class TensorBytes:
             raise ValueError(f"a part {self.shape} of a tensor has gaps")
         return TensorBytes(self.part, self.offset, (self.nbytes,), (1,))
 
+    @property
+    def is_even(self) -> bool:
+        """Whether the rows of matrices (n, n_rows, row_bytes) are as far apart as those of one."""
+        return len(self) == 1 or self.strides[0] == self.shape[1] * self.strides[1]
+
+    def tall(self) -> TensorBytes:
+        """Return even matrices (n, n_rows, row_bytes) as one, of all their rows."""
+        n, n_rows, row_bytes = self.shape
+        return TensorBytes(self.part, self.offset, (n * n_rows, row_bytes), self.strides[1:])
+
     def stack(self) -> TensorBytes:
         """Return the same bytes as matrices, (n, n_rows, row_bytes).
 

@@ -19,7 +19,7 @@ from app.cli.arguments import (
     model_path,
     split_shares,
 )
-from app.cli.bench.products import measured_products, product_types
+from app.cli.bench.products import add_kernels, measured_products, product_types
 from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
 from app.cli.loading import LoadWatch, open_model
@@ -86,15 +86,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--timeline", action="store_true",
         help="show how each rank spends the time of a token: computing, waiting, in Python",
     )  # fmt: skip
-    tests.add_argument(
-        "--kernels", action="store_true",
-        help="show which kernels GPUs run for a token, and for how long, and the speed of the "
-        "CPU's products with each type of weights",
-    )  # fmt: skip
-    tests.add_argument(
-        "--kernel-types", metavar="TYPES",
-        help="types for --kernels on the CPU, such as Q4_K,Q6_K, or 'all' (default: the file's)",
-    )  # fmt: skip
+    add_kernels(tests)
     tests.add_argument("--no-warmup", action="store_true", help="skip the warm-up run")
     how = parser.add_argument_group("how to load")
     how.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,19 @@ VECTORS = "F32"
 
 ALL = "all"
 """Word for all quantised types that have kernels."""
+
+
+def add_kernels(group: argparse._ArgumentGroup) -> None:
+    """Add the options for times of kernels."""
+    group.add_argument(
+        "--kernels", action="store_true",
+        help="show which kernels GPUs run for a token, and for how long, and the speed of the "
+        "CPU's products with each type of weights",
+    )  # fmt: skip
+    group.add_argument(
+        "--kernel-types", metavar="TYPES",
+        help="types for --kernels on the CPU, such as Q4_K,Q6_K, or 'all' (default: the file's)",
+    )  # fmt: skip
 
 
 def product_types(text: str | None, info: ModelInfo) -> list[str]:

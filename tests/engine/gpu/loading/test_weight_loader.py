@@ -90,6 +90,7 @@ PLACEMENTS: dict[str, tuple[tuple[int, ...], Placement]] = {
     "columns inside a block": ((20, N_COLUMNS), Shard(1, cut(512, 100))),
     "two intervals of columns": ((37, N_COLUMNS), Shard(1, (cut(7, 3), cut(9, 1)))),
     "experts": ((7, 19, N_COLUMNS), Shard(0, cut(7, 3))),
+    "experts of whole tiles": ((6, 32, N_COLUMNS), Shard(0, (cut(2, 1), cut(4, 1)))),
     "rows of experts": ((3, 37, N_COLUMNS), Shard(1, cut(37, 21))),
     "two intervals of experts' rows": ((3, 40, N_COLUMNS), Shard(1, (cut(17, 6), cut(23, 9)))),
     "columns of experts": ((3, 18, N_COLUMNS), Shard(2, cut(16, 9))),
