@@ -16,7 +16,7 @@ from engine.cpu.plain_weights import float_product
 from engine.cpu.recurrent import RecurrentOps
 from engine.cpu.routing import RoutingOps
 from engine.cpu.weights import JointProduct, PlaneWeight
-from engine.forward.operands import SIGMOID
+from engine.forward.operands import SIGMOID, PlacedStates
 from engine.forward.recording import refuse_replay
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Routing,
         ScanInputs,
         Scores,
+        States,
     )
     from engine.forward.ops import LinearLayer
     from engine.ops.recurrent import Chunks
@@ -64,6 +65,7 @@ class CpuOps(CompositeOps):
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
         self._cache_ops.begin(batch)
+        self._recurrent_ops.begin(batch)
         self._singles = tuple(p.n_past for p in batch.pieces) if batch.is_of_singles else ()
         for angles in self._angles.values():
             angles.move(self._singles)
@@ -178,26 +180,38 @@ class CpuOps(CompositeOps):
         return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         y = self._recurrent_ops.causal_conv(x, state, weight, bias, act, gates)
-        return super().causal_conv(x, state, weight, bias, act, gates) if y is None else y
+        if y is not None:
+            return y
+        _note_places(state)
+        return super().causal_conv(x, state, weight, bias, act, gates)
 
-    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+    def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
         y = self._recurrent_ops.delta_net(x, state)
-        return super().delta_net(x, state) if y is None else y
+        if y is not None:
+            return y
+        _note_places(state)
+        return super().delta_net(x, state)
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
-        state: Tensor,
+        state: States,
     ) -> Tensor:  # fmt: skip
         y = self._recurrent_ops.selective_scan(x, step, a, b, c, d, gate, state)
-        return super().selective_scan(x, step, a, b, c, d, gate, state) if y is None else y
+        if y is not None:
+            return y
+        _note_places(state)
+        return super().selective_scan(x, step, a, b, c, d, gate, state)
 
-    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+    def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
         y = self._recurrent_ops.state_space_scan(x, state)
-        return super().state_space_scan(x, state) if y is None else y
+        if y is not None:
+            return y
+        _note_places(state)
+        return super().state_space_scan(x, state)
 
     # no kernel: torch
 
@@ -212,6 +226,12 @@ class CpuOps(CompositeOps):
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
         return REFERENCE.scan_chunks(chunks, state)
+
+
+def _note_places(state: States) -> None:
+    """Refuse a replay: without a kernel, a recording would hold the places of this pass."""
+    if isinstance(state, PlacedStates):
+        refuse_replay("no kernel finds such a state")
 
 
 def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:

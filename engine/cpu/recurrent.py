@@ -1,7 +1,7 @@
 """Recurrent layers with the CPU's kernels, for torch tensors: token by token, in a fixed order.
 
-A row's result has the same bits in any pass. Methods return None for tensors that the kernels do
-not accept; rows of larger tensors are accepted.
+A row's result has the same bits in any pass. Methods return None for what the kernels do not
+accept: other tensors than F32, and states that are not placed. Rows of larger tensors are accepted.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from engine.cpu.kernels import conv, delta_net, delta_strip, jit, state_space
 from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import chosen, named
 from engine.cpu.kernels.small_ops import F32, SHORT_CALL, f32_bits, is_plain
-from engine.forward.operands import SILU
+from engine.cpu.kernels.state_rows import StateRows
+from engine.forward.batch import MOST_AT_ONCE
+from engine.forward.operands import SILU, PlacedStates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.cpu.kernels.isa import Isa
     from engine.cpu.kernels.team import Team
-    from engine.forward.operands import Activation, DeltaInputs, ScanInputs
+    from engine.forward.batch import Batch
+    from engine.forward.operands import Activation, DeltaInputs, ScanInputs, States
 
 PIECE = 1 << 15
 """Least number of elements that a piece visits: the elements of its states, times the tokens."""
@@ -69,76 +72,79 @@ class RecurrentOps:
         self._team = team
         self._address = team.address
         self._isa = isa or chosen()
+        self._batch: Batch | None = None
+        self._rows: StateRows | None = None
+        self._rows_of_singles: dict[int, StateRows] = {}
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Compute `Ops.causal_conv` of 2 to 4 taps, without activation or with SiLU."""
         (n_token, n_channel), n_tap = x.shape, weight.shape[1]
         if n_tap not in conv.TAPS or act not in (None, SILU):
             return None
-        if not _are_rows(x, *(gates or ())) or not _are_plain(state, weight, bias):
+        held = self._found(state, n_token)
+        if not _are_rows(x, *(gates or ())) or not _are_plain(weight, bias) or held is None:
             return None
         out = torch.empty(n_token, n_channel)
-        cut = _Cut.of(n_token, state, 3)
         gate_places = (0,) * 4 if gates is None else (*_rows(gates[0]), *_rows(gates[1]))
         n_groups = -(-n_channel // conv.GROUP)
         kernel = _convolutions(self._isa.name, n_tap)["conv_silu" if act else "conv"]
         self._binding(kernel, x.numel())(
             self._address, *_rows(x), *gate_places, weight.data_ptr(), _place(bias),
-            state.data_ptr(), cut.state_stride, cut.n_sequence, cut.n_token, n_channel,
+            held.state, held.stride, held.chains, held.goals, n_channel,
             self._per_piece(n_groups, 1, n_token * conv.GROUP * n_tap), out.data_ptr(),
         )  # fmt: skip
         return out
 
-    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor | None:
+    def delta_net(self, x: DeltaInputs, state: States) -> Tensor | None:
         """Compute `Ops.delta_net`."""
         (n_token, n_head, n_value), n_key = x.v.shape, x.q.shape[2]
+        held = self._found(state, n_token)
         if n_key > delta_net.MAX_KEY or not _are_rows(x.q, x.k, x.v, x.step, x.beta):
             return None
-        if not _are_plain(x.step_bias, x.rate, state) or not _is_map(x.key_of):
+        if not _are_plain(x.step_bias, x.rate) or not _is_map(x.key_of) or held is None:
             return None
         out = torch.empty(n_token, n_head, n_value)
         kernel = _delta_net(self._isa.name, by_channel=x.step.dim() == 3)
         columns = delta_strip.columns_of(self._isa)
-        n_strips, cut = -(-n_value // columns), _Cut.of(n_token, state, 4)
+        n_strips = -(-n_value // columns)
         per_piece = self._per_piece(
-            cut.n_sequence * n_head * n_strips, n_strips, cut.n_token * n_key * columns
+            held.n_chain * n_head * n_strips, n_strips, held.most * n_key * columns
         )
-        self._binding(kernel, cut.n_token * state.numel())(
+        self._binding(kernel, n_token * held.n_element)(
             self._address, *_rows(x.q), *_rows(x.k), *_rows(x.v), *_rows(x.step), *_rows(x.beta),
-            x.step_bias.data_ptr(), x.rate.data_ptr(), _place(x.key_of), cut.n_sequence,
-            cut.n_token, n_head, n_key, n_value, f32_bits(x.scale), f32_bits(x.eps),
-            state.data_ptr(), cut.state_stride, per_piece, out.data_ptr(),
+            x.step_bias.data_ptr(), x.rate.data_ptr(), _place(x.key_of), held.chains, held.goals,
+            n_head, n_key, n_value, f32_bits(x.scale), f32_bits(x.eps), held.state, held.stride,
+            per_piece, out.data_ptr(),
         )  # fmt: skip
         return out
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
-        state: Tensor,
+        state: States,
     ) -> Tensor | None:  # fmt: skip
         """Compute `Ops.selective_scan`."""
-        if not _are_rows(x, step, b, c, gate) or not _are_plain(a, d, state):
+        held = self._found(state, len(x))
+        if not _are_rows(x, step, b, c, gate) or not _are_plain(a, d) or held is None:
             return None
         places = 0, a.data_ptr(), d.data_ptr(), 0
-        cut, n_head = _Cut.of(len(x), state, 3), 1
-        return self._scan("selective_scan", (x, step, b, c, gate), places, cut, n_head, state)
+        return self._scan("selective_scan", (x, step, b, c, gate), places, 1, held)
 
-    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor | None:
+    def state_space_scan(self, x: ScanInputs, state: States) -> Tensor | None:
         """Compute `Ops.state_space_scan`."""
-        rows = (x.values, x.step, x.b, x.c, x.gate)
-        if not _are_rows(*rows) or not _are_plain(x.step_bias, x.rate, x.skip, state):
+        rows, held = (x.values, x.step, x.b, x.c, x.gate), self._found(state, len(x.step))
+        if not _are_rows(*rows) or not _are_plain(x.step_bias, x.rate, x.skip):
             return None
-        if not _is_map(x.key_of):
+        if not _is_map(x.key_of) or held is None:
             return None
         places = x.step_bias.data_ptr(), x.rate.data_ptr(), x.skip.data_ptr(), _place(x.key_of)
-        cut, n_head = _Cut.of(len(x.step), state, 4), x.step.shape[1]
-        return self._scan("state_space_scan", rows, places, cut, n_head, state)
+        return self._scan("state_space_scan", rows, places, x.step.shape[1], held)
 
     def _scan(
-        self, name: str, rows: tuple[Tensor, ...], places: tuple[int, int, int, int], cut: _Cut,
-        n_head: int, state: Tensor,
+        self, name: str, rows: tuple[Tensor, ...], places: tuple[int, int, int, int], n_head: int,
+        held: _Held,
     ) -> Tensor:  # fmt: skip
         """Run a scan.
 
@@ -148,16 +154,48 @@ class RecurrentOps:
         """
         x, step, b, c, gate = rows
         bias, a, d, key_of = places
-        n_row, n_state = x[0].numel() // n_head, state.shape[-1]
+        n_row, n_state = x[0].numel() // n_head, held.width
         out = torch.empty(len(x), n_head * n_row)
-        n_units = cut.n_sequence * n_head * -(-n_row // state_space.UNIT)
-        per_piece = self._per_piece(n_units, 1, cut.n_token * n_state * state_space.UNIT)
-        self._binding(_scans(self._isa.name)[name], cut.n_token * state.numel())(
+        n_units = held.n_chain * n_head * -(-n_row // state_space.UNIT)
+        per_piece = self._per_piece(n_units, 1, held.most * n_state * state_space.UNIT)
+        self._binding(_scans(self._isa.name)[name], len(x) * held.n_element)(
             self._address, *_rows(x), *_rows(step), bias, a, *_rows(b), *_rows(c), d, *_rows(gate),
-            key_of, cut.n_sequence, cut.n_token, n_head, n_row, n_state, state.data_ptr(),
-            cut.state_stride, per_piece, out.data_ptr(),
+            key_of, held.chains, held.goals, n_head, n_row, n_state, held.state, held.stride,
+            per_piece, out.data_ptr(),
         )  # fmt: skip
         return out
+
+    def begin(self, batch: Batch) -> None:
+        """Write what the rows of a pass read and write, for recorded calls."""
+        rows = self._rows_of_singles.get(batch.n_rows) if batch.is_of_singles else None
+        if rows is not None:
+            rows.set(batch)
+        self._batch, self._rows = batch, rows
+
+    def _found(self, state: States, n_row: int) -> _Held | None:
+        """Return where the states of so many rows lie; None if the kernels cannot use them."""
+        if not isinstance(state, PlacedStates) or not is_plain(state.held):
+            return None
+        rows, held = self._rows_of(state.batch), state.held
+        if n_row != state.batch.n_rows or rows.n_slots > len(held):
+            return None
+        one = held[0]
+        return _Held(
+            held.data_ptr(), 4 * held.stride(0), rows.chains, rows.goals, rows.n_chain, rows.most,
+            one.numel(), one.shape[-1],
+        )  # fmt: skip
+
+    def _rows_of(self, batch: Batch) -> StateRows:
+        """Return the rows of a batch in memory, which stays the same for so many single tokens."""
+        if batch is not self._batch:
+            self.begin(batch)
+        if self._rows is None:
+            n = batch.n_rows
+            self._rows = StateRows(n)
+            self._rows.set(batch)
+            if batch.is_of_singles and n <= MOST_AT_ONCE:
+                self._rows_of_singles[n] = self._rows
+        return self._rows
 
     def _per_piece(self, n_units: int, n_together: int, unit_size: int) -> int:
         """Return how many units make a piece.
@@ -179,26 +217,27 @@ class RecurrentOps:
         return kernel.without_gil
 
 
-class _Cut(NamedTuple):
-    """The sequences to which the tokens of a call belong.
+class _Held(NamedTuple):
+    """The states of a call.
 
     Attributes:
-        n_sequence: number of sequences.
-        n_token: number of tokens of each.
-        state_stride: bytes from one's state to the next one's.
+        state: address of the first place.
+        stride: bytes from one place to the next one.
+        chains, goals: addresses, see `StateRows`.
+        n_chain: number of sequences.
+        most: largest number of tokens of a sequence.
+        n_element: number of elements of one state.
+        width: number of elements of its last dimension.
     """
 
-    n_sequence: int
-    n_token: int
-    state_stride: int
-
-    @classmethod
-    def of(cls, n_token: int, state: Tensor, n_dims: int) -> _Cut:
-        """Return one sequence, or one for each token if the states have `n_dims` dimensions."""
-        if state.dim() < n_dims:
-            return cls(1, n_token, 0)
-        assert len(state) == n_token, "each row has a state"
-        return cls(n_token, 1, 4 * state.stride(0))
+    state: int
+    stride: int
+    chains: int
+    goals: int
+    n_chain: int
+    most: int
+    n_element: int
+    width: int
 
 
 def _are_rows(*tensors: Tensor) -> bool:

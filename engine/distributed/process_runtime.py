@@ -48,6 +48,8 @@ class ProcessRuntime:
         orders: orders to the other ranks.
     """
 
+    finds_states = False
+
     def __init__(self, own: ProcessRank, orders: Orders) -> None:
         assert own.number == 0, "rank 0 orders"
         self._own, self._orders = own, orders

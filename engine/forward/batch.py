@@ -27,8 +27,10 @@ class Piece(NamedTuple):
         n: number of tokens to compute.
         tables: see `engine.paging.sequences.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
-        slot: place of the sequence's recurrent states.
+        slot: place of the sequence's recurrent states behind the tokens.
         seat: number of the sequence among those that run, from 0; where its last hidden states lie.
+        source: place of the recurrent states before the tokens, which stay there; None for `slot`.
+            Where it is the slot of the piece before, its tokens are those behind that one's.
     """
 
     n_past: int
@@ -36,11 +38,17 @@ class Piece(NamedTuple):
     tables: Tables = ()
     slot: int = 0
     seat: int = 0
+    source: int | None = None
 
     @property
     def stop(self) -> int:
         """Position after the last of the tokens."""
         return self.n_past + self.n
+
+    @property
+    def read_slot(self) -> int:
+        """Place of the recurrent states before the tokens."""
+        return self.slot if self.source is None else self.source
 
     def runs(self, group: int, start: int, stop: int) -> list[range]:
         """Return where positions `start` to `stop` lie in a layer's memory: neighbouring slots.

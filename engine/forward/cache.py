@@ -306,18 +306,9 @@ class Cache:
         """Return the keys and values of the layer that declared `state`; the rank has heads."""
         return self._kv[state]
 
-    def recurrent(self, state: RecurrentState, slot: int = 0) -> dict[str, Tensor]:
-        """Return the tensors of the layer that declared `state`, to be updated in place.
-
-        Args:
-            slot: place of the sequence's states.
-        """
-        return self._recurrent[state].of_each[slot]
-
-    def neighbours(self, state: RecurrentState, first: int, n: int) -> dict[str, Tensor]:
-        """Return the tensors of n sequences from a slot on, each (n, ...); see `recurrent`."""
-        together = self._recurrent[state].together
-        return {name: tensor[first : first + n] for name, tensor in together.items()}
+    def states(self, state: RecurrentState, name: str) -> Tensor:
+        """Return a tensor of the layer that declared `state`, of all places: (n_slots, ...)."""
+        return self._recurrent[state].together[name]
 
     def recurrent_tensors(self, n: int = 1) -> list[Tensor]:
         """Return the recurrent tensors of the first n sequences, which computing a token changes.

@@ -11,11 +11,12 @@ from torch import Tensor
 from engine.forward.batch import MOST_AT_ONCE, Batch
 from engine.forward.communicator import Communicator, Group
 from engine.forward.hidden_states import HiddenStates
+from engine.forward.operands import PlacedStates
 from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
     from engine.forward.cache import Cache
-    from engine.forward.operands import Scores
+    from engine.forward.operands import Scores, States
     from engine.forward.ops import Addend, NormLayer, Ops, RopeLayer
     from engine.forward.recording import TokenRecorder
     from engine.forward.state import KVState, RecurrentState
@@ -286,25 +287,22 @@ class Context:
         return self._indices
 
     def by_sequence(
-        self, state: RecurrentState, compute: Callable[[slice, Mapping[str, Tensor]], Tensor]
+        self, state: RecurrentState, name: str, compute: Callable[[slice, States], Tensor]
     ) -> Tensor:
         """Compute a recurrent layer for each sequence of the pass; return all rows, (T, …).
 
         Args:
-            compute: returns the result of some neighbouring rows, given their indices and the
-                tensors that the layer declared, which it updates in place. The rows are those of
-                one sequence; or there are several with a token each, and the tensors have one more
-                dimension for them.
+            name: name of the tensor of `state` that is read and updated in place.
+            compute: returns the result of some neighbouring rows, given their indices and that
+                tensor for them.
         """
+        held = self.cache.states(state, name)
+        if self.ops.finds_states:
+            return compute(slice(0, self.batch.n_rows), PlacedStates(held, self.batch))
         found, row = list[Tensor](), 0
         for pieces in self.batch.state_runs:
             slot, n = pieces[0].slot, len(pieces)
-            tensors = (
-                self.cache.recurrent(state, slot)
-                if n == 1
-                else self.cache.neighbours(state, slot, n)
-            )
             rows = slice(row, row + sum(piece.n for piece in pieces))
-            found.append(compute(rows, tensors))
+            found.append(compute(rows, held[slot] if n == 1 else held[slot : slot + n]))
             row = rows.stop
         return found[0] if len(found) == 1 else torch.cat(found)

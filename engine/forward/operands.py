@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from engine.paging.sight import Sight
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from engine.forward.batch import Batch
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
 """Function from a router's logits to scores, see `Routing`."""
@@ -98,6 +100,24 @@ class Routing:
     scale: float = 1.0
     n_group: int = 1
     n_group_used: int = 1
+
+
+class PlacedStates(NamedTuple):
+    """Recurrent states of several sequences, which the rows of a pass read and write.
+
+    Attributes:
+        held: state in each place, (n_slots, ...).
+        batch: the rows: those of a piece go on from the state in its `read_slot`, and the state
+            behind them is written to its `slot`.
+    """
+
+    held: Tensor
+    batch: Batch
+
+
+States: TypeAlias = "Tensor | PlacedStates"
+"""State that a recurrent operation reads and updates in place: of one sequence, whose tokens the
+rows are; of T sequences, (T, ...), with a token each; or of any, as they are placed."""
 
 
 class DeltaInputs(NamedTuple):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Routing,
         ScanInputs,
         Scores,
+        States,
     )
     from engine.forward.weight import Weight
 
@@ -150,7 +151,14 @@ class FusedAllReduce(Protocol):
 
 
 class Ops(Protocol):
-    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens."""
+    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens.
+
+    Attributes:
+        finds_states: whether recurrent operations take states as they are placed; else they take
+            those of one sequence, or of several with a token each.
+    """
+
+    finds_states: bool
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
         """Prepare for a pass.
@@ -256,48 +264,45 @@ class Ops(Protocol):
         ...
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """Convolve over time (see `engine.ops.recurrent.causal_conv`), then activate.
 
         Args:
-            state: inputs before x, (channels, K - 1), updated in place; (T, channels, K - 1) where
-                each row is the token of another sequence.
+            state: inputs before x, (channels, K - 1) for each sequence, updated in place.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
         ...
 
-    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+    def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
         """Run a gated delta net over the projected operands; return (T, n_head, head_dim).
 
         Args:
-            state: recurrent state, (n_head, head_dim, head_dim), updated in place; T of them where
-                each row is the token of another sequence.
+            state: recurrent state, (n_head, head_dim, head_dim) for each sequence, updated in
+                place.
         """
         ...
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
-        state: Tensor,
+        state: States,
     ) -> Tensor:  # fmt: skip
         """Return `silu(gate) * y` with y of `engine.ops.recurrent.selective_scan` (Mamba 1).
 
         Args:
             step: step size Δ before the softplus, (T, channels).
             gate: gate before its SiLU, (T, channels).
-            state: recurrent state, (channels, n_state), updated in place; T of them where each row
-                is the token of another sequence.
+            state: recurrent state, (channels, n_state) for each sequence, updated in place.
         """
         ...
 
-    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+    def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
         """Run a Mamba 2 scan over the projected operands; return (T, n_head × head_dim).
 
         Args:
-            state: recurrent state, (n_head, head_dim, n_state), updated in place; T of them where
-                each row is the token of another sequence.
+            state: recurrent state, (n_head, head_dim, n_state) for each sequence, updated in place.
         """
         ...
 

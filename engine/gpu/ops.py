@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Routing,
         ScanInputs,
         Scores,
+        States,
     )
     from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
     from engine.forward.weight import Weight
@@ -57,6 +58,8 @@ class GpuOps(CompositeOps):
     Attributes:
         tables: the page tables of the sequences.
     """
+
+    finds_states = False
 
     def __init__(
         self,
@@ -175,33 +178,37 @@ class GpuOps(CompositeOps):
     # recurrent layers
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        if state.dim() == 2:  # of one sequence
+        if isinstance(state, Tensor) and state.dim() == 2:  # of one sequence
             y = recurrent.causal_conv(x, state, weight, bias, act, gates)
             if y is not None:
                 return y
             self._miss("computes such a convolution")
         return super().causal_conv(x, state, weight, bias, act, gates)
 
-    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
-        y = None if state.dim() > 3 else recurrent.delta_net(x, state)
+    def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
+        y = None
+        if isinstance(state, Tensor) and state.dim() == 3:
+            y = recurrent.delta_net(x, state)
         return super().delta_net(x, state) if y is None else y
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
-        state: Tensor,
+        state: States,
     ) -> Tensor:  # fmt: skip
-        if state.dim() == 2:
+        if isinstance(state, Tensor) and state.dim() == 2:
             y = recurrent.selective_scan(x, step, a, b, c, d, gate, state)
             if y is not None:
                 return y
             self._miss("computes such a recurrent layer")
         return super().selective_scan(x, step, a, b, c, d, gate, state)
 
-    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
-        y = None if state.dim() > 3 else recurrent.state_space_scan(x, state)
+    def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
+        y = None
+        if isinstance(state, Tensor) and state.dim() == 3:
+            y = recurrent.state_space_scan(x, state)
         return super().state_space_scan(x, state) if y is None else y
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:

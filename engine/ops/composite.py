@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.forward.expert_rows import Groups
-from engine.forward.operands import SILU
+from engine.forward.operands import SILU, PlacedStates
 from engine.forward.ops import Ops
 from engine.ops import recurrent
 
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
     from engine.forward.batch import Batch, Tables
     from engine.forward.cache import LayerCache
-    from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
+    from engine.forward.operands import (
+        Activation,
+        DeltaInputs,
+        Routing,
+        ScanInputs,
+        Scores,
+        States,
+    )
     from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
 
 
@@ -29,6 +36,8 @@ class CompositeOps(Ops):
     An implementation with a kernel for a composed operation overrides it, and falls back on this
     class where the kernel cannot be used.
     """
+
+    finds_states = True
 
     @abstractmethod
     def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
@@ -99,14 +108,14 @@ class CompositeOps(Ops):
         return self.gated(act, gate, norm.apply(x, self).flatten(1))
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        if state.dim() == 3:
+        if isinstance(state, PlacedStates) or state.dim() == 3:
             return _of_each(
                 state,
-                lambda row, one: self.causal_conv(
-                    x[row], one, weight, bias, act, gates and (gates[0][row], gates[1][row])
+                lambda rows, one: self.causal_conv(
+                    x[rows], one, weight, bias, act, gates and (gates[0][rows], gates[1][rows])
                 ),
             )
         y = recurrent.causal_conv(x if gates is None else gates[0] * x, state, weight, bias)
@@ -114,9 +123,9 @@ class CompositeOps(Ops):
             y = self.activate(act, y)
         return y if gates is None else gates[1] * y
 
-    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
-        if state.dim() == 4:
-            return _of_each(state, lambda row, one: self.delta_net(x.rows(row), one))
+    def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
+        if isinstance(state, PlacedStates) or state.dim() == 4:
+            return _of_each(state, lambda rows, one: self.delta_net(x.rows(rows), one))
         q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
         if x.key_of is not None:
             q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
@@ -128,21 +137,21 @@ class CompositeOps(Ops):
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
-        state: Tensor,
+        state: States,
     ) -> Tensor:  # fmt: skip
-        if state.dim() == 3:
+        if isinstance(state, PlacedStates) or state.dim() == 3:
             return _of_each(
                 state,
-                lambda row, one: self.selective_scan(
-                    x[row], step[row], a, b[row], c[row], d, gate[row], one
+                lambda rows, one: self.selective_scan(
+                    x[rows], step[rows], a, b[rows], c[rows], d, gate[rows], one
                 ),
             )
         y = recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
         return self.gated(SILU, gate, y)
 
-    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
-        if state.dim() == 4:
-            return _of_each(state, lambda row, one: self.state_space_scan(x.rows(row), one))
+    def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
+        if isinstance(state, PlacedStates) or state.dim() == 4:
+            return _of_each(state, lambda rows, one: self.state_space_scan(x.rows(rows), one))
         dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
         if x.key_of is not None:
             b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
@@ -209,11 +218,21 @@ class CompositeOps(Ops):
         return self.attention(q, cache, batch, scores, sinks, slopes)
 
 
-def _of_each(states: Tensor, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
-    """Return what sequences with a token each compute, one after the other.
+def _of_each(states: States, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
+    """Return what sequences compute, one after the other.
 
     Args:
         states: state of each sequence.
-        compute: returns the result of one row, given its index as a slice, and its state.
+        compute: returns the result of some rows of one sequence, and updates its state.
     """
-    return torch.cat([compute(slice(n, n + 1), state) for n, state in enumerate(states)])
+    if not isinstance(states, PlacedStates):
+        return torch.cat([compute(slice(n, n + 1), state) for n, state in enumerate(states)])
+    found: list[Tensor] = []
+    row = 0
+    for piece in states.batch.pieces:
+        state = states.held[piece.slot]
+        if piece.read_slot != piece.slot:
+            state.copy_(states.held[piece.read_slot])
+        found.append(compute(slice(row, row + piece.n), state))
+        row += piece.n
+    return found[0] if len(found) == 1 else torch.cat(found)

@@ -138,8 +138,7 @@ class PagedRuntime(Protocol):
         can_rewind: whether all of the cache lies in pages, so that its last tokens can be dropped;
             recurrent states cannot go back.
         groups: the groups of layers, which each have a table in `Piece.tables`, in this order.
-        n_slots: number of places for the recurrent states of sequences, 1 at least. A pass of
-            single tokens is fastest if the sequence of row i has the place i.
+        n_slots: number of places for the recurrent states of sequences, 1 at least.
     """
 
     n_vocab: int
@@ -157,6 +156,14 @@ class PagedRuntime(Protocol):
     @property
     def ranks(self) -> Sequence[Rank]:
         """Ranks of this process, in their order; empty once closed."""
+        ...
+
+    @property
+    def finds_states(self) -> bool:
+        """Whether recurrent states may lie in any places, also in others behind a token.
+
+        Else a pass of single tokens is fastest if the sequence of row i has the place i.
+        """
         ...
 
     @property

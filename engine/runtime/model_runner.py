@@ -95,6 +95,11 @@ class ModelRunner(CacheMemory, GuessPasses):
         return self.meeting.control
 
     @property
+    def finds_states(self) -> bool:
+        """Whether recurrent states may lie in any places; see `PagedRuntime`."""
+        return all(rank.context.ops.finds_states for rank in self.ranks)
+
+    @property
     def has_kernels(self) -> bool:
         """Whether any rank has kernels whose calls can be recorded or captured."""
         return any(rank.backend.records or rank.backend.captures for rank in self.ranks)

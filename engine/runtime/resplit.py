@@ -266,7 +266,7 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, used: UsedSlots)
     for name, cut in state.cuts().items():
         for run in runs(old[name], cut, rank.number, order):
             source = sources[run.source]
-            for slot in range(rank.context.cache.n_slots):
+            for slot in range(min(rank.context.cache.n_slots, source.context.cache.n_slots)):
                 theirs = source.context.cache.tensors(source.states[index], slot)
                 mine = rank.context.cache.tensors(state, slot)
                 if name in mine:

@@ -14,8 +14,9 @@ from llvmlite import ir
 from engine.cpu.kernels.activation import activated
 from engine.cpu.kernels.isa import concatenated
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.state_rows import chain_words, n_chains
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.values import F32, FLOATS, LANES, VOID, Code, Value, function
+from engine.cpu.kernels.values import F32, FLOATS, I64, LANES, VOID, Code, Value, function
 from engine.cpu.kernels.vector_loop import SimdLanes
 
 TAPS = (2, 3, 4)
@@ -26,13 +27,13 @@ NAMES = ("conv", "conv_silu")
 
 ARGUMENTS = (
     "x", "x_stride", "before", "before_stride", "after", "after_stride", "weight", "bias", "state",
-    "state_stride", "n_sequence", "n_token", "n_channel", "per_piece", "out",
+    "state_stride", "chains", "goals", "n_channel", "per_piece", "out",
 )  # fmt: skip
-"""Arguments of the kernels; see `engine.forward.ops.Ops.causal_conv`. x is F32, (n_sequence ×
-n_token, n_channel), one sequence behind the other, with a stride in bytes. before, after: the
-gates, both or none (0). weight: (n_channel, n_tap). bias: (n_channel,), or 0. state: (n_channel,
-n_tap - 1) of each sequence, oldest first, `state_stride` bytes apart. out: like x, contiguous.
-per_piece: number of groups of channels of a piece."""
+"""Arguments of the kernels; see `engine.forward.ops.Ops.causal_conv`. x is F32, (T, n_channel),
+with a stride in bytes. before, after: the gates, both or none (0). weight: (n_channel, n_tap).
+bias: (n_channel,), or 0. state: (n_channel, n_tap - 1) in each place, oldest first, `state_stride`
+bytes apart. chains, goals: see `engine.cpu.kernels.state_rows`. out: like x, contiguous. per_piece:
+number of groups of channels of a piece."""
 
 WIDTH = 8
 """Number of vectors of channels of a group."""
@@ -111,29 +112,33 @@ class _Group:
         self._inputs = code.stack_buffer(F32, GROUP * (n_tap - 1 + BLOCK))
 
     def emit(self, *, has_silu: bool) -> None:
-        """Write the loop over the sequences, which all use the filters that are loaded first."""
-        code, none, n_token = self._code, self._code.number(0), self._given["n_token"]
+        """Write the loop over the chains, which all use the filters that are loaded first."""
+        code, none, given = self._code, self._code.number(0), self._given
         with code.loop(none, self._n, LANES) as at:
             self._load_filters(at)
-        with code.loop(none, self._given["n_sequence"]) as sequence:
-            state = self._given["state"] + sequence * self._given["state_stride"]
+        with code.loop(none, n_chains(code, given["chains"])) as number:
+            begin, end, source, most = chain_words(code, given["chains"], number)
+            state = given["state"] + source * given["state_stride"]
             with code.loop(none, self._n, LANES) as at:
                 self._load_state(state, at)
-            self._emit_tokens(sequence * n_token, (sequence + 1) * n_token, has_silu=has_silu)
-            with code.loop(none, self._n, LANES) as at:
-                self._store_state(state, at)
+            self._emit_tokens(begin, end, most, has_silu=has_silu)
 
-    def _emit_tokens(self, begin: Value, end: Value, *, has_silu: bool) -> None:
-        """Write the loops over the tokens of a sequence and the channels."""
-        code, none = self._code, self._code.number(0)
-        with code.loop(begin, end, BLOCK) as first:
-            n = code.min_signed(end - first, code.number(BLOCK))
+    def _emit_tokens(self, begin: Value, end: Value, most: Value, *, has_silu: bool) -> None:
+        """Write the loops over the tokens of a chain and the channels."""
+        code, none, given = self._code, self._code.number(0), self._given
+        with code.loop(begin, end, code.min_signed(most, code.number(BLOCK))) as first:
+            n = code.min_signed(code.min_signed(end - first, most), code.number(BLOCK))
             with code.loop(none, n) as token, code.loop(none, self._n, LANES) as at:
                 self._compute(first + token, token, at, has_silu=has_silu)
             with code.loop(none, self._n, LANES) as at:
                 for row in range(self._n_tap - 1):
                     latest = code.load(self._inputs + (n + row) * ROW + at * 4, FLOATS)
                     code.store(latest, self._inputs + row * ROW + at * 4)
+            with code.when(most.equals(1) | (first + n).equals(end)):
+                goal = code.load(given["goals"] + (first + n - 1) * 8, I64)
+                state = given["state"] + goal * given["state_stride"]
+                with code.loop(none, self._n, LANES) as at:
+                    self._store_state(state, at)
 
     def _lanes(self, at: Value) -> SimdLanes:
         """Return the lanes of the channels from number `at` of the group on."""

@@ -14,6 +14,7 @@ from llvmlite import ir
 from engine.cpu.kernels import delta_strip, maths
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.state_rows import chain_words, n_chains
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (  # fmt: skip
     F32,
@@ -34,16 +35,15 @@ NAME = "delta_net"
 
 ARGUMENTS = (
     "q", "q_stride", "k", "k_stride", "v", "v_stride", "step", "step_stride", "beta",
-    "beta_stride", "step_bias", "rate", "key_of", "n_sequence", "n_token", "n_head", "n_key",
-    "n_value", "scale", "eps", "state", "state_stride", "per_piece", "out",
+    "beta_stride", "step_bias", "rate", "key_of", "chains", "goals", "n_head", "n_key", "n_value",
+    "scale", "eps", "state", "state_stride", "per_piece", "out",
 )  # fmt: skip
 """Arguments of the kernel; see `engine.forward.operands.DeltaInputs`. Strides are those between
-tokens, in bytes; a token's elements have no gaps. There are n_token tokens of each of n_sequence
-sequences, one behind the other. key_of: int64 (n_head,), or 0. scale: factor on the normalised
-queries; it and eps are the bits of an F32. state: (n_head, n_key, n_value) of each sequence,
-`state_stride` bytes apart. out: (n_sequence × n_token, n_head, n_value), contiguous. per_piece:
-number of strips of a piece. With a decay by channel, step is (n_sequence × n_token, n_head, n_key)
-and step_bias (n_head, n_key)."""
+tokens, in bytes; a token's elements have no gaps. key_of: int64 (n_head,), or 0. chains, goals: see
+`engine.cpu.kernels.state_rows`. scale: factor on the normalised queries; it and eps are the bits of
+an F32. state: (n_head, n_key, n_value) in each place, `state_stride` bytes apart. out: (T, n_head,
+n_value), contiguous. per_piece: number of strips of a piece. With a decay by channel, step is (T,
+n_head, n_key) and step_bias (n_head, n_key)."""
 
 BLOCK = LANES
 """Number of tokens whose keys, queries and decays are prepared at a time."""
@@ -64,16 +64,17 @@ def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
     columns = delta_strip.columns_of(isa)
 
     def n_pieces(code: Code, given: Named) -> Value:
-        return ceil_div(_n_strips(given, columns), given["per_piece"])
+        return ceil_div(_n_strips(code, given, columns), given["per_piece"])
 
     with piece(module, NAME, ARGUMENTS) as (code, given, index):
         _emit_piece(code, given, index, columns, by_channel=by_channel)
     add_kernel(module, NAME, ARGUMENTS, n_pieces)
 
 
-def _n_strips(given: Named, columns: int) -> Value:
-    """Return the number of strips of all heads of all sequences."""
-    return given["n_sequence"] * given["n_head"] * ceil_div(given["n_value"], columns)
+def _n_strips(code: Code, given: Named, columns: int) -> Value:
+    """Return the number of strips of all heads of all chains."""
+    n_head = n_chains(code, given["chains"]) * given["n_head"]
+    return n_head * ceil_div(given["n_value"], columns)
 
 
 class _Block(NamedTuple):
@@ -104,9 +105,9 @@ def _emit_piece(
     code: Code, given: Named, index: Value, columns: int, *, by_channel: bool
 ) -> None:  # fmt: skip
     """Write a piece: some strips, of one head after the other."""
-    n_key, n_value, n_token = given["n_key"], given["n_value"], given["n_token"]
+    n_key, n_value = given["n_key"], given["n_value"]
     n_strip = ceil_div(n_value, columns)
-    stop = code.min_signed((index + 1) * given["per_piece"], _n_strips(given, columns))
+    stop = code.min_signed((index + 1) * given["per_piece"], _n_strips(code, given, columns))
     block, held = _Block.reserve(code, n_key), _reserve(code, n_key * (4 * columns))
     wide = n_value * 4
     out_stride = given["n_head"] * wide
@@ -114,20 +115,24 @@ def _emit_piece(
     with code.forever() as leave:
         leave(at.get() >= stop)
         place, first = at.get() // n_strip, at.get() % n_strip
-        sequence, head = place // given["n_head"], place % given["n_head"]
+        number, head = place // given["n_head"], place % given["n_head"]
         last = code.min_signed(n_strip, first + stop - at.get())
-        begin, end = sequence * n_token, (sequence + 1) * n_token
-        with code.loop(begin, end, BLOCK) as token:
-            n = code.min_signed(end - token, code.number(BLOCK))
+        begin, end, source, most = chain_words(code, given["chains"], number)
+        size, held_at = code.min_signed(most, code.number(BLOCK)), code.variable(source)
+        with code.loop(begin, end, size) as token:
+            n = code.min_signed(end - token, size)
             _emit_block(code, given, head, token, n, block, by_channel=by_channel)
             v = given["v"] + token * given["v_stride"] + head * wide
             out = given["out"] + token * out_stride + head * wide
-            state = given["state"] + sequence * given["state_stride"] + head * n_key * wide
+            state = given["state"] + held_at.get() * given["state_stride"] + head * n_key * wide
+            held_at.set(code.load(given["goals"] + (token + n - 1) * 8, I64))
+            goal = given["state"] + held_at.get() * given["state_stride"] + head * n_key * wide
             with code.loop(first, last) as strip:
                 column = strip * columns
                 code.call(
                     "strip", VOID, *block, n, n_key, v + column * 4, given["v_stride"],
-                    out + column * 4, out_stride, state + column * 4, wide, n_value - column, held,
+                    out + column * 4, out_stride, state + column * 4, goal + column * 4, wide,
+                    n_value - column, held,
                 )  # fmt: skip
         at.set(at.get() + last - first)
 

@@ -17,13 +17,13 @@ from engine.cpu.kernels.vector_loop import SimdLanes
 
 ARGUMENTS = (
     "keys", "queries", "decays", "key_bytes", "betas", "n_token", "n_key", "v", "v_stride", "out",
-    "out_stride", "state", "state_stride", "n_left", "held",
+    "out_stride", "state", "goal", "state_stride", "n_left", "held",
 )  # fmt: skip
 """Arguments of the function. keys, queries: unit vectors of n_key F32, `key_bytes` from token to
 token. decays: a factor for each token or, by channel, as many as a key has, as far apart as keys.
-betas: a factor for each token. v and out: the strip's columns for the first token; state: those of
-the first row. Strides are in bytes. n_left: number of columns up to the state's last one. held:
-memory for n_key rows of the strip."""
+betas: a factor for each token. v and out: the strip's columns for the first token; state and goal:
+those of the first row before and behind the tokens. Strides are in bytes. n_left: number of columns
+up to the state's last one. held: memory for n_key rows of the strip."""
 
 ROWS = 4
 """Number of rows that the body of a loop visits."""
@@ -124,9 +124,9 @@ class _Strip:
         self._decay(row, token + 1, self._write(row, token))
 
     def _end(self, row: Value, token: Value) -> None:
-        state = self._given["state"] + row * self._given["state_stride"]
+        goal = self._given["goal"] + row * self._given["state_stride"]
         for lanes, vector in zip(self._lanes, self._write(row, token), strict=True):
-            lanes.store(vector, state)
+            lanes.store(vector, goal)
 
     def _write(self, row: Value, token: Value) -> list[Value]:
         """Return a row with what a token writes, and read the output from it."""

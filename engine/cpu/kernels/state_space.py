@@ -16,6 +16,7 @@ from llvmlite import ir
 from engine.cpu.kernels import maths
 from engine.cpu.kernels.activation import activated
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.state_rows import chain_words, n_chains
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (  # fmt: skip
     F32,
@@ -25,6 +26,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     VOID,
     Code,
     Value,
+    Variable,
     function,
 )
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
@@ -33,16 +35,15 @@ NAMES = ("selective_scan", "state_space_scan")
 
 ARGUMENTS = (
     "x", "x_stride", "step", "step_stride", "step_bias", "a", "b", "b_stride", "c", "c_stride", "d",
-    "gate", "gate_stride", "key_of", "n_sequence", "n_token", "n_head", "n_row", "n_state", "state",
+    "gate", "gate_stride", "key_of", "chains", "goals", "n_head", "n_row", "n_state", "state",
     "state_stride", "per_piece", "out",
 )  # fmt: skip
 """Arguments of both kernels; see `engine.forward.operands.ScanInputs`, whose values are x. Strides
-are those between tokens, in bytes; a token's elements have no gaps. There are n_token tokens of
-each of n_sequence sequences, one behind the other. key_of: group of each head, int64 (n_head,), or
-0. state: (n_head, n_row, n_state) of each sequence, `state_stride` bytes apart. out: (n_sequence ×
-n_token, n_head, n_row), contiguous. per_piece: number of units of a piece. `selective_scan` (see
-`engine.forward.ops.Ops`) has one head, step (n_sequence × n_token, n_row), a (n_row, n_state), d
-(n_row,), and neither step_bias nor key_of."""
+are those between tokens, in bytes; a token's elements have no gaps. key_of: group of each head,
+int64 (n_head,), or 0. chains, goals: see `engine.cpu.kernels.state_rows`. state: (n_head, n_row,
+n_state) in each place, `state_stride` bytes apart. out: (T, n_head, n_row), contiguous. per_piece:
+number of units of a piece. `selective_scan` (see `engine.forward.ops.Ops`) has one head, step (T,
+n_row), a (n_row, n_state), d (n_row,), and neither step_bias nor key_of."""
 
 UNIT = LANES
 """Number of rows of a unit."""
@@ -68,30 +69,31 @@ def build(module: ir.Module) -> None:
         add_kernel(module, name, ARGUMENTS, _n_pieces)
 
 
-def _n_units(given: Named) -> Value:
-    return given["n_sequence"] * given["n_head"] * ceil_div(given["n_row"], UNIT)
+def _n_units(code: Code, given: Named) -> Value:
+    n_head = n_chains(code, given["chains"]) * given["n_head"]
+    return n_head * ceil_div(given["n_row"], UNIT)
 
 
 def _n_pieces(code: Code, given: Named) -> Value:
-    return ceil_div(_n_units(given), given["per_piece"])
+    return ceil_div(_n_units(code, given), given["per_piece"])
 
 
 class _Unit(NamedTuple):
-    """A unit of rows of one head of a sequence, for the tokens of a block.
+    """A unit of rows of one head of a chain, for the tokens of a block.
 
     Attributes:
-        sequence: number of the sequence.
+        place: place of the state before the next token.
         head: the head.
         row: number of the first row within the head.
         rows: the rows.
-        token: the first token, counted from the first sequence's.
+        token: the first token, counted from the first chain's.
         n_token: number of tokens.
         written: address of Δ x for each token and row.
         sums: address of a number for each row.
         steps: address of Δ for each token and row in Mamba 1, of each token's decay in Mamba 2.
     """
 
-    sequence: Value
+    place: Variable
     head: Value
     row: Value
     rows: SimdLanes
@@ -106,16 +108,17 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
     """Write a piece: some units."""
     written, steps = (code.stack_buffer(F32, BLOCK * LANES) for _ in range(2))
     sums = code.stack_buffer(F32, LANES)
-    stop = code.min_signed((index + 1) * given["per_piece"], _n_units(given))
+    stop = code.min_signed((index + 1) * given["per_piece"], _n_units(code, given))
     per_head = ceil_div(given["n_row"], UNIT)
     with code.loop(index * given["per_piece"], stop) as unit:
-        place, row = unit // per_head, unit % per_head * UNIT
-        sequence, head = place // given["n_head"], place % given["n_head"]
+        of_heads, row = unit // per_head, unit % per_head * UNIT
+        number, head = of_heads // given["n_head"], of_heads % given["n_head"]
         rows = SimdLanes(code, code.number(0), given["n_row"] - row)
-        end = (sequence + 1) * given["n_token"]
-        with code.loop(sequence * given["n_token"], end, BLOCK) as token:
+        begin, end, source, _ = chain_words(code, given["chains"], number)
+        place = code.variable(source)
+        with code.loop(begin, end, BLOCK) as token:
             n = code.min_signed(end - token, code.number(BLOCK))
-            one = _Unit(sequence, head, row, rows, token, n, written, sums, steps)
+            one = _Unit(place, head, row, rows, token, n, written, sums, steps)
             if name == "selective_scan":
                 _emit_steps(code, given, one)
             else:
@@ -185,13 +188,16 @@ def _emit_rows(code: Code, name: str, given: Named, unit: _Unit) -> None:
         group.set(code.load(given["key_of"] + unit.head * 8, I64))
     offset, n_state = group.get() * given["n_state"] * 4, given["n_state"]
     first = unit.head * given["n_row"] + unit.row
-    states = given["state"] + unit.sequence * given["state_stride"] + first * n_state * 4
+    states, stride = given["state"] + first * n_state * 4, given["state_stride"]
     n = code.min_signed(given["n_row"] - unit.row, code.number(UNIT))
     whole = n - n % TOGETHER
     with code.loop(code.number(0), unit.n_token) as token:
         b, c = (
             given[part] + (unit.token + token) * given[f"{part}_stride"] + offset for part in "bc"
         )
+        before = states + unit.place.get() * stride
+        unit.place.set(code.load(given["goals"] + (unit.token + token) * 8, I64))
+        behind = states + unit.place.get() * stride
         for n_rows, start, stop in ((TOGETHER, code.number(0), whole), (1, whole, n)):
             with code.loop(start, stop, n_rows) as row:
                 steps, rates = unit.steps + token * 4, given["a"]
@@ -200,7 +206,8 @@ def _emit_rows(code: Code, name: str, given: Named, unit: _Unit) -> None:
                     rates = rates + (first + row) * n_state * 4
                 code.call(
                     f"{name}_{n_rows}", VOID, unit.written + token * ROW + row * 4, steps, rates,
-                    b, c, n_state, states + row * n_state * 4, unit.sums + row * 4,
+                    b, c, n_state, before + row * n_state * 4, behind + row * n_state * 4,
+                    unit.sums + row * 4,
                 )  # fmt: skip
         _emit_result(code, name, given, unit, token)
 
@@ -218,12 +225,13 @@ def _emit_result(code: Code, name: str, given: Named, unit: _Unit, token: Value)
 
 
 def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
-    """Write `name_n(written, steps, rates, b, c, n_state, state, sums)`: a token for n rows.
+    """Write `name_n(written, steps, rates, b, c, n_state, before, behind, sums)`: one token.
 
-    The rows' states lie side by side, and so do their sums.
+    It has n rows. Their states before the token lie side by side, and so do those behind it, which
+    may have the same memory, and their sums.
     """
-    code, values = function(module, f"{name}_{n_rows}", 8)
-    written, steps, rates, b, c, n_state, state, sums = values
+    code, values = function(module, f"{name}_{n_rows}", 9)
+    written, steps, rates, b, c, n_state, before, behind, sums = values
     code.builder.function.linkage = "internal"
     rows = range(n_rows)
     totals = [code.variable(code.constant(FLOATS, 0.0)) for _ in rows]
@@ -236,11 +244,11 @@ def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
     def visit(lanes: SimdLanes) -> None:
         keys, queries = lanes.load(b), lanes.load(c)
         for row in rows:
-            place, decay = state + n_state * (4 * row), factors[row]
+            at, decay = n_state * (4 * row), factors[row]
             if name == "selective_scan":
-                decay = maths.exp(code, decay * lanes.load(rates + n_state * (4 * row)))
-            held = code.fma(inputs[row], keys, decay * lanes.load(place))
-            lanes.store(held, place)
+                decay = maths.exp(code, decay * lanes.load(rates + at))
+            held = code.fma(inputs[row], keys, decay * lanes.load(before + at))
+            lanes.store(held, behind + at)
             totals[row].set(code.fma(lanes.only(held), queries, totals[row].get()))
 
     for_each_vector(code, n_state, visit)

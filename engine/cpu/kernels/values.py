@@ -325,7 +325,7 @@ class Code:
         return a[0]
 
     @contextmanager
-    def loop(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
+    def loop(self, start: Value, stop: Value, step: Value | int = 1) -> Iterator[Value]:
         """Write a loop over start, start + step, … below stop; yields the 64-bit index."""
         function = self.builder.function
         head, body, after = (function.append_basic_block() for _ in range(3))

@@ -9,12 +9,10 @@ from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from engine.forward.context import Context
-    from engine.forward.operands import Activation
+    from engine.forward.operands import Activation, States
     from engine.forward.state import RecurrentState
 
 
@@ -64,8 +62,8 @@ class CausalConv(Module):
         weight, bias = self.weight, self.bias
         assert weight is not None, "a rank without a slice must not compute it"
 
-        def convolved(rows: slice, memory: Mapping[str, Tensor]) -> Tensor:
+        def convolved(rows: slice, inputs: States) -> Tensor:
             factors = None if gates is None else (gates[0][rows], gates[1][rows])
-            return ctx.ops.causal_conv(x[rows], memory[name], weight, bias, act, factors)
+            return ctx.ops.causal_conv(x[rows], inputs, weight, bias, act, factors)
 
-        return ctx.by_sequence(state, convolved)
+        return ctx.by_sequence(state, name, convolved)

@@ -108,7 +108,8 @@ class DeltaNet(Mixer):
         inputs, gate = self.inputs(x, ctx)
         y = ctx.by_sequence(
             self.state,
-            lambda rows, memory: ctx.ops.delta_net(inputs.rows(rows), memory["matrix"]),
+            "matrix",
+            lambda rows, state: ctx.ops.delta_net(inputs.rows(rows), state),
         )
         return self.out_proj(ctx.ops.norm_gated(y, self.ssm_norm, self.gate_act, gate))
 

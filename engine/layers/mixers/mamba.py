@@ -14,11 +14,10 @@ from engine.sharding.placement import Replicate, Shard
 from engine.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from engine.forward.context import Context
+    from engine.forward.operands import States
     from engine.layers.hparams import HParams
     from engine.layers.rope import Rope
 
@@ -81,12 +80,12 @@ class Mamba(Mixer):
         step, b, c = self.step_b_c(values, ctx)
         a, d = self.ssm_a(), self.ssm_d()
 
-        def scanned(rows: slice, memory: Mapping[str, Tensor]) -> Tensor:
+        def scanned(rows: slice, state: States) -> Tensor:
             return ctx.ops.selective_scan(
-                values[rows], step[rows], a, b[rows], c[rows], d, gate[rows], memory["ssm"]
+                values[rows], step[rows], a, b[rows], c[rows], d, gate[rows], state
             )
 
-        return self.ssm_out(ctx.by_sequence(self.state, scanned))
+        return self.ssm_out(ctx.by_sequence(self.state, "ssm", scanned))
 
     def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project values (T, channels of this rank) to step sizes, B and C.

@@ -128,5 +128,6 @@ class Mamba2(Mixer):
         )
         return ctx.by_sequence(
             self.state,
-            lambda rows, memory: ctx.ops.state_space_scan(inputs.rows(rows), memory["ssm"]),
+            "ssm",
+            lambda rows, state: ctx.ops.state_space_scan(inputs.rows(rows), state),
         )

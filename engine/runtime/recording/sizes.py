@@ -79,17 +79,17 @@ def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool
     """Return whether a pass computes single tokens as a recording of so many would.
 
     Args:
-        can_rewind: whether there are no recurrent states, whose places are part of a recording.
+        can_rewind: whether there are no recurrent states, whose places are part of a capture.
     """
     pieces = batch.pieces
     if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
         return False
     if len(pieces) > MOST_AT_ONCE:
         return False
-    if can_rewind:
+    if can_rewind or not are_captured(ranks):
         return True
-    has_size = not are_captured(ranks) or len(pieces) in CAPTURED_ROWS
-    return has_size and all(piece.slot == row for row, piece in enumerate(pieces))
+    is_in_order = all(piece.slot == row for row, piece in enumerate(pieces))
+    return is_in_order and len(pieces) in CAPTURED_ROWS
 
 
 def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Sequence[int], Batch]:

@@ -1,6 +1,6 @@
 """Recurrent layers by kernels: near the reference in F64, the same bits in any pieces."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,8 @@ from engine.cpu.kernels.team import Team
 from engine.cpu.ops import CpuOps
 from engine.cpu.recorder import Recorder
 from engine.cpu.recurrent import RecurrentOps
-from engine.forward.operands import RELU2, SILU, DeltaInputs, ScanInputs
+from engine.forward.batch import Batch, Piece
+from engine.forward.operands import RELU2, SILU, DeltaInputs, PlacedStates, ScanInputs
 from engine.ops.reference import ReferenceOps
 from tests.helpers.tiers import paired
 
@@ -40,14 +41,20 @@ class Layer:
     """A recurrent operation with the inputs of a pass.
 
     Attributes:
-        run: operation on some of the tokens; takes its implementation, their inputs and the state.
+        compute: operation on some of the tokens; takes its implementation, their inputs and the
+            states.
         inputs: inputs with a row for each token.
         state: state before the pass.
     """
 
-    run: Callable[[Any, list[Tensor], Tensor], Tensor]
+    compute: Callable[[Any, list[Tensor], PlacedStates], Tensor]
     inputs: list[Tensor]
     state: Tensor
+
+    def run(self, ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+        """Compute some tokens of one sequence."""
+        placed = PlacedStates(state[None], Batch.of_one(0, len(inputs[0]), 0))
+        return self.compute(ops, inputs, placed)
 
     def whole(self, ops: Any) -> tuple[Tensor, Tensor]:
         """Return the outputs of all tokens, and the state after them."""
@@ -96,7 +103,7 @@ def delta_layer(n_token: int, sizes: tuple[int, int, int], *, by_channel: bool =
     bias, rate = torch.randn(shape), -torch.rand(n_head)
     beta = columns(n_token, n_head)[0] * 3
 
-    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+    def run(ops: Any, inputs: list[Tensor], state: PlacedStates) -> Tensor:
         q, k, v, step, beta = inputs
         heads = (x.unflatten(1, (-1, n)) for x, n in ((q, n_key), (k, n_key), (v, n_value)))
         return ops.delta_net(
@@ -118,7 +125,7 @@ def selective_layer(n_token: int, sizes: tuple[int, int, int]) -> Layer:
     a, d = -torch.rand(n_channel, n_state), torch.randn(n_channel)
     step = steps((n_token, n_channel))
 
-    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+    def run(ops: Any, inputs: list[Tensor], state: PlacedStates) -> Tensor:
         x, step, b, c, gate = inputs
         return ops.selective_scan(
             x, step, like(a, inputs), b, c, like(d, inputs), gate, state
@@ -136,7 +143,7 @@ def state_space_layer(n_token: int, sizes: tuple[int, int, int]) -> Layer:
     x, gate, b, c = columns(n_token, *[n_head * n_row] * 2, *[n_group * n_state] * 2)
     step = steps((n_token, n_head))
 
-    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+    def run(ops: Any, inputs: list[Tensor], state: PlacedStates) -> Tensor:
         x, step, b, c, gate = inputs
         values, b, c = (
             t.unflatten(1, (-1, n)) for t, n in ((x, n_row), (b, n_state), (c, n_state))
@@ -153,7 +160,7 @@ def conv_layer(n_token: int, sizes: tuple[int, int, int], act: Any = SILU) -> La
     n_tap, n_channel, n_gate = 2 + sizes[0] % 3, sizes[1] * sizes[2], sizes[0] % 2
     weight, bias = torch.randn(n_channel, n_tap), torch.randn(n_channel)
 
-    def run(ops: Any, inputs: list[Tensor], state: Tensor) -> Tensor:
+    def run(ops: Any, inputs: list[Tensor], state: PlacedStates) -> Tensor:
         x, *gates = inputs
         pair = (gates[0], gates[1]) if gates else None
         shift = None if gates else like(bias, inputs)
@@ -242,14 +249,57 @@ def test_a_token_of_each_sequence_has_the_bits_it_has_alone(
     layer = make(5, sizes)
     states = torch.randn(7, *layer.state.shape)
     before, ops = states.clone(), RecurrentOps(TEAMS[1], isa)
-    y = layer.run(ops, layer.inputs, states[1:6])
+    batch = Batch(tuple(Piece(3, 1, (), slot) for slot in range(5)), 0)
+    y = layer.compute(ops, layer.inputs, PlacedStates(states[1:6], batch))
     for n in range(5):
         alone, state = [x[n : n + 1] for x in layer.inputs], before[1 + n].clone()
         assert torch.equal(layer.run(ops, alone, state), y[n : n + 1])
         assert torch.equal(state, states[1 + n])
     assert torch.equal(states[::6], before[::6])
-    exact = layer.run(EXACT, [x.double() for x in layer.inputs], before.double()[1:6])
-    assert_near(y, exact.float())
+    placed = PlacedStates(before.double()[1:6], batch)
+    assert_near(y, layer.compute(EXACT, [x.double() for x in layer.inputs], placed).float())
+
+
+def chained(*chains: Sequence[int]) -> Batch:
+    """Return the single tokens of chains, each of the places that its rows read and write."""
+    return Batch(
+        tuple(
+            Piece(3 + row, 1, (), slot, source=source if row else None)
+            for source, *goals in chains
+            for row, (source, slot) in enumerate(pairwise([source, source, *goals]))
+        ),
+        0,
+    )
+
+
+@every_layer
+@isas_and_sizes
+def test_each_guess_leaves_its_state_in_a_place_of_its_own(
+    make: Make, isa: Any, sizes: Any
+) -> None:
+    """Chains of four rows, three and one: the next token of a sequence, and guesses behind it."""
+    torch.manual_seed(8)
+    layer = make(8, sizes)
+    states = torch.randn(9, *layer.state.shape)
+    before = states.clone()
+    chains = [(4, 1, 8, 2), (6, 0, 3), (7,)]
+    ops = RecurrentOps(TEAMS[1], isa)
+    y = layer.compute(ops, layer.inputs, PlacedStates(states, chained(*chains)))
+    row = 0
+    for chain in chains:
+        state = before[chain[0]].clone()
+        for place in chain:
+            alone = layer.run(ops, [x[row : row + 1] for x in layer.inputs], state)
+            assert torch.equal(alone, y[row : row + 1])
+            assert torch.equal(state, states[place])
+            row += 1
+    assert torch.equal(states[5], before[5])
+    exact = before.double()
+    found = layer.compute(
+        EXACT, [x.double() for x in layer.inputs], PlacedStates(exact, chained(*chains))
+    )
+    assert_near(y, found.float())
+    assert_near(states, exact.float())
 
 
 @every_layer

@@ -73,7 +73,7 @@ def test_only_keys_and_values_move_to_the_host(kv_on_host: bool) -> None:
     keys = KVState(heads, Ranges(((0, 2),), 2), 64, 32)
     size = CacheSize(24)
     cache = Cache([keys, recurrent], 0, size, torch.device("meta"), kv_on_host=kv_on_host)
-    assert cache.recurrent(recurrent)["s"].is_meta
+    assert cache.tensors(recurrent)["s"].is_meta
     assert cache.kv(keys).k.is_cpu == kv_on_host
     assert cache.host_bytes == (keys.n_bytes(0, size) if kv_on_host else 0)
     assert cache.n_bytes == keys.n_bytes(0, size) + recurrent.n_bytes(0, size)
