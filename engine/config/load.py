@@ -117,7 +117,8 @@ class LoadParams:
             whatever there is, "off" from nowhere; or the path of a GGUF file: from the text and
             from that smaller model, the draft model, which has the same vocabulary. They are left
             out where they do not pay. The answers are those without guesses.
-        draft_max: largest number of guesses for an answer that a pass checks.
+        draft_max: largest number of guesses for an answer that a pass checks. The state behind each
+            takes memory in models with recurrent layers, which have room for three at most.
 
     Raises:
         EngineError: a value makes no sense.

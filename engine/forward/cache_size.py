@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 LEAST_SLOTS = 2
 """Least number of sequences whose recurrent states lie on the devices."""
 
+MOST_GUESSED = 3
+"""Largest number of guesses for an answer that a pass checks where layers have recurrent states, as
+the state behind each guess takes as much memory as one more sequence's."""
+
 TOLD_COUNTS = 1, 2, 3, 4, 6, 8, 12, MOST_AT_ONCE
 """Numbers of requests of which it is told at which length they have room."""
 
@@ -43,12 +47,14 @@ class CacheSize:
         kv_type: KV type, see `LoadParams.kv_type`.
         n_parallel: number of sequences of `n_ctx` tokens for which there is room.
         n_batch: largest number of prompt tokens that are computed at once.
+        n_guessed: largest number of guesses for a sequence whose recurrent states have a place.
     """
 
     n_ctx: int
     kv_type: str = "f16"
     n_parallel: int = 1
     n_batch: int = PROMPT_BATCH
+    n_guessed: int = 0
 
     @classmethod
     def asked(cls, params: LoadParams, n_ctx: int, n_batch: int | None = None) -> CacheSize:
@@ -60,7 +66,8 @@ class CacheSize:
                 or the default.
         """
         n_batch = n_batch or params.n_batch or PROMPT_BATCH
-        return cls(n_ctx, params.kv_type, params.parallel, n_batch)
+        n_guessed = n_states_guessed(params)
+        return cls(n_ctx, params.kv_type, params.parallel, n_batch, n_guessed)
 
     def n_pages(self, sight: Sight) -> int:
         """Return the number of pages of a group of layers.
@@ -88,8 +95,13 @@ class CacheSize:
 
     @property
     def n_slots(self) -> int:
-        """Number of sequences whose recurrent states lie on the devices."""
-        return max(LEAST_SLOTS, self.n_parallel)
+        """Number of recurrent states that lie on the devices.
+
+        Each of `n_parallel` sequences has one, and so has each of its guesses while a pass checks
+        them. Those that no guess needs serve for further sequences.
+        """
+        n_checked = min(MOST_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
+        return max(LEAST_SLOTS, self.n_parallel, n_checked)
 
     def rooms(self, sights: Iterable[Sight], *, has_states: bool) -> tuple[RequestRoom, ...]:
         """Return for how many requests at once there is room at which length, the longest first.
@@ -127,3 +139,12 @@ class CacheSize:
     def n_held(self, sight: Sight) -> int:
         """Return for how many tokens a layer has memory."""
         return self.n_pages(sight) * PAGE
+
+
+def n_states_guessed(params: LoadParams) -> int:
+    """Return how many guesses for a sequence are checked where layers have recurrent states.
+
+    On GPUs there are none: their kernels update states in place.
+    """
+    is_on_cpu = all(device == "cpu" for device in params.all_devices)
+    return min(params.n_draft, MOST_GUESSED) if is_on_cpu else 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.forward.cache_size import CacheSize, RequestRoom
+from engine.forward.cache_size import CacheSize, RequestRoom, n_states_guessed
 from engine.forward.state import KVState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
@@ -87,6 +87,7 @@ class Plan:
         sights: sights of the groups of layers with keys and values.
         has_states: whether layers have recurrent states.
         checkpoint_bytes: most bytes of the host's memory for kept recurrent states.
+        n_guessed: see `CacheSize`.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -101,11 +102,12 @@ class Plan:
     sights: tuple[Sight, ...] = ()
     has_states: bool = False
     checkpoint_bytes: int = 0
+    n_guessed: int = 0
 
     @property
     def cache_size(self) -> CacheSize:
         """Sizes that decide the memory of the cache."""
-        return CacheSize(self.n_ctx, self.kv_type, self.parallel, self.n_batch)
+        return CacheSize(self.n_ctx, self.kv_type, self.parallel, self.n_batch, self.n_guessed)
 
     @property
     def rooms(self) -> tuple[RequestRoom, ...]:
@@ -342,6 +344,7 @@ def _plan(
         parallel=params.parallel,
         sights=in_order(layer.sight for layer in layers if not layer.tensors),
         has_states=any(layer.tensors for layer in layers),
+        n_guessed=n_states_guessed(params),
     )
 
 

@@ -50,6 +50,7 @@ class PagedToy:
     Args:
         groups: number of pages and sight of each group.
         n_slots: number of places for recurrent states; 0 for a model without any.
+        finds_states: see `PagedRuntime`.
 
     Attributes:
         batches: batches computed so far.
@@ -63,11 +64,13 @@ class PagedToy:
     guesser = None
 
     def __init__(
-        self, *groups: tuple[int, Sight], n_ctx: int = 64, n_batch: int = 32, n_slots: int = 0
-    ) -> None:
+        self, *groups: tuple[int, Sight], n_ctx: int = 64, n_batch: int = 32, n_slots: int = 0,
+        finds_states: bool = False,
+    ) -> None:  # fmt: skip
         self.groups: Sequence[PageGroup] = [PageGroup(*group) for group in groups]
         self.n_ctx, self.n_batch = n_ctx, n_batch
         self.can_rewind, self.n_slots = not n_slots, max(1, n_slots)
+        self.finds_states = finds_states
         self.ranks: list[Any] = []
         self.token_source: Any = None
         self._cells = [[[EMPTY] * PAGE for _ in range(n)] for n, _ in groups]
@@ -143,7 +146,7 @@ class PagedToy:
             self._cells[number][page][place] = token
         if self.can_rewind:
             return 0
-        before = self._states[piece.slot]
+        before = self._states[piece.read_slot if position == piece.n_past else piece.slot]
         assert before is not None, "nobody has set this state"
         state = self._states[piece.slot] = hash((before, token))
         return state

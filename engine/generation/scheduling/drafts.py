@@ -46,15 +46,19 @@ class Drafts:
         self._checked: dict[Request, Guess] = {}
 
     def guesses(
-        self, runtime: PagedRuntime, requests: Sequence[Request]
+        self, runtime: PagedRuntime, requests: Sequence[Request], most: int = MOST_ROWS
     ) -> Mapping[Request, Sequence[int]]:
         """Return the tokens that a pass is to check behind the next one of each answer.
 
         There are pages for them. All answers have equally many, as a pass is recorded by its number
         of rows; empty where none are worth it.
+
+        Args:
+            most: largest number of guesses for each answer that the cache can take back.
         """
-        room = min(self._most, min(MOST_ROWS, runtime.n_batch) // max(1, len(requests)) - 1)
-        if room < 1 or not runtime.can_rewind or runtime.token_source is not None:
+        n_rows = min(MOST_ROWS, runtime.n_batch) // max(1, len(requests))
+        room = min(self._most, most, n_rows - 1)
+        if room < 1 or runtime.token_source is not None:
             return {}
         most = min((min(room, _room(request, runtime.n_ctx)) for request in requests), default=0)
         if most < 1:

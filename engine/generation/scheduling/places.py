@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.forward.batch import MOST_AT_ONCE, Tables
@@ -27,11 +27,13 @@ class CachePlace:
         sequence: its tokens and pages.
         slot: place of its recurrent states; 0 for models without any.
         seat: number of the sequence among those that have a place, from 0.
+        ahead: places of the states behind each of its guesses, while a pass checks them.
     """
 
     sequence: PagedSequence
     slot: int
     seat: int = 0
+    ahead: list[int] = field(default_factory=list)
 
     @property
     def n(self) -> int:
@@ -112,7 +114,7 @@ class Places:
         if not self._has_states:
             return self._seated(CachePlace(self._sequences.open(ids), 0))
         sequence = self._sequences.open(ids, self._states.lengths(ids))
-        slot = next(at for at in range(self._runtime.n_slots) if at not in self._holders)
+        slot = self._free[0]
         try:
             if sequence.ids:
                 self._runtime.load_slot(slot, self._states.state(sequence.ids))
@@ -183,12 +185,37 @@ class Places:
                 return False
         return True
 
+    @property
+    def _free(self) -> list[int]:
+        """Slots that no sequence has."""
+        taken = {slot for place in self._holders.values() for slot in (place.slot, *place.ahead)}
+        return [slot for slot in range(self._runtime.n_slots) if slot not in taken]
+
+    def most_guesses(self, n: int) -> int:
+        """Return for how many guesses of each of n sequences there is a slot."""
+        if not self._has_states:
+            return MOST_AT_ONCE
+        return len(self._free) // max(1, n) if self._runtime.finds_states else 0
+
+    def set_apart(self, place: CachePlace, n: int) -> None:
+        """Set slots apart for the states behind each of n guesses of a sequence."""
+        if self._has_states:
+            place.ahead = self._free[:n]
+
+    def follow(self, place: CachePlace) -> None:
+        """Go on from the states behind the next guess, as it was right."""
+        if self._has_states:
+            del self._holders[place.slot]
+            place.slot = place.ahead.pop(0)
+            self._holders[place.slot] = place
+
     def arrange(self, places: Sequence[CachePlace]) -> list[CachePlace]:
         """Return places in the order in which a pass of single tokens is fastest.
 
-        Recurrent states are moved, so that those of the first lie in the first slot and so on.
+        Recurrent states are moved, so that those of the first lie in the first slot and so on,
+        where the runtime is slower otherwise.
         """
-        if not self._has_states:
+        if not self._has_states or self._runtime.finds_states:
             return list(places)
         wanted = [at for at in range(len(places)) if self._holders.get(at) not in places]
         for slot in wanted:
@@ -199,7 +226,7 @@ class Places:
         """Move recurrent states to a slot, and those that lie there somewhere else."""
         runtime, before = self._runtime, place.slot
         other = self._holders.get(slot)
-        free = next((at for at in range(runtime.n_slots) if at not in self._holders), None)
+        free = next(iter(self._free), None)
         if other is None:
             runtime.move_slot(before, slot)
             del self._holders[before]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
@@ -177,7 +177,7 @@ class Scheduler:
         Without a prompt, guesses of what follows those tokens are computed as well.
         """
         requests = [prompt, *rows] if prompt else list(rows)
-        guesses = {} if prompt else self.drafts.guesses(self._runtime, rows)
+        guesses = {} if prompt else self._guesses(rows)
         is_whole = prompt is not None and prompt.n_missing == n
         done = requests if is_whole else list(rows)
         ids, pieces = self._rows(requests, guesses, n if prompt else 1)
@@ -212,6 +212,15 @@ class Scheduler:
             if guess:
                 self._deliver_guessed(request, guess, list(islice(results, len(guess))))
 
+    def _guesses(self, rows: Sequence[Request]) -> Mapping[Request, Sequence[int]]:
+        """Return the tokens to check behind the next ones of answers, and set places apart."""
+        most = self.places.most_guesses(len(rows))
+        guesses = self.drafts.guesses(self._runtime, rows, most)
+        for request, guess in guesses.items():
+            assert request.place is not None
+            self.places.set_apart(request.place, len(guess))
+        return guesses
+
     def _rows(
         self, requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]], n_first: int
     ) -> tuple[list[int], tuple[Piece, ...]]:
@@ -223,13 +232,13 @@ class Scheduler:
         """
         ids, pieces = list[int](), list[Piece]()
         for request in requests:
-            assert request.place is not None
-            guess = guesses.get(request, ())
+            place, guess = request.place, guesses.get(request, ())
+            assert place is not None
             n = 1 if pieces else n_first
-            at, tables, seat = request.place.n, request.place.tables, request.place.seat
-            slot = len(pieces) if self._runtime.can_rewind else request.place.slot
-            pieces.append(Piece(at, n, tables, slot, seat))
-            pieces += [Piece(at + i, 1, tables, slot + i, seat) for i in range(1, 1 + len(guess))]
+            at, tables = place.n, place.tables
+            slots = [place.slot, place.slot, *(place.ahead or [place.slot] * len(guess))]
+            for i, (source, goal) in enumerate(pairwise(slots)):
+                pieces.append(Piece(at + i, 1 if i else n, tables, goal, place.seat, source))
             ids += [*request.wanted[at : at + n], *guess]
         return ids, tuple(pieces)
 
@@ -252,9 +261,12 @@ class Scheduler:
                 n_checked = n_right
                 break
             request.place.sequence.append([token])
+            self.places.follow(request.place)
             n_right += 1
             request.n_accepted += 1
             self._deliver(request, result, None)
+        if request.place is not None:
+            request.place.ahead.clear()
         self.drafts.note(request, n_checked, n_right)
 
     def _timed(

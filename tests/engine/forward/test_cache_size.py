@@ -1,6 +1,7 @@
 """How many pages a model has, and which layers share them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -72,6 +73,19 @@ def test_recurrent_states_have_a_slot_for_each_sequence() -> None:
     assert [CacheSize(256, n_parallel=n).n_slots for n in (1, 2, 3, 16)] == [2, 2, 3, 16]
 
 
+def test_guesses_have_recurrent_states_of_their_own() -> None:
+    """At most three on CPUs, and no more than a pass has rows; GPUs check none."""
+    slots = [CacheSize(256, n_parallel=n, n_guessed=3).n_slots for n in (1, 2, 3, 4, 8, 16)]
+    assert slots == [4, 8, 12, 16, 16, 16]
+
+    def n_slots(*devices: str, **wished: Any) -> int:
+        return CacheSize.asked(LoadParams("m.gguf", devices, **wished), 256).n_slots
+
+    assert [n_slots("cpu", draft_max=n) for n in (1, 2, 3, 15)] == [2, 3, 4, 4]
+    assert n_slots("cpu", draft="off") == n_slots("cuda:0") == n_slots("cpu", "cuda:0") == 2
+    assert n_slots("cuda:0", n_cpu_blocks=1) == 2
+
+
 @pytest.mark.parametrize("parallel", [0, -1, 17, True, 1.5, None])
 def test_other_numbers_of_requests_are_refused(parallel: object) -> None:
     with pytest.raises(EngineError, match="parallel"):
@@ -80,7 +94,7 @@ def test_other_numbers_of_requests_are_refused(parallel: object) -> None:
 
 def test_a_load_decides_the_sizes(tmp_path: Path) -> None:
     params = LoadParams(str(tmp_path), kv_type="q8_0", parallel=3)
-    assert CacheSize.asked(params, 100) == CacheSize(100, "q8_0", 3, 512)
+    assert CacheSize.asked(params, 100) == CacheSize(100, "q8_0", 3, 512, 3)
     assert CacheSize.asked(params, 100, 2048).n_batch == 2048
 
 

@@ -79,13 +79,15 @@ def test_a_part_on_another_rank_changes_nothing(build: Build, name: str, overrid
 def test_the_state_does_not_grow_with_the_context(build: Build) -> None:
     """Only the layers with attention need more; a model without any needs no more at all."""
 
-    def kv(name: str, n_ctx: int) -> list[int]:
+    def kv(name: str, n_ctx: int, **wished: Any) -> list[int]:
         path = build(name)[0]
-        plan = Planner(path).plan(LoadParams(str(path), ("cpu",) * 2, n_ctx=n_ctx, kv_type="f16"))
-        return [device.memory.kv for device in plan.devices]
+        params = LoadParams(str(path), ("cpu",) * 2, n_ctx=n_ctx, kv_type="f16", **wished)
+        return [device.memory.kv for device in Planner(path).plan(params).devices]
 
-    n_layer, n_inner, n_taps, n_state, n_copies = 3, 144, 4, 9, 2
-    assert sum(kv("mamba", 64)) == n_copies * n_layer * n_inner * (n_taps - 1 + n_state) * 4
+    n_layer, n_inner, n_taps, n_state = 3, 144, 4, 9
+    one = n_layer * n_inner * (n_taps - 1 + n_state) * 4
+    assert sum(kv("mamba", 64, draft="off")) == 2 * one
+    assert sum(kv("mamba", 64)) == 4 * one, "one for each of three guesses"
     assert kv("mamba", 64) == kv("mamba", 4096)
     width, f16 = 2 * 2 * 16, 2
     assert sum(kv("jamba", 1024)) - sum(kv("jamba", 512)) == 512 * width * f16

@@ -107,7 +107,7 @@ KINDS = {
 
 def made(kind: str, n_pages: int = 40, **options: Any) -> PagedToy:
     sights, n_slots = KINDS[kind]
-    return PagedToy(*((n_pages, sight) for sight in sights), n_slots=n_slots, **options)
+    return PagedToy(*((n_pages, s) for s in sights), **{"n_slots": n_slots, **options})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -420,12 +420,14 @@ class Storm(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from(list(KINDS)), n_pages=st.integers(3, 9), n_batch=st.integers(1, 40),
         n_bytes=st.sampled_from([0, 8, 40, 4000]), ahead=st.integers(-3, 3),
-        wrong=st.integers(0, 7),
+        wrong=st.integers(0, 7), n_slots=st.sampled_from([0, 2, 5, 16]),
     )  # fmt: skip
     def begin(
-        self, kind: str, n_pages: int, n_batch: int, n_bytes: int, ahead: int, wrong: int
-    ) -> None:
-        self.runtime = made(kind, n_pages=n_pages, n_ctx=700, n_batch=n_batch)
+        self, kind: str, n_pages: int, n_batch: int, n_bytes: int, ahead: int, wrong: int,
+        n_slots: int,
+    ) -> None:  # fmt: skip
+        placed = {"n_slots": n_slots, "finds_states": True} if n_slots and KINDS[kind][1] else {}
+        self.runtime = made(kind, n_pages=n_pages, n_ctx=700, n_batch=n_batch, **placed)
         if ahead >= 0:
             self.runtime.token_source = ToySource(self.runtime, ahead)
         self.known: list[list[int]] = []
