@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from app.split.settings import (
+    DRAFT_SUFFIX,
     MAX_BATCH,
     MAX_PARALLEL,
     MAX_ROPE_BASE,
@@ -56,6 +57,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "n_batch": settings.n_batch,
         "fast_prompts": settings.fast_prompts,
         "n_draft": settings.n_draft,
+        "draft_path": settings.draft_path,
         "rope_scaling": settings.rope_scaling,
         "rope_factor": settings.rope_factor,
         "rope_base": settings.rope_base,
@@ -90,6 +92,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
         fast_prompts=data.get("fast_prompts") is True,
         n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
+        draft_path=_draft_path(data.get("draft_path")),
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
         rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
         rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
@@ -131,6 +134,11 @@ def _rank(rank: RankSettings, entry: Mapping[str, Any]) -> RankSettings:
 
 def _n_draft(saved: object, default: int) -> int:
     return 0 if saved == 0 else _whole(saved, 1, MOST_DRAFTED) or default
+
+
+def _draft_path(saved: object) -> str:
+    is_file = isinstance(saved, str) and saved.lower().endswith(DRAFT_SUFFIX)
+    return str(saved) if is_file else ""
 
 
 def _reserve(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:

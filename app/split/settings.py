@@ -25,6 +25,10 @@ MAX_ROPE_BASE: Final = 1e12
 MAX_TEMPLATE: Final = 128 << 10
 
 
+DRAFT_SUFFIX = ".gguf"
+"""End of the names of files that can be draft models."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankSettings:
     """Settings of one rank.
@@ -63,6 +67,7 @@ class SplitSettings:
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
         p2p, n_batch, fast_prompts: as in `LoadParams`.
         n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
+        draft_path: file of the draft model, "" for none; specific to one model.
         rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
             model.
     """
@@ -84,6 +89,7 @@ class SplitSettings:
     n_batch: int | None = None
     fast_prompts: bool = False
     n_draft: int = DEFAULT_DRAFTED
+    draft_path: str = ""
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
@@ -161,7 +167,7 @@ class SplitSettings:
             p2p=self.p2p,
             n_batch=self.n_batch,
             fast_prompts=self.fast_prompts,
-            draft="auto" if self.n_draft else "off",
+            draft=(self.draft_path or "auto") if self.n_draft else "off",
             draft_max=max(1, self.n_draft),
             rope_scaling=self.rope_scaling,
             rope_factor=self.rope_factor,
@@ -176,6 +182,7 @@ class SplitSettings:
         return replace(
             self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=(),
             rope_scaling="", rope_factor=0.0, rope_base=0.0, chat_template="",
+            draft_path="",
         )  # fmt: skip
 
     def with_mode(self, mode: Mode) -> SplitSettings:

@@ -232,6 +232,7 @@ class SplitState:
             n_batch=self.settings.n_batch,
             fast_prompts=self.settings.fast_prompts,
             n_draft=self.settings.n_draft,
+            draft_path=self.settings.draft_path,
             rope_scaling=self.settings.rope_scaling,
             rope_factor=self.settings.rope_factor,
             rope_base=self.settings.rope_base,

@@ -26,6 +26,7 @@ from app.split.settings import (
     SplitSettings,
 )
 from app.split.views.context_slider import ContextSlider
+from app.split.views.draft_field import DraftField
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_later
 from app.units import MIB, context_text, tokens_text
@@ -136,6 +137,7 @@ class RareOptions(QWidget):
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
         self.fast_prompts = QCheckBox()
         self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
+        self.draft_model = DraftField()
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
@@ -166,6 +168,7 @@ class RareOptions(QWidget):
         show_number(self.states, -1 if kept is None else kept // MIB)
         show_number(self.batch, settings.n_batch or 0)
         show_number(self.draft, settings.n_draft)
+        self.draft_model.set_path(settings.draft_path)
         show_number(self.factor, settings.rope_factor)
         show_number(self.base, settings.rope_base)
         k, v = kv_types(settings.kv_type)
@@ -180,7 +183,7 @@ class RareOptions(QWidget):
         self.template.setText(tr("Own…") if has_own else tr("From the file…"))
         is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
         is_set = is_set or settings.parallel > 1 or kept is not None
-        is_set = is_set or settings.n_draft != DEFAULT_DRAFTED
+        is_set = is_set or settings.n_draft != DEFAULT_DRAFTED or settings.draft_path
         if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
 
@@ -235,6 +238,14 @@ class RareOptions(QWidget):
                 tr(
                     "How many tokens are guessed from the text so far and checked at once; answers "
                     "stay the same, and text that repeats comes faster. 0 guesses none"
+                ),
+            ),
+            (
+                tr("Draft model"),
+                self.draft_model,
+                tr(
+                    "A smaller model with the same vocabulary, which guesses tokens beside the "
+                    "text; answers stay the same"
                 ),
             ),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),

@@ -83,7 +83,12 @@ class MemoryBar(QWidget):
         colours = theme()
         own = colours.device_colour(figures.colour)
         memory = figures.memory
-        kinds = (memory.weights, memory.kv, memory.compute + memory.padding, figures.overhead)
+        kinds = (
+            memory.weights,
+            memory.kv,
+            memory.compute + memory.padding + memory.draft,
+            figures.overhead,
+        )
         for size, tone in zip(kinds, TONES, strict=True):
             yield size, QBrush(QColor(mix(own, colours.surface, tone)))
         for sibling, size in figures.siblings:

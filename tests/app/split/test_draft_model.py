@@ -1,0 +1,56 @@
+"""A draft model is chosen as a file, kept, and given up with the model that it guesses for."""
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtWidgets import QFileDialog
+
+from app.split.saving import from_dict
+from app.split.settings import SplitSettings
+from tests.app.conftest import MakePanel
+from tests.helpers.fake_planner import CPU
+from tests.helpers.split_panels import settle
+
+Pick = Callable[[str], None]
+
+
+@pytest.fixture
+def pick(monkeypatch: pytest.MonkeyPatch) -> Pick:
+    """Return what makes the next file dialog give a path."""
+
+    def give(path: str) -> None:
+        monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (path, ""))
+
+    return give
+
+
+def test_a_file_is_chosen_used_and_given_up(make_panel: MakePanel, pick: Pick) -> None:
+    panel = make_panel([CPU])
+    field = panel.options.rare.draft_model
+    assert field.currentText() == "No model"
+    pick("/models/small.GGUF")
+    field.activated.emit(field.count() - 1)
+    settle()
+    assert panel.session.load_params().draft == "/models/small.GGUF"
+    assert field.currentText() == "small.GGUF"
+    for path in ("", "/models/notes.txt"):
+        pick(path)
+        field.activated.emit(field.count() - 1)
+        settle()
+        assert field.currentText() == "small.GGUF", "nothing was chosen"
+    field.activated.emit(0)
+    settle()
+    assert panel.session.load_params().draft == "auto"
+
+
+@pytest.mark.parametrize("saved", ["small.gguf", "notes.txt", 7, None])
+def test_it_is_kept_unless_the_file_is_damaged(saved: object) -> None:
+    found = from_dict({"draft_path": saved}, [CPU])
+    assert found.draft_path == ("small.gguf" if saved == "small.gguf" else "")
+
+
+def test_no_guesses_are_none_of_a_draft_model_either() -> None:
+    settings = from_dict({"draft_path": "small.gguf", "n_draft": 0}, [CPU])
+    assert settings.load_params("m.gguf").draft == "off"
+    other: SplitSettings = settings.for_another_model(None)
+    assert other.draft_path == "", "it has another vocabulary"
