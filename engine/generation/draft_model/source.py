@@ -49,6 +49,7 @@ class ModelSource(Generic[Answer]):
     ) -> None:
         self._runtime, self._on_failure, self._turn = runtime, on_failure, turn
         self._n_vocab = min(n_vocab, runtime.n_vocab)
+        self._knows_all = n_vocab <= runtime.n_vocab
         groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
         self._cached = Sequences(groups, lambda *pages: runtime.copy_page(*pages))
         self._readers: dict[Answer, _Reader] = {}
@@ -98,7 +99,8 @@ class ModelSource(Generic[Answer]):
 
     def _can_read(self, ids: Sequence[int], most: int) -> bool:
         """Return whether a text and the guesses behind it fit, and have no unknown tokens."""
-        return len(ids) + most <= self._runtime.n_ctx and max(ids) < self._runtime.n_vocab
+        fits = len(ids) + most <= self._runtime.n_ctx
+        return fits and (self._knows_all or max(ids) < self._runtime.n_vocab)
 
     def _reader(self, answer: Answer, ids: Sequence[int]) -> _Reader:
         """Return the reader of a text, whose cache is what the text begins with."""

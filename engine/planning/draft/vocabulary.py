@@ -50,7 +50,7 @@ def _difference(draft: GGUFFile, main: GGUFFile) -> str:
     a, b = (read_vocabulary(file.meta, kinds[0] == "llama") for file in (draft, main))
     for name, ids in (("BOS", (a.bos_id, b.bos_id)), ("EOS", (a.eos_id, b.eos_id))):
         if ids[0] != ids[1]:
-            return f"its {name} is token {_named(ids[0])}, not {_named(ids[1])}"
+            return f"its {name} is {_named(ids[0])}, not {_named(ids[1])}"
     if abs(len(a.tokens) - len(b.tokens)) > MOST_OTHER_SIZE:
         return f"it has {len(a.tokens)} tokens, not {len(b.tokens)}"
     return _other_text(a, b)
@@ -65,4 +65,4 @@ def _other_text(a: Vocabulary, b: Vocabulary) -> str:
 
 
 def _named(token: int | None) -> str:
-    return "none" if token is None else str(token)
+    return "none" if token is None else f"token {token}"
