@@ -74,11 +74,13 @@ class PlainMTP(PlainLlama):
         for name in [name for name in self.t if name.endswith("post_attention_norm.weight")]:
             self.t[name.replace("post_attention", "ffn")] = self.t[name]
         self.is_normed, self._is_windowed = self.arch == "qwen35", False
+        self.n_trunk = self.key("block_count") - self.key("nextn_predict_layers", 0)
+        self.own = f"blk.{self.n_trunk}."
 
     def hidden(self, ids: Sequence[int]) -> Array:
         """Return the trunk's hidden states that the block reads."""
         x = self.t["token_embd.weight"][list(ids)]
-        for layer in range(N_LAYER):
+        for layer in range(self.n_trunk):
             x = self.block(x, f"blk.{layer}.")
         return self.norm(x, "output_norm.weight") if self.is_normed else x
 
@@ -90,30 +92,30 @@ class PlainMTP(PlainLlama):
 
     def guesses(self, ids: Sequence[int]) -> Array:
         """Return the block's logits behind each token but the first, (ids - 1, n_vocab)."""
-        return self._pairs(ids, self.hidden(ids)[:-1])[0]
+        return self.pairs(ids, self.hidden(ids)[:-1])[0]
 
     def chain(self, ids: Sequence[int], n: int) -> list[int]:
         """Return n guesses of what follows ids, each with the block's output as hidden state."""
         before, found = self.hidden(ids)[:-1], list(ids)
         for _ in range(n):
-            logits, own = self._pairs(found, before)
+            logits, own = self.pairs(found, before)
             found.append(int(logits[-1].argmax()))
             before = np.concatenate([before, own[-1:]])
         return found[len(ids) :]
 
-    def _pairs(self, ids: Sequence[int], before: Array) -> tuple[Array, Array]:
+    def pairs(self, ids: Sequence[int], before: Array) -> tuple[Array, Array]:
         """Return logits and output of the block for tokens 1 on and hidden states of those before.
 
         The first pair is at position 1, as in the engine.
         """
-        table = self.t.get(f"{MTP}nextn.embed_tokens.weight", self.t["token_embd.weight"])
-        e = self.norm(table[list(ids[1:])], f"{MTP}nextn.enorm.weight")
-        h = self.norm(before, f"{MTP}nextn.hnorm.weight")
-        x = self.linear(np.concatenate([e, h], axis=-1), f"{MTP}nextn.eh_proj")
-        x = self.block(x, MTP)
-        head_norm = f"{MTP}nextn.shared_head_norm.weight"
+        table = self.t.get(f"{self.own}nextn.embed_tokens.weight", self.t["token_embd.weight"])
+        e = self.norm(table[list(ids[1:])], f"{self.own}nextn.enorm.weight")
+        h = self.norm(before, f"{self.own}nextn.hnorm.weight")
+        x = self.linear(np.concatenate([e, h], axis=-1), f"{self.own}nextn.eh_proj")
+        x = self.block(x, self.own)
+        head_norm = f"{self.own}nextn.shared_head_norm.weight"
         y = self.norm(x, head_norm if head_norm in self.t else "output_norm.weight")
-        head = self.t.get(f"{MTP}nextn.shared_head_head.weight", self.t["output.weight"])
+        head = self.t.get(f"{self.own}nextn.shared_head_head.weight", self.t["output.weight"])
         return y @ head.T, y if self.is_normed else x
 
     def block(self, x: Array, p: str) -> Array:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from engine import load_model
 from engine.errors import ModelFileError
+from engine.forward.batch import Batch
 from tests.helpers.answers import ask
 from tests.helpers.golden import TOLERANCE, Case, golden_error, nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.model_draft import DraftTensor, ModelDraft
+from tests.helpers.mtp_models import PlainMTP
 from tests.helpers.tiers import paired, swept
 
 NAMES = ("qwen3next", "qwen35", "qwen35moe", "kimi-linear")
@@ -135,6 +137,32 @@ def test_drafting_blocks_are_left_out(models: dict[str, Built], tmp_path: Path, 
         path = draft.changed(key, f"{built.arch}.").write(tmp_path / "m.gguf")
         for split in SPLITS:
             assert built.error(path, split) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+def test_drafting_blocks_change_nothing(
+    models: dict[str, Built], tmp_path: Path, name: str
+) -> None:
+    path = with_drafting_block(models[name]).write(tmp_path / "m.gguf")
+    for split in SPLITS:
+        assert models[name].error(path, split, draft="mtp", n_batch=7) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_drafting_blocks_guess_by_normed_hidden_states(
+    models: dict[str, Built], tmp_path: Path, split: list[int]
+) -> None:
+    built = models["qwen35"]
+    path = with_drafting_block(built).write(tmp_path / "m.gguf")
+    hidden, options = list[Any](), OPTIONS | {"draft": "mtp"}
+    with load_model(path, ["cpu"] * len(split), split, **options) as model:
+        runner = model.runtime.runner
+        for at in range(0, 30, 5):
+            wanted = Batch.of_one(at, 5, 0)._replace(wants_hidden=True)
+            hidden += list(runner.forward(built.ids[at : at + 5], wanted))
+        logits = runner.guess(built.ids[30:31], Batch.of_one(30, 1, 0))
+    expected, _ = PlainMTP(path).pairs(built.ids[:31], np.array(hidden, np.float64))
+    assert nmse(logits, expected[-1:]) <= TOLERANCE
 
 
 def values_of(draft: ModelDraft, name: str) -> Any:
