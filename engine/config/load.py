@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
 from typing import Literal
@@ -197,6 +197,16 @@ class LoadParams:
     def n_draft(self) -> int:
         """Largest number of guesses for an answer that a pass checks; 0 for none."""
         return 0 if self.draft == "off" else self.draft_max
+
+    @property
+    def may_leave_mtp(self) -> bool:
+        """Whether an MTP block is only loaded where there is memory for it."""
+        return self.draft == "auto"
+
+    @property
+    def without_mtp(self) -> LoadParams:
+        """The same settings, but without a model's MTP block where it may be left out."""
+        return replace(self, draft="ngram") if self.may_leave_mtp else self
 
     @property
     def draft_path(self) -> str:

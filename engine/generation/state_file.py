@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.errors import ContextOverflow, StateFileError
 from engine.files import atomic_write
 from engine.forward.batch import Piece
-from engine.forward.state import RecurrentState, sights_of
+from engine.forward.state import KVState, RecurrentState, sights_of
 from engine.generation.state_format import Contents, Entry, StateHeader, entries, header, identity
 from engine.generation.state_strips import (
     CopyProgress,
@@ -302,10 +302,22 @@ class StateFiles:
             for rank, run in self._goals(entry):
                 held = self._held(rank, entry)
                 read_units(file, begin, entry.shape[1], held, run, slots, progress)
+        self._clear_mtp(contents, place, stop)
         place.sequence.append(contents.ids[place.n : stop])
         for saved, n in self._lengths(contents, stop):
             n_bytes = sum(x.nbytes for layer in states[saved] for x in layer.values())
             self._places.states.keep(contents.ids[:n], states[saved], n_bytes)
+
+    def _clear_mtp(self, contents: Contents, place: CachePlace, stop: int) -> None:
+        """Zero what an MTP block sees of the tokens from a file, which has nothing for it."""
+        for rank in self._ranks:
+            for state in rank.states[len(self._states) :]:
+                assert isinstance(state, KVState), "MTP blocks have attention"
+                group = self._sights.index(state.sight)
+                first = max(contents.firsts[group], place.n)
+                for held in rank.context.cache.tensors(state).values():
+                    for part in Piece(0, 0, place.tables).runs(group, first, stop):
+                        held[:, part.start : part.stop].zero_()
 
 
 def _first_held(table: Sequence[int]) -> int:

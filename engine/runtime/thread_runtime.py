@@ -42,7 +42,7 @@ from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
 
 if TYPE_CHECKING:
-    from engine.config.load import DraftKind, LoadParams
+    from engine.config.load import LoadParams
     from engine.gguf.reader import GGUFFile
     from engine.layers.hparams import HParams
     from engine.progress import IsCancelled, ProgressSink
@@ -91,23 +91,25 @@ class ThreadRuntime:
             params = replace(params, n_batch=donor.n_batch)  # pages keep their numbers
             params = replace(params, draft=donor.draft)  # and layers theirs
         declaration = declare(file, params)
-        check_types(str(file.path), declaration.slots)
-        self.hp = declaration.hp
-        self.draft: DraftKind | str = "mtp" if self.hp.n_mtp else params.draft
-        if self.draft == "auto":
-            self.draft = "ngram"
         holders = declaration.split.holders
         self.devices = torch_devices(declaration.devices, holders)
-        self.directions: Mapping[int, Direction] = (
-            _directions(params, self.hp) if donor is None else donor.directions
-        )
         self.fallbacks = prove_kernels(declaration.devices[rank] for rank in holders)
         _use_measured_overheads(self.devices)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
             free = donor.free_once_closed(free)
         self.plan: Plan = make_plan(declaration, params, free)
+        if params.may_leave_mtp and declaration.hp.n_mtp and self.plan.shortages(free):
+            params = params.without_mtp
+            declaration = declare(file, params)
+            self.plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
+        check_types(str(file.path), declaration.slots)
+        self.hp = declaration.hp
+        self.draft: str = "mtp" if self.hp.n_mtp else params.without_mtp.draft
+        self.directions: Mapping[int, Direction] = (
+            _directions(params, self.hp) if donor is None else donor.directions
+        )
         self.n_ctx = self.plan.n_ctx
         self.n_batch: int = self.plan.n_batch
         self._sights = sights_of(declaration.states)
@@ -419,5 +421,5 @@ def _guard(
 def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
     """Return the control vectors' sum for each layer, by the layer's number."""
     return read_control_vectors(
-        params.control_vectors, params.control_layers, hp.n_embd, hp.n_layer
+        params.control_vectors, params.control_layers, hp.n_embd, hp.n_trunk
     )

@@ -67,6 +67,8 @@ class Evaluator:
     ) -> Evaluation:
         """Predict bytes and work per rank.
 
+        An MTP block that has no room is left out, unless it is asked for.
+
         Args:
             free_bytes: free memory by device; decides whether weights are dequantised. None: they
                 are.
@@ -76,6 +78,15 @@ class Evaluator:
             SplitError: the split cannot be made.
             EngineError: the KV type does not fit the heads.
         """
+        found = self._evaluated(params, free_bytes)
+        if not params.may_leave_mtp or not self._sizes_for(params)[1].n_mtp:
+            return found
+        if not found.plan.shortages(free_bytes or {}):
+            return found
+        return self._evaluated(params.without_mtp, free_bytes)
+
+    def _evaluated(self, params: LoadParams, free_bytes: Mapping[str, int] | None) -> Evaluation:
+        """Predict bytes and work per rank, with an MTP block if there is one to be used."""
         cls, hp = self._sizes_for(params)
         wanted = wanted_shares(
             params, hp.n_trunk, tied=hp.tied, tensors=self._names, recurrent=hp.recurrent,

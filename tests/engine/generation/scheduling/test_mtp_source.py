@@ -1,16 +1,19 @@
 """Answers with guesses of an MTP block say what they say without, and right guesses are known."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine import Finished, Model, SamplingParams, load_model
+from engine import Finished, LoadParams, Model, SamplingParams, load_model
+from engine.errors import OutOfDeviceMemory
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource
+from engine.planning.planner import Planner
 from tests.engine.generation.scheduling.test_drafts import answers
-from tests.helpers.mtp_models import MTP, N_EMBD, N_LAYER, mtp_gguf
+from tests.helpers.mtp_models import MTP, N_EMBD, N_LAYER, OWN, mtp_gguf
 from tests.helpers.prophet import always
 from tests.helpers.tiers import paired
 
@@ -123,6 +126,25 @@ def test_guesses_are_used_where_nothing_else_is_asked_for(tmp_path: Path) -> Non
             assert has_block == (draft == "auto")
             said(model, [7], 40)
     assert n_bytes["auto"] > n_bytes["ngram"] == n_bytes["off"]
+
+
+def test_a_block_without_room_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the plan said that the window showed before."""
+    path = mtp_gguf(tmp_path / "m.gguf", own=OWN)
+    planner, params = Planner(path), LoadParams(str(path), n_ctx=64)
+    needed = {
+        draft: planner.plan(replace(params, draft=draft)).bytes_by_device()["cpu"]
+        for draft in ("ngram", "mtp")
+    }
+    free = {"cpu": sum(needed.values()) // 2}
+    assert planner.plan(params, free).bytes_by_device()["cpu"] <= free["cpu"] < needed["mtp"]
+    planner.close()
+    monkeypatch.setattr("engine.runtime.thread_runtime.free_bytes", lambda devices: free)
+    with load_model(path, n_ctx=64) as model:
+        assert model.runtime.runner.guesser is None
+        model.resplit([1], devices=["cpu"])
+    with pytest.raises(OutOfDeviceMemory):
+        load_model(path, n_ctx=64, draft="mtp").close()
 
 
 def test_a_block_that_cannot_be_used_is_left_out(tmp_path: Path) -> None:
