@@ -100,8 +100,6 @@ def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
         return None
     try:
         found = HParams.read(file, cls.traits, n_mtp=1)
-        if any(found.recurrent):  # guesses are not checked, as states cannot go back
-            return None
         hp = cls.refine(found)
         table = share_table("tensor", (1.0,), hp.n_layer, tied=hp.tied)
         bind_model(file, cls, hp, cut_model(table, block_dims(cls, hp), hp.n_vocab, tied=hp.tied))

@@ -78,7 +78,7 @@ def guess_sources(params: LoadParams, mtp: MTPSource) -> list[GuessSource[Reques
 
 def _is_ready(request: Request, n: int) -> bool:
     """Return whether all tokens but the next one are computed; make sure of pages for n more."""
-    if request.place is None or request.n_missing != 1:
+    if request.place is None or request.n_missing != 1 or not request.place.n:
         return False
     try:
         request.place.sequence.reserve(n)

@@ -13,6 +13,7 @@ from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource
 from engine.planning.planner import Planner
 from tests.engine.generation.scheduling.test_drafts import answers
+from tests.engine.models.test_file_variants import with_drafting_block
 from tests.helpers.mtp_models import MTP, N_EMBD, N_LAYER, OWN, mtp_gguf
 from tests.helpers.prophet import always
 from tests.helpers.tiers import paired
@@ -46,6 +47,29 @@ def test_answers_are_those_without_guesses(
         model.resplit(split[::-1])
         guessing(model)
         assert answers(model, prompts[:1]) == turned
+
+
+@pytest.mark.parametrize("split", [(1,), (3, 1, 2)])
+@pytest.mark.parametrize("name", ["qwen35-q4_k_m", "qwen3next-q4_k_m"])
+def test_answers_of_models_with_recurrent_layers_are_those_without_guesses(
+    tmp_path: Path, name: str, split: tuple[int, ...]
+) -> None:
+    draft = with_drafting_block(name)
+    (other,) = (tensor for tensor in draft.tensors if "layer_output_norm" in tensor)
+    del draft.tensors[other]
+    path = draft.write(tmp_path / "m.gguf")
+    prompts = [[3 + (7 * n + i) % 190 for i in range(60 + n)] for n in range(3)]
+    devices, options = ["cpu"] * len(split), {"n_ctx": 512, "parallel": 3}
+    with load_model(path, devices, split, draft="off", **options) as model:
+        expected = answers(model, prompts)
+    with load_model(path, devices, split, **options) as model:
+        guessing(model)
+        assert answers(model, prompts) == expected
+        assert any(rank.guesses for rank in model.runtime.ranks)
+        prompts[0] += [*expected[0][:-1], 5, 6, 7]
+        again = answers(model, prompts[:1])
+    with load_model(path, devices, split, draft="off", **options) as model:
+        assert answers(model, prompts[:1]) == again
 
 
 N_VOCAB = 40
