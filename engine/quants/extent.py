@@ -14,12 +14,12 @@ DEVICE_CHUNK = 1 << 24
 
 
 def panel_block_bytes(x_bytes: int = 1) -> int:
-    """Return the bytes of 32 activations in a panel, with two scales, a sum and its halves.
+    """Return the bytes of 32 activations in a panel, with what belongs to them.
 
     Args:
         x_bytes: bytes of an activation, see `engine.cpu.kernels.panels`.
     """
-    return BLOCK * x_bytes + 8 + 4 + 8
+    return BLOCK * x_bytes + 32
 
 
 @dataclass(frozen=True, slots=True)

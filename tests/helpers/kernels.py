@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.cpu.kernels import jit, pack, panels, quantised_gemm
 from engine.cpu.kernels.isa import ISAS, Isa
 from engine.cpu.kernels.team import Team
+from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import LAYOUTS
 
 Bytes = NDArray[np.uint8]
@@ -71,7 +72,7 @@ def _quantise(isa_name: str, x_bytes: int) -> Callable[..., None]:
 
 
 @cache
-def _multiply(kind: Kind, isa_name: str, x_bytes: int) -> Callable[..., None]:
+def _multiply(kind: int, isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa, layout = isa_named(isa_name), LAYOUTS[kind]
     found = jit.addresses_by_source(
         f"quantised-gemm-{kind:d}-{x_bytes}",  # as the engine, so that each is compiled once
@@ -119,7 +120,7 @@ def quantised(x: Floats, isa: Isa, team: Team, x_bytes: int = 1) -> Bytes:
 
 
 def multiplied(
-    planes: Bytes, n_rows: int, x: Floats, kind: Kind, isa: Isa, team: Team, *,
+    planes: Bytes, n_rows: int, x: Floats, kind: int, isa: Isa, team: Team, *,
     skip: int = 0, tiles_per_piece: int = 2, tokens_per_pass: int = 16, x_bytes: int = 1,
 ) -> Floats:  # fmt: skip
     """Return products (tokens, rows); check that the memory around them stays as it was."""
@@ -142,7 +143,7 @@ def activations(
 ) -> NDArray[np.float64]:
     """Return the values of panels, (tokens, columns); see `engine.cpu.kernels.panels`."""
     x = np.empty((n_tokens, n_blocks, 32))
-    token, size, per_token = 0, isa.tile_tokens, 32 * x_bytes + 20
+    token, size, per_token = 0, isa.tile_tokens, panel_block_bytes(x_bytes)
     while token < n_tokens:
         while size > n_tokens - token:
             size //= 2
@@ -150,8 +151,11 @@ def activations(
         group = panel[start:stop].reshape(n_blocks, size * per_token)
         scales_at = size * 32 * x_bytes
         parts = group[:, :scales_at].reshape(n_blocks, x_bytes, size, 32).view(np.int8)
-        scales = group[:, scales_at : scales_at + size * 8].copy().view("<f4")
-        spread = scales.reshape(n_blocks, size, 2).repeat(16, axis=2).astype(float)
+        scales = group[:, scales_at + size * 8 : scales_at + size * 16].copy().view("<i4")
+        units = group[:, scales_at + size * 20 : scales_at + size * 24].copy().view("<f4")
+        spread = scales.reshape(n_blocks, size, 2).repeat(16, axis=2) * units[..., None].astype(
+            float
+        )
         numbers = parts[:, 0] if x_bytes == 1 else parts[:, 0] * 255.0 + parts[:, 1]
         x[token : token + size] = (numbers * spread).transpose(1, 0, 2)
         token += size

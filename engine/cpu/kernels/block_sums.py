@@ -1,18 +1,23 @@
-"""Sums over a block of 16 rows × 32 columns of quantised weights, for a panel's tokens."""
+"""Sums over a block of 16 rows × 32 columns of quantised weights, for a panel's tokens.
+
+Dot products of bytes within 16 columns are exact, and so is their sum, each times its scale in
+units (`engine.cpu.kernels.panels`), where they fit in 16 bits; all else is added up in F32. Weights
+that may be negative were made positive by adding a number; the tokens' sums correct that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.cpu.kernels.panels import PanelOffsets
+from engine.cpu.kernels.panels import SUM_FACTOR, PanelOffsets
 from engine.cpu.kernels.tile_reader import TileReader
-from engine.cpu.kernels.values import F32, FLOATS, I32, LINE, Code, Value, Variable
+from engine.cpu.kernels.values import F32, FLOATS, I32, INTS, LINE, Value, Variable
 
 LINE_COLUMNS = 4
 """Columns of a line of weights."""
 
 Factors = tuple[Sequence[Value], Sequence[Value]]
-"""Scales of a block and factors of Σ x, see `TileReader.scales`."""
+"""Scales of a block and factors of Σ x, see `TileReader.product_factors`."""
 
 
 def add_block(
@@ -28,54 +33,100 @@ def add_block(
     Args:
         lines: weights of the block, see `TileReader.lines`.
     """
-    first, second = (_half_sums(reader, lines, panel, offsets, half) for half in range(2))
-    for token, total in enumerate(sums):
-        halves = first[token], second[token]
-        _add_products(reader.code, total, halves, factors, panel, offsets, token)
-
-
-def _half_sums(
-    reader: TileReader, lines: Sequence[Value], panel: Value, offsets: PanelOffsets, half: int
-) -> list[Value]:
-    """Return the integer dot products of 16 rows × 16 columns with each token, as F32."""
-    code = reader.code
-    weights = [line.bitcast(LINE) for line in lines[4 * half : 4 * half + 4]]
-    totals: list[Value] = []
-    for part in range(offsets.x_bytes):
-        at = [panel + (offsets.numbers(t, part) + 16 * half) for t in range(offsets.n_tokens)]
-        x = [[code.load(a + LINE_COLUMNS * n, I32) for n in range(4)] for a in at]
-        sums = reader.isa.dots(code, weights, x, reader.largest_weight)
-        if totals:
-            sums = [(t << 8) - t + s for t, s in zip(totals, sums, strict=True)]  # t × BASE + s
-        totals = sums
-    return [total.to(FLOATS) for total in totals]
-
-
-def _add_products(
-    code: Code,
-    total: Variable,
-    halves: Sequence[Value],
-    factors: Factors,
-    panel: Value,
-    offsets: PanelOffsets,
-    token: int,
-) -> None:
-    """Add the products of a token with a block of 16 rows × 32 columns to the rows' sums.
-
-    Args:
-        halves: integer dot products with 16 columns each, as F32.
-        panel: address of the block in the token's panel.
-    """
+    block = _Block(reader, lines, panel, offsets)
     scales, added = factors
-    first, second = halves
-    d = [code.splat(code.load(panel + offsets.scale(token, half), F32)) for half in range(2)]
-    if len(scales) == 1:
-        both = code.fma(second, d[1], first * d[0])
-        total.set(code.fma(scales[0], both, total.get()))
+    if len(scales) == 1 and offsets.x_bytes == 1 and reader.fits_words:
+        products = [[number] for number in block.scaled_sums()]
     else:
-        total.set(code.fma(scales[0], first * d[0], total.get()))
-        total.set(code.fma(scales[1], second * d[1], total.get()))
-    for sub, number in enumerate(added):
-        place = offsets.sum(token) if len(added) == 1 else offsets.half_sum(token, sub)
-        x_sum = code.splat(code.load(panel + place, F32))
-        total.set(code.fma(number, x_sum, total.get()))
+        products = block.float_sums(len(scales))
+    for token, total in enumerate(sums):
+        for scale, number in zip(scales, products[token], strict=True):
+            total.set(reader.code.fma(scale, number, total.get()))
+        for number, x_sum in zip(added, block.x_sums(token, len(added)), strict=True):
+            total.set(reader.code.fma(number, x_sum, total.get()))
+
+
+class _Block:
+    """A block of weights and the part of a panel that it is multiplied by."""
+
+    def __init__(
+        self, reader: TileReader, lines: Sequence[Value], panel: Value, offsets: PanelOffsets
+    ) -> None:
+        self._code, self._reader = reader.code, reader
+        self._lines = [line.bitcast(LINE) for line in lines]
+        self._panel, self._offsets = panel, offsets
+        self._tokens = range(offsets.n_tokens)
+
+    def scaled_sums(self) -> list[Value]:
+        """Return the dot products with each token in units, F32; they are added up in integers."""
+        totals = [self._code.constant(INTS, 0) for _ in self._tokens]
+        for half in range(2):
+            for token, number in enumerate(self._half_sums(half)):
+                units = self._number(self._offsets.units(token, half), I32)
+                product = self._reader.isa.word_products(self._code, number, units)
+                totals[token] = totals[token] + product
+        return [total.to(FLOATS) for total in totals]
+
+    def float_sums(self, n_scales: int) -> list[list[Value]]:
+        """Return for each token its dot products in units, F32: one, or one for each 16 columns."""
+        halves = [[number.to(FLOATS) for number in self._half_sums(half)] for half in range(2)]
+        found = []
+        for token, (first, second) in enumerate(zip(*halves, strict=True)):
+            scale = [self._code.splat(self._scale(token, half)) for half in range(2)]
+            if n_scales == 1:
+                found.append([self._code.fma(second, scale[1], first * scale[0])])
+            else:
+                found.append([first * scale[0], second * scale[1]])
+        return found
+
+    def x_sums(self, token: int, n: int) -> list[Value]:
+        """Return a token's sum over the block in units, or its sums of each 16 columns; n of them.
+
+        Each is a vector of equal numbers, F32.
+        """
+        if n < 2:
+            return [self._code.splat(self._number(self._offsets.sum(token), F32))][:n]
+        found = []
+        for half in range(n):
+            stored = self._number(self._offsets.minus_sum(token, half), I32).to(F32)
+            found.append(stored * (-1 / SUM_FACTOR) * self._scale(token, half))
+        return [self._code.splat(number) for number in found]
+
+    def _half_sums(self, half: int) -> list[Value]:
+        """Return the integer dot products of 16 rows × 16 columns with each token."""
+        weights, offsets = self._lines[4 * half : 4 * half + 4], self._offsets
+        totals: list[Value] = []
+        for part in range(offsets.x_bytes):
+            is_last = part == offsets.x_bytes - 1
+            x = [
+                [
+                    self._number(offsets.numbers(t, part) + 16 * half + LINE_COLUMNS * n, I32)
+                    for n in range(4)
+                ]
+                for t in self._tokens
+            ]
+            zero = self._code.constant(INTS, 0)
+            starts = [self._correction(t, half) if is_last else zero for t in self._tokens]
+            largest = self._reader.largest_weight
+            sums = self._reader.isa.dots(self._code, weights, x, starts, largest)
+            if totals:
+                sums = [(t << 8) - t + s for t, s in zip(totals, sums, strict=True)]  # t × BASE + s
+            totals = sums
+        return totals
+
+    def _correction(self, token: int, half: int) -> Value:
+        """Return what corrects a sum of products by weights that were made positive."""
+        zero_point = self._reader.zero_point
+        if not zero_point:
+            return self._code.constant(INTS, 0)
+        stored = self._number(self._offsets.minus_sum(token, half), I32)
+        if zero_point < SUM_FACTOR:
+            stored = stored.arithmetic_shift((SUM_FACTOR // zero_point).bit_length() - 1)
+        return self._code.splat(stored)
+
+    def _scale(self, token: int, half: int) -> Value:
+        return self._number(self._offsets.scale(token, half), F32)
+
+    def _number(self, offset: int, kind: object) -> Value:
+        """Load a number of the panel."""
+        return self._code.load(self._panel + offset, kind)

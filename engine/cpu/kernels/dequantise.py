@@ -45,7 +45,7 @@ def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
         sub = number * len(scales) // 8
         for n in range(4):
             byte = line.bitcast(vector(line.kind.element, TILE)) >> (8 * n)
-            whole = byte.to(BYTES).to(INTS) if is_signed else (byte & 255) - reader.zero_point
+            whole = byte.to(BYTES).to(INTS) if is_signed else (byte & 255) - reader.offset
             value = whole.to(FLOATS) * scales[sub]
             columns.append(value + added[sub] if layout.has_minimum else value)
     return columns

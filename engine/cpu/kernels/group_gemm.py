@@ -13,7 +13,7 @@ from engine.cpu.kernels.block_sums import add_block
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
-from engine.cpu.kernels.values import FLOATS, INTS, LANES, LINE, VOID, function
+from engine.cpu.kernels.values import F32, FLOATS, INTS, LANES, LINE, VOID, Code, Value, function
 from engine.quants.layout import SUPER, Layout
 
 VECTOR_BYTES = 4 * LANES
@@ -50,13 +50,29 @@ def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> Non
             with code.loop(code.number(0), count) as number:
                 panel = panels + ((begin + number) * n_blocks + first) * offsets.n_bytes
                 place = sums + number * (isa.tile_tokens * VECTOR_BYTES)
+                goal = out + (begin + number) * isa.tile_tokens * stride
+                with code.when(first.equals(0)):
+                    _prefetch_rows(code, goal, stride, isa)
                 code.call("add_up", VOID, unpacked, panel, last - first, place, first)
 
         for_each_group(code, n_blocks, skip, multiply)
         with code.loop(code.number(0), count * isa.tile_tokens) as token:
+            panel = begin + token // isa.tile_tokens
+            unit = panels + panel * (n_blocks * offsets.n_bytes) + offsets.unit(0)
+            factor = code.load(unit + token % isa.tile_tokens * 4, F32)
             goal = out + (begin * isa.tile_tokens + token) * stride
-            code.store_part(code.load(sums + token * VECTOR_BYTES, FLOATS), goal, n)
+            total = code.load(sums + token * VECTOR_BYTES, FLOATS)
+            code.store_part(total * code.splat(factor), goal, n)
     code.builder.ret_void()
+
+
+def _prefetch_rows(code: Code, out: Value, stride: Value, isa: Isa) -> None:
+    """Prefetch the places of a panel's results.
+
+    They often lie in pages of their own, whose addresses then need not be looked up all at once.
+    """
+    for token in range(isa.tile_tokens):
+        code.prefetch(out + stride * token, cache=2)
 
 
 def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
@@ -65,10 +81,10 @@ def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
     code.builder.function.linkage = "internal"
     reader, group = TileReader(code, isa, layout), BlockGroup(index, first, last)
     with code.loop(first, last) as block:
-        tile, place = group.places(layout, planes, block), block - first
-        scales, added = reader.scales(tile)
-        for n, values in enumerate([*reader.lines(tile, ahead=True), *scales, *added]):
-            code.store(values, unpacked + place * BLOCK_BYTES + VECTOR_BYTES * n)
+        places, goal = group.places(layout, planes, block), unpacked + (block - first) * BLOCK_BYTES
+        scales, added = reader.product_factors(places)
+        for n, values in enumerate([*reader.lines(places, ahead=True), *scales, *added]):
+            code.store(values, goal + VECTOR_BYTES * n)
     code.builder.ret_void()
 
 

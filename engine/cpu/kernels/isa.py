@@ -25,7 +25,6 @@ from engine.cpu.kernels.values import (
     I8,
     I16,
     I32,
-    INTS,
     LANES,
     LINE,
     Code,
@@ -60,18 +59,23 @@ class Isa:
     register_bytes: ClassVar[int] = 16
 
     def dots(
-        self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], largest: int
+        self,
+        code: Code,
+        lines: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        starts: Sequence[Value],
+        largest: int,
     ) -> list[Value]:
         """Return dot products of 16 rows with each token: 16 × i32 per token, one for each row.
 
         Args:
             lines: weights, 64 bytes each: four columns of 16 rows.
             x: for each token one i32 for each line, which holds four signed bytes.
+            starts: for each token what its products are added to, 16 × i32.
             largest: largest weight, where weights are unsigned; minus the largest size, where they
                 are signed.
         """
-        zero = code.constant(vector(I32, self.register_bytes // 4), 0)
-        totals = [[zero] * len(self._registers) for _ in x]
+        totals = [self._in_registers(start) for start in starts]
         for number, line in enumerate(lines):
             weights = [line.shuffle(part) for part in self._registers]
             for token, numbers in enumerate(x):
@@ -81,6 +85,15 @@ class Isa:
                     for total, part in zip(totals[token], weights, strict=True)
                 ]
         return [concatenated(total) for total in totals]
+
+    def _in_registers(self, numbers: Value) -> list[Value]:
+        """Return the parts of a vector that each fill a register."""
+        size = numbers.kind.count * self.register_bytes // (4 * LANES)
+        return [numbers.shuffle(range(n, n + size)) for n in range(0, numbers.kind.count, size)]
+
+    def word_products(self, code: Code, numbers: Value, factor: Value) -> Value:
+        """Return 16 × i32 times a factor; all are within ±32767."""
+        return numbers * code.splat(factor)
 
     @property
     def _registers(self) -> list[range]:
@@ -95,9 +108,8 @@ class Isa:
         kind = vector(I16, self.register_bytes // 2)
         w, v = weights.bitcast(kind), x.bitcast(kind)
         for weight, number in ((w & 255, v << 8), (w >> 8, v)):
-            number = Value(code, code.builder.ashr(number.raw, code.constant(kind, 8).raw))
             wide = vector(I32, self.register_bytes // 2)
-            products = weight.to(wide) * number.to(wide)
+            products = weight.to(wide) * number.arithmetic_shift(8).to(wide)
             even, odd = (range(n, self.register_bytes // 2, 2) for n in range(2))
             total = total + (products.shuffle(even) + products.shuffle(odd))
         return total
@@ -133,7 +145,12 @@ class Sse4(Isa):
     shuffle: ClassVar[str] = "llvm.x86.ssse3.pshuf.b.128"
 
     def dots(
-        self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], largest: int
+        self,
+        code: Code,
+        lines: Sequence[Value],
+        x: Sequence[Sequence[Value]],
+        starts: Sequence[Value],
+        largest: int,
     ) -> list[Value]:
         n_fit = 32767 // (2 * LARGEST_ACTIVATION * abs(largest))  # lines whose sums fit in 16 bits
         groups = [
@@ -144,14 +161,21 @@ class Sse4(Isa):
         ]
         ones = code.constant(vector(I16, self.register_bytes // 2), 1)
         results = []
-        for token in range(len(x)):
-            total = code.constant(INTS, 0)
+        for token, total in enumerate(starts):
             for group in groups:
                 kind = vector(I32, self.register_bytes // 4)
                 sums = [code.call(self.widen, kind, pairs, ones) for pairs in group[token]]
                 total = total + concatenated(sums)
             results.append(total)
         return results
+
+    def word_products(self, code: Code, numbers: Value, factor: Value) -> Value:
+        n = self.register_bytes // 2
+        factors = code.splat(factor, n // 2).bitcast(vector(I16, n))  # the high words are 0
+        return concatenated([
+            code.call(self.widen, vector(I32, n // 2), part.bitcast(factors.kind), factors)
+            for part in self._in_registers(numbers)
+        ])  # fmt: skip
 
     def _short_dots(
         self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], is_signed: bool
@@ -232,6 +256,7 @@ class Avx512(AvxVnni):
     register_bytes = 64
 
     instruction = "llvm.x86.avx512.vpdpbusd.512"
+    widen = "llvm.x86.avx512.pmaddw.d.512"
     shuffle = "llvm.x86.avx512.pshuf.b.512"
 
 

@@ -1,9 +1,14 @@
 """Panels: activations quantised and packed for the products, in blocks of 32 columns.
 
+Each 16 columns of a token have a scale of their own, a whole number of the token's unit, so that
+products can add up scaled sums in integers. A large number of steps makes this as good as any scale
+would be: the unit is the token's largest scale divided by 32,767.
+
 Tokens are multiplied in groups; a group of m tokens is packed into one panel. For each block of 32
-columns a panel holds m × 32 bytes, then, all F32: m pairs of scales (one for each 16 columns), m
-sums of 32 dequantised numbers, m pairs of sums of 16. So a panel is read from front to back, and a
-token takes equally many bytes per block in a group of any size.
+columns a panel holds m × 32 bytes, then, four bytes each: m pairs of -128 × Σ bytes (one for each
+16 columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units
+(F32), m pairs of scales once more (F32). So a panel is read from front to back, and a token takes
+equally many bytes per block in a group of any size.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
 whose router sends tokens to experts. Then m × 32 high bytes, worth 255 each, stand before the low
@@ -19,7 +24,18 @@ from llvmlite import ir
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.values import F32, FLOATS, I8, INTS, VOID, Value, function, vector
+from engine.cpu.kernels.values import (
+    F32,
+    FLOATS,
+    I8,
+    I32,
+    INTS,
+    VOID,
+    Code,
+    Value,
+    function,
+    vector,
+)
 from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import BLOCK
 
@@ -29,8 +45,15 @@ BASE = 255
 LARGEST = {1: 127, 2: 127 * BASE + 127}
 """Largest quantised activation, by its number of bytes."""
 
-TINY = 2.0**-100
-"""Size below which numbers are quantised to zero; 127 divided by them might be infinite."""
+MOST_UNITS = 32767
+"""Largest scale, in units."""
+
+SUM_FACTOR = 128
+"""Factor of the stored sums of bytes: what products by weights of eight bits have too much, as
+those weights are made positive by adding it."""
+
+TINY = 2.0**-90
+"""Size below which tokens are quantised to zero; numbers divided by them might be infinite."""
 
 ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
 """A float whose last bit is worth 1, and its bits. Adding it rounds to the nearest integer, ties to
@@ -58,17 +81,25 @@ class PanelOffsets:
         """Return the offset of a token's bytes; part 0 is the high bytes where there are two."""
         return (part * self.n_tokens + token) * BLOCK
 
-    def scale(self, token: int, half: int) -> int:
-        """Return the offset of the scale of 16 columns."""
+    def minus_sum(self, token: int, half: int) -> int:
+        """Return the offset of the sum of 16 columns' numbers, times -`SUM_FACTOR`."""
         return self._after_numbers(0) + 8 * token + 4 * half
 
-    def sum(self, token: int) -> int:
-        """Return the offset of the sum of 32 columns."""
-        return self._after_numbers(8) + 4 * token
+    def units(self, token: int, half: int) -> int:
+        """Return the offset of the scale of 16 columns, i32."""
+        return self._after_numbers(8) + 8 * token + 4 * half
 
-    def half_sum(self, token: int, half: int) -> int:
-        """Return the offset of the sum of 16 columns."""
-        return self._after_numbers(12) + 8 * token + 4 * half
+    def sum(self, token: int) -> int:
+        """Return the offset of the sum of 32 columns in units."""
+        return self._after_numbers(16) + 4 * token
+
+    def unit(self, token: int) -> int:
+        """Return the offset of the token's unit, the same in all blocks."""
+        return self._after_numbers(20) + 4 * token
+
+    def scale(self, token: int, half: int) -> int:
+        """Return the offset of the scale of 16 columns, F32."""
+        return self._after_numbers(24) + 8 * token + 4 * half
 
     def _after_numbers(self, n_bytes: int) -> int:
         """Return the offset of what follows the numbers and `n_bytes` more of each token."""
@@ -129,30 +160,64 @@ def _add_pack_token(module: ir.Module, x_bytes: int = 1) -> None:
     """Write `pack_token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
     code, (x, n_blocks, panel, n, t) = function(module, "pack_token", 5)
     code.builder.function.linkage = "internal"
+    largest = _largest(code, x, n_blocks)
+    steps, unit = _steps_and_unit(code, largest, LARGEST[x_bytes])
     with code.loop(code.number(0), n_blocks) as index:
         at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
-        sums = []
+        total = code.constant(F32, 0.0)
         for half in range(2):
             values = code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS)
-            whole, scale = _rounded(values, LARGEST[x_bytes])
+            whole, units = _rounded(values, steps, LARGEST[x_bytes])
             for part, bytes_ in enumerate(_bytes(whole, x_bytes)):
                 code.store(bytes_, numbers + n * (part * BLOCK) + 16 * half)
-            code.store(scale, behind + t * 8 + 4 * half)
-            sums.append(code.reduce("add", _integers(whole)).to(F32) * scale)
-            code.store(sums[half], behind + n * 12 + t * 8 + 4 * half)
-        code.store(sums[0] + sums[1], behind + n * 8 + t * 4)
+            added, scale = code.reduce("add", _integers(whole)), units.to(F32)
+            code.store(added * -SUM_FACTOR, behind + t * 8 + 4 * half)
+            code.store(units, behind + n * 8 + t * 8 + 4 * half)
+            code.store(scale, behind + n * 24 + t * 8 + 4 * half)
+            total = code.fma(added.to(F32), scale, total)
+        code.store(total, behind + n * 16 + t * 4)
+        code.store(unit, behind + n * 20 + t * 4)
     code.builder.ret_void()
 
 
-def _rounded(values: Value, largest: int) -> tuple[Value, Value]:
-    """Quantise 16 numbers to integers within ±largest, as `_whole` returns them, and a scale."""
+def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
+    """Return the largest size of a token's activations; NaN where one is NaN."""
+    most = code.variable(code.constant(FLOATS, 0.0))
+    with code.loop(code.number(0), n_blocks * 2) as half:
+        values = code.load(x + half * 64, FLOATS)
+        most.set(code.maximum(most.get(), code.unary("fabs", values)))
+    return code.reduce("max", most.get())
+
+
+def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value]:
+    """Return how many units of a scale each 1 of a size makes, and the unit, of a token.
+
+    Args:
+        size: largest size of the token's activations.
+        largest: largest number that an activation becomes.
+    """
+    steps = code.constant(F32, float(MOST_UNITS)) / size
+    steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
+    return steps, size * (1 / (largest * MOST_UNITS)) + (size - size)  # NaN where size is infinite
+
+
+def _rounded(values: Value, steps: Value, largest: int) -> tuple[Value, Value]:
+    """Quantise 16 numbers to integers within ±largest, as `_whole` returns them.
+
+    Args:
+        steps: see `_steps_and_unit`.
+
+    Returns:
+        The integers, and the scale in units as i32, at least 1.
+    """
     code = values.code
     size = code.reduce("max", code.unary("fabs", values))
-    inverse = code.constant(F32, float(largest)) / size
-    inverse = code.where(size < TINY, code.constant(F32, 0.0), inverse)
-    scale = size * (1 / largest) + (size - size)  # NaN where the largest is infinite
-    return _whole(values * code.splat(inverse)), scale
+    units = _integers(_whole(size * steps)) + 1
+    units = code.min_signed(units, code.constant(I32, MOST_UNITS))
+    units = code.where(units < 1, code.constant(I32, 1), units)  # of what is no number
+    inverse = steps * float(largest) / units.to(F32)
+    return _whole(values * code.splat(inverse)), units
 
 
 def _whole(values: Value) -> Value:
@@ -162,7 +227,7 @@ def _whole(values: Value) -> Value:
 
 def _integers(whole: Value) -> Value:
     """Convert a result of `_whole` to integers."""
-    return whole.bitcast(INTS) - ROUNDER_BITS
+    return whole.bitcast(INTS if isinstance(whole.kind, ir.VectorType) else I32) - ROUNDER_BITS
 
 
 def _bytes(whole: Value, x_bytes: int = 1) -> list[Value]:

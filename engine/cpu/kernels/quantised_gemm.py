@@ -2,7 +2,7 @@
 
 Within a block of 32 columns (or a sub-block of 16), weights are small integers q on a scale, and
 activations are bytes on a scale d, so that `Σ w x = scale × d × Σ q x - minimum × Σ x`: an exact
-integer sum and two floating-point steps. All further rounding is F32's. A token's bits do not
+integer sum and few floating-point steps. All further rounding is F32's. A token's bits do not
 depend on the tokens computed with it.
 """
 
@@ -48,12 +48,16 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     def add(group: BlockGroup) -> None:
         with code.loop(group.first, group.last) as block:
             places = group.places(layout, planes, block)
-            lines, factors = reader.lines(places, ahead=n_tokens == 1), reader.scales(places)
+            lines, factors = (
+                reader.lines(places, ahead=n_tokens == 1),
+                reader.product_factors(places),
+            )
             add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
 
     for_each_group(code, n_blocks, skip, add)
     for token, total in enumerate(sums):
-        code.store(total.get(), out + stride * token)
+        unit = code.load(panel + offsets.unit(token), F32)
+        code.store(total.get() * code.splat(unit), out + stride * token)
     code.builder.ret_void()
     return name
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.isa import LARGEST_ACTIVATION, Isa
+from engine.cpu.kernels.panels import SUM_FACTOR
 from engine.cpu.kernels.values import (
     FLOATS,
     I8,
@@ -21,6 +22,9 @@ from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
 AHEAD = 1024
 """Distance at which weights are prefetched into the second cache, in bytes. Further away, or into
 the first cache, processors of AMD read slower than by themselves."""
+
+EACH_BYTE = 0x01010101
+"""Factor that repeats a byte in all bytes of an i32."""
 
 BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
 
@@ -91,16 +95,17 @@ class TileReader:
         if layout.high:
             lines = self._with_high(lines, places)
         if layout.table:
-            lines = [self._looked_up(line) for line in lines]
-        elif layout.low == 8 and not self.isa.signed_weights:
-            lines = [line ^ 0x80808080 for line in lines]
-        return lines
+            return [self._looked_up(line) for line in lines]
+        added = self.offset - layout.zero
+        if layout.low == 8:
+            return [line ^ added * EACH_BYTE for line in lines]
+        return [line + added * EACH_BYTE for line in lines] if added else lines
 
     def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
         """Extract `n_bits` bits of every byte, from bit `shift` on."""
         if n_bits == 8:
             return stored
-        mask = ((1 << n_bits) - 1) * 0x01010101
+        mask = ((1 << n_bits) - 1) * EACH_BYTE
         return ((stored >> shift) if shift else stored) & mask
 
     def _with_high(self, lines: list[Value], places: BlockPlaces) -> list[Value]:
@@ -111,7 +116,7 @@ class TileReader:
         result = []
         for number, line in enumerate(lines):
             source, place = divmod(number, per_line)
-            mask = (((1 << n_bits) - 1) << low) * 0x01010101
+            mask = (((1 << n_bits) - 1) << low) * EACH_BYTE
             shift = low - place * n_bits
             bits = stored[source] << shift if shift >= 0 else stored[source] >> -shift
             result.append(line | (bits & mask))
@@ -119,18 +124,41 @@ class TileReader:
 
     def _looked_up(self, line: Value) -> Value:
         """Replace codes by the values of the layout's table."""
-        table = [value + self.zero_point for value in self.layout.table]
+        table = [value + self.offset for value in self.layout.table]
         table = [value - 256 if value > 127 else value for value in table]
         return self.isa.table_lookup(self.code, table, line.bitcast(LINE)).bitcast(INTS)
 
     @property
-    def zero_point(self) -> int:
-        """Number to subtract from the bytes of `lines`."""
-        if self.isa.signed_weights or self.layout.zero:
+    def offset(self) -> int:
+        """Number that the bytes of `lines` are larger by than what scales multiply."""
+        if self.isa.signed_weights or not self.zero_point:
             return self.layout.zero
-        if self.layout.table:
-            return -min(self.layout.table)
-        return 128 if self.layout.low == 8 else 0
+        return self.zero_point - self.centre
+
+    @property
+    def centre(self) -> int:
+        """Number that products subtract from what scales multiply, so that sums stay small."""
+        return 16 if self.layout.has_minimum and self.layout.low + self.layout.high > 4 else 0
+
+    @property
+    def zero_point(self) -> int:
+        """Number that products subtract from the bytes of `lines`: 0 or a power of two."""
+        layout = self.layout
+        if self.isa.signed_weights:
+            return layout.zero + self.centre
+        has_sign = layout.zero or layout.table or layout.low == 8 or self.centre
+        return SUM_FACTOR if has_sign else 0
+
+    @property
+    def fits_words(self) -> bool:
+        """Whether sums of products of 16 columns with bytes fit in 16 bits."""
+        layout = self.layout
+        if layout.table:
+            size = max(map(abs, layout.table))
+        else:
+            most, zero = (1 << (layout.low + layout.high)) - 1, layout.zero + self.centre
+            size = 128 if layout.low == 8 else max(zero, most - zero)
+        return 16 * LARGEST_ACTIVATION * size < 1 << 15
 
     @property
     def largest_weight(self) -> int:
@@ -143,9 +171,9 @@ class TileReader:
         return -max(map(abs, layout.table), default=128)
 
     def scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
-        """Load the scales of the sub-blocks and the factors of Σ x, in F32 for 16 rows.
+        """Load the scales of the sub-blocks and what is added to weights, in F32 for 16 rows.
 
-        The second list is empty where no multiple of Σ x is added.
+        The second list is empty where nothing is.
         """
         layout, code = self.layout, self.code
         if layout.scale == "f16_min":
@@ -157,16 +185,24 @@ class TileReader:
             scales, added = self._super_scales(places)
         else:
             scales, added = [self._own_scale(places, n) for n in range(BLOCK // layout.sub)], []
-        if self.zero_point:
-            added = [scale * float(-self.zero_point) for scale in scales]
+        return scales, added
+
+    def product_factors(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
+        """Load the scales of the sub-blocks, and the factors of Σ x in products, if any."""
+        scales, added = self.scales(places)
+        if self.centre:
+            added = [
+                minimum + scale * float(self.centre)
+                for scale, minimum in zip(scales, added, strict=True)
+            ]
         return scales, added
 
     @property
     def n_factors(self) -> tuple[int, int]:
-        """Numbers of vectors in both lists of `scales`."""
+        """Numbers of vectors in both lists of `product_factors`."""
         layout = self.layout
         n_scales = 1 if layout.scale == "f16_min" else BLOCK // layout.sub
-        return n_scales, n_scales if layout.has_minimum or self.zero_point else 0
+        return n_scales, n_scales if layout.has_minimum else 0
 
     def _own_scale(self, places: BlockPlaces, sub: int) -> Value:
         """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""

@@ -91,6 +91,10 @@ class Value:
     def __rshift__(self, other: Value | int) -> Value:
         return self._apply("lshr", other)
 
+    def arithmetic_shift(self, n: int) -> Value:
+        """Return an integer shifted right by n bits with its sign."""
+        return Value(self.code, self.code.builder.ashr(self.raw, self._like(n)))
+
     def _compare(self, how: str, other: Value | float) -> Value:
         builder = self.code.builder
         compare = builder.fcmp_ordered if self.is_float else builder.icmp_signed

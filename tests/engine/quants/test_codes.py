@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panels, quantised_gemm
+from engine.cpu.kernels import jit, pack
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
 from engine.gguf.types import TYPES
@@ -17,6 +17,7 @@ from engine.quants.codes import coded_rows
 from engine.quants.dequantise import QUANTS, dequantise
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.kernels import activations, aligned, multiplied, quantised
 from tests.helpers.planes import planes_apart
 
 Bytes = NDArray[np.uint8]
@@ -34,12 +35,6 @@ def kernel(
 ) -> Callable[..., None]:
     address = jit.addresses(name, chosen(), [function], build)[function]
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(arguments)))(address)
-
-
-def aligned(n_bytes: int) -> Bytes:
-    """Return zeros on a 64-byte boundary."""
-    memory = np.zeros(n_bytes + 64, np.uint8)
-    return memory[-memory.ctypes.data % 64 :][:n_bytes]
 
 
 def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) -> Bytes:
@@ -147,37 +142,10 @@ def test_products_are_those_of_the_weights_and_rounded_activations(
     raw, n_columns = finite_rows(number), N_BLOCKS * BLOCK
     planes = packed(raw, number, FIRST, N_BLOCKS, 0)
     x = np.random.default_rng(1).standard_normal((n_tokens, n_columns), dtype=np.float32)
-    found = multiplied(planes, number, x)
-    blocks = x.reshape(n_tokens, -1, 16)
-    largest = np.abs(blocks).max(axis=2, keepdims=True)
-    rounded = (np.rint(blocks * (127 / largest)) * np.float64(largest) / 127).reshape(n_tokens, -1)
+    team, isa = Team(2), chosen()
+    found = multiplied(planes, N_ROWS, x, number, isa, team, skip=FIRST % 8)
+    rounded = activations(quantised(x, isa, team), n_tokens, N_BLOCKS, isa)
+    team.close()
     weights = dequantised(raw, number).astype(np.float64)
     wanted = rounded @ weights.T
     assert np.abs(found - wanted).max() < 2e-6 * np.abs(wanted).max()
-
-
-def multiplied(planes: Bytes, number: int, x: Floats) -> Floats:
-    """Return planes times tokens, (n_tokens, N_ROWS), by the kernels of this processor."""
-    isa, layout = chosen(), LAYOUTS[number]
-    team = Team(2)
-    numbers = aligned(panels.quantised_bytes(len(x), N_BLOCKS))
-    quantise = kernel("panels", "quantise", panels.ARGUMENTS, lambda m: panels.build(m, isa))
-    team.wake()
-    quantise(
-        team.address, x.ctypes.data, x.strides[0], len(x), N_BLOCKS, numbers.ctypes.data
-    )  # fmt: skip
-    multiply = kernel(
-        f"product-{number}",
-        "multiply",
-        quantised_gemm.ARGUMENTS,
-        lambda m: quantised_gemm.build(m, isa, layout),
-    )
-    out = np.zeros((len(x), N_ROWS), np.float32)
-    team.wake()
-    multiply(
-        team.address, planes.ctypes.data, planes.shape[1], N_BLOCKS, FIRST % 8,
-        numbers.ctypes.data, len(x),
-        out.ctypes.data, out.strides[0], N_ROWS, len(planes), 1, isa.tile_tokens,
-    )  # fmt: skip
-    team.close()
-    return out

@@ -107,18 +107,22 @@ def test_panels_hold_the_nearest_of_255_steps(isa: Isa, team: Team) -> None:
     blocks = x.reshape(15, 2 * N_BLOCKS, 16).astype(np.float64)
     largest = np.abs(blocks).max(-1, keepdims=True)
     seen = coded(x, isa, team).reshape(blocks.shape)
-    assert (np.abs(seen - blocks) <= largest / 127 * 0.500001).all()
+    step = largest / 127 + np.abs(x).max(-1)[:, None, None] / (127 * 32767)  # rounded to units
+    assert (np.abs(seen - blocks) <= step * 0.500001).all()
     assert (seen[3, 4:6] == 0).all()
 
 
 @every_isa
-def test_panels_hold_sums_of_what_the_bytes_stand_for(isa: Isa, team: Team) -> None:
+def test_panels_hold_sums_and_scales_of_what_the_bytes_stand_for(isa: Isa, team: Team) -> None:
     x = random_x(1)
-    panel = quantised(x, isa, team).reshape(N_BLOCKS, 52)
-    halves = coded(x, isa, team).reshape(N_BLOCKS, 2, 16).sum(-1)
-    total, first, second = panel[:, 40:].copy().view("<f4").T
-    assert np.allclose(np.stack([first, second], 1), halves, rtol=1e-6)
-    assert np.allclose(total, halves.sum(-1), rtol=1e-6, atol=1e-5)
+    panel = quantised(x, isa, team).reshape(N_BLOCKS, 64)
+    halves = panel[:, :32].view(np.int8).reshape(N_BLOCKS, 2, 16).sum(-1, dtype=np.int64)
+    scales, total = panel[:, 40:48].copy().view("<i4"), panel[:, 48:52].copy().view("<f4")[:, 0]
+    assert np.array_equal(panel[:, 32:40].copy().view("<i4"), -128 * halves)
+    assert np.array_equal(panel[:, 56:].copy().view("<f4"), scales)
+    assert np.allclose(total, (halves * scales).sum(-1), rtol=1e-6)
+    assert len(np.unique(panel[:, 52:56])) <= 4
+    assert scales.max() == 32767
 
 
 @every_type_and_isa
