@@ -167,10 +167,11 @@ class RecurrentOps:
 
     def begin(self, batch: Batch) -> None:
         """Write what the rows of a pass read and write, for recorded calls."""
-        rows = self._rows_of_singles.get(batch.n_rows) if batch.is_of_singles else None
-        if rows is not None:
+        self._batch, self._rows = batch, None
+        rows = self._rows_of_singles.get(len(batch.pieces))
+        if rows is not None and batch.is_of_singles:
             rows.set(batch)
-        self._batch, self._rows = batch, rows
+            self._rows = rows
 
     def _found(self, state: States, n_row: int) -> _Held | None:
         """Return where the states of so many rows lie; None if the kernels cannot use them."""

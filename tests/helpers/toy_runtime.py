@@ -35,6 +35,7 @@ class ToyRuntime:
 
     n_running = 0
     guesser = None
+    finds_states = False
     n_slots = 2
 
     def __init__(

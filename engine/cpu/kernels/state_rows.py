@@ -44,9 +44,14 @@ class StateRows:
         self._goals = np.zeros(n_rows, np.int64)
         self.chains, self.goals = self._chains.ctypes.data, self._goals.ctypes.data
         self.n_chain = self.most = self.n_slots = 0
+        self._held: list[tuple[int, int, int | None]] = []
 
     def set(self, batch: Batch) -> None:
         """Write the rows of a batch; it has as many rows as this memory."""
+        held = [(piece.n, piece.slot, piece.source) for piece in batch.pieces]
+        if held == self._held:
+            return
+        self._held = held
         chains, row, last = list[list[int]](), 0, -1
         for piece in batch.pieces:
             is_apart = piece.read_slot != piece.slot
