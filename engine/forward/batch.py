@@ -11,9 +11,9 @@ from engine.paging.keys import PAGE
 MOST_AT_ONCE = MOST_PARALLEL
 """Largest number of sequences of which a pass computes a single token each."""
 
-KEPT_STATES = 2 * MOST_AT_ONCE
-"""Number of positions of a sequence whose hidden states are kept for an MTP block: those of a pass
-of single tokens, and of guesses behind them."""
+KEPT_STATES = 4 * MOST_AT_ONCE
+"""Number of positions of a sequence whose hidden states are kept for an MTP block: those that it
+has not read yet, and of a pass of single tokens behind them."""
 
 Tables = tuple[Sequence[int], ...]
 """For each group of layers, the page of each `PAGE` tokens of a sequence."""
@@ -101,6 +101,11 @@ class Batch(NamedTuple):
     def is_of_singles(self) -> bool:
         """Whether each sequence has a single token, so that the pass can be a recorded one."""
         return all(piece.n == 1 for piece in self.pieces)
+
+    @property
+    def is_of_few_singles(self) -> bool:
+        """Whether it has single tokens alone, as many as a pass may be recorded with."""
+        return len(self.pieces) <= MOST_AT_ONCE and self.is_of_singles
 
     @property
     def state_runs(self) -> list[list[Piece]]:

@@ -37,30 +37,32 @@ class HiddenStates:
         """Note where the rows of a pass belong; for single tokens in the same memory each time."""
         self._pieces = batch.pieces
         n = len(batch.pieces)
-        self._is_of_singles = batch.is_of_singles and n <= MOST_AT_ONCE
+        self._is_of_singles = batch.is_of_few_singles
         if self._is_of_singles:
-            self._own[:n] = torch.tensor([_row(piece, piece.n_past) for piece in batch.pieces])
-            self._before[:n] = torch.tensor(
-                [_row(piece, piece.n_past - 1) for piece in batch.pieces]
-            )
+            _write(self._own[:n], [_row(piece, piece.n_past) for piece in batch.pieces])
+            _write(self._before[:n], [_row(piece, piece.n_past - 1) for piece in batch.pieces])
 
     def forget(self, seat: int) -> None:
         """Zero the hidden states of a sequence."""
         self._rows[seat * KEPT_STATES : (seat + 1) * KEPT_STATES].zero_()
 
-    def keep(self, hidden: Tensor) -> None:
-        """Keep the hidden states (T, n_embd) of a pass over single tokens."""
-        self._rows.index_copy_(0, self._own[: len(self._pieces)], hidden)
+    def keep(self, hidden: Tensor, first: int = 0) -> None:
+        """Keep the hidden states of single tokens, those of the rows from `first` on."""
+        self._rows.index_copy_(0, self._own[first : len(self._pieces)], hidden)
 
     def before(self) -> Tensor:
-        """Return the hidden states (T, n_embd) of the tokens before those of such a pass."""
-        return self._rows.index_select(0, self._before[: len(self._pieces)])
+        """Return the kept hidden states (T, n_embd) of the tokens before those of the pass."""
+        if self._is_of_singles:
+            return self._rows.index_select(0, self._before[: len(self._pieces)])
+        rows = [_row(piece, at - 1) for piece in self._pieces for at in _positions(piece)]
+        return self._rows.index_select(0, torch.tensor(rows, device=self._rows.device))
 
     def exchanged(self, hidden: Tensor) -> Tensor:
-        """Keep hidden states (T, n_embd) of a pass; return those of the token before each."""
-        if self._is_of_singles:
-            self.keep(hidden)
-            return self.before()
+        """Keep the last hidden state of each piece of a prompt's pass, (T, n_embd).
+
+        Returns:
+            The hidden states of the token before each, (T, n_embd).
+        """
         device, parts, first = hidden.device, list[Tensor](), 0
         earlier = [_row(piece, piece.n_past - 1) for piece in self._pieces]
         kept = self._rows.index_select(0, torch.tensor(earlier, device=device))
@@ -69,6 +71,19 @@ class HiddenStates:
             first += piece.n
             self._rows[_row(piece, piece.stop - 1)] = hidden[first - 1]
         return torch.cat(parts)
+
+
+def _write(memory: Tensor, rows: list[int]) -> None:
+    """Write numbers of rows to memory, (rows,); a single one takes no tensor of its own."""
+    if len(rows) == 1:
+        memory.fill_(rows[0])
+    else:
+        memory.copy_(torch.tensor(rows))
+
+
+def _positions(piece: Piece) -> range:
+    """Return the positions of a piece's tokens."""
+    return range(piece.n_past, piece.stop)
 
 
 def _row(piece: Piece, position: int) -> int:

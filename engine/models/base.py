@@ -120,6 +120,11 @@ class CausalLM(Module):
         assert self.mtp is not None, "who guesses has asked for the block"
         return self.mtp.guess(self, ids, ctx)
 
+    def read(self, ids: Tensor, ctx: Context) -> None:
+        """Have the MTP block read tokens ids (T,) that were computed before, see `MTP.read`."""
+        assert self.mtp is not None, "who guesses has asked for the block"
+        self.mtp.read(self, ids, ctx)
+
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""
         return self.token_embd(ids, ctx)

@@ -2,7 +2,9 @@
 
 The block sees pairs of a token and the hidden state of the token before. Such a pair lies in its KV
 cache at the position of the token, so that what is cached depends on no later token; there is none
-at position 0. Every pass computes the pairs of its own tokens; a guess goes on from the last one.
+at position 0. A prompt's pass computes the pairs of its tokens. Single tokens only leave their
+hidden states behind: a guess computes the pairs of all tokens since the last guess, and goes on
+from them.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class MTP(Module):
     def remember(
         self, trunk: Trunk, ids: Tensor, embedded: Tensor | None, x: Tensor | None, ctx: Context
     ) -> None:
-        """Write the keys and values of a pass's tokens.
+        """Write the keys and values of a prompt's tokens, or keep hidden states of single ones.
 
         The group of ranks that `ctx` is at stays the same.
 
@@ -74,11 +76,27 @@ class MTP(Module):
             hidden = ctx.enter(x, trunk.split.last_group, n)
             hidden = None if hidden is None else trunk.output_norm(hidden, ctx)
         hidden = ctx.enter(hidden, block.split.group, n)
+        if ctx.batch.is_of_few_singles:
+            if hidden is not None:
+                ctx.hidden_states.keep(hidden)
+            ctx.join(here)
+            return
         embedded = self._embedded(trunk, ids, embedded, ctx)
         if hidden is not None and embedded is not None:
             before = ctx.hidden_states.exchanged(hidden)
             block.mix(joint(embedded, before, ctx), ctx)  # what it would add is of no use
         ctx.join(here)
+
+    def read(self, trunk: Trunk, ids: Tensor, ctx: Context) -> None:
+        """Write the keys and values of single tokens whose hidden states were kept.
+
+        Args:
+            ids: tokens of the pass, (T,).
+        """
+        block, _ = self._parts
+        x = self._joined(trunk, ids, ctx)
+        if x is not None:
+            block.mix(x, ctx)  # what it would add is of no use
 
     def guess(self, trunk: Trunk, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return logits of what follows tokens that the trunk has not seen yet.
@@ -86,30 +104,38 @@ class MTP(Module):
         The block's own output stands for the trunk's hidden state of these tokens until then.
 
         Args:
-            ids: tokens, (T,), each the next one of its sequence or behind a guess.
+            ids: tokens, (T,). First those that the trunk has computed and the block has not read;
+                from the batch's first wanted row on each is the next one of its sequence, or
+                behind a guess.
 
         Returns:
-            Logits (T, n_vocab), as `CausalLM.forward` returns them.
+            Logits (rows, n_vocab) of the latter, as `CausalLM.forward` returns them.
         """
-        (block, joint), n, last = self._parts, trunk.hp.n_embd, trunk.split.last_group
-        embedded = trunk.embed(ids, ctx) if self.head.embed_tokens is None else None
-        x = self._embedded(trunk, ids, embedded, ctx)
+        (block, _), n, last = self._parts, trunk.hp.n_embd, trunk.split.last_group
+        first = ctx.batch.first_logit
+        x = self._joined(trunk, ids, ctx)
         if x is not None:
-            x = block.forward(joint(x, ctx.hidden_states.before(), ctx), ctx)
+            x = block.forward(x, ctx)[first:]
             if not self._reads_normed:
-                ctx.hidden_states.keep(x)
+                ctx.hidden_states.keep(x, first)
         normed = ctx.enter(x, last, n)
         if normed is not None:
             normed = (self.head.shared_head_norm or trunk.output_norm)(normed, ctx)
         if self._reads_normed:
             mine = ctx.enter(normed, block.split.group, n)
             if mine is not None:
-                ctx.hidden_states.keep(mine)
+                ctx.hidden_states.keep(mine, first)
             ctx.join(last)
         if normed is None:
             return None
         own = self.head.shared_head_head
         return ctx.gather(trunk.head(normed, ctx) if own is None else own(normed), normed)
+
+    def _joined(self, trunk: Trunk, ids: Tensor, ctx: Context) -> Tensor | None:
+        """Return the block's input (T, n_embd) on its ranks, from kept hidden states."""
+        embedded = trunk.embed(ids, ctx) if self.head.embed_tokens is None else None
+        x = self._embedded(trunk, ids, embedded, ctx)
+        return None if x is None else self._parts[1](x, ctx.hidden_states.before(), ctx)
 
     def _embedded(
         self, trunk: Trunk, ids: Tensor, embedded: Tensor | None, ctx: Context

@@ -85,6 +85,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         self.n_slots = size.n_slots
         self.can_rewind = can_rewind
         self._guard = guard
+        GuessPasses.__init__(self)
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self.batches = PromptBatches(executor)
         self._row_sampling: RowSampling | None = None
@@ -133,7 +134,7 @@ class ModelRunner(CacheMemory, GuessPasses):
     def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
         """Run the rows of a batch; see `PagedRuntime.forward`."""
         self.check_loaded()
-        with self._guard("to compute the next tokens", len(ids)):
+        with self._guard("to compute the next tokens", len(ids)), self._noted(ids, batch):
             return self.compute(ids, batch)
 
     def sample(
@@ -146,7 +147,7 @@ class ModelRunner(CacheMemory, GuessPasses):
             head = self.ranks[self.ranks[0].model.split.last_group[0]]
             self._row_sampling = RowSampling(self.executor, head, self.n_vocab)
         sampling, tokens = self._row_sampling, ids[batch.first_logit :]
-        with self._guard("to compute the next tokens", len(ids)):
+        with self._guard("to compute the next tokens", len(ids)), self._noted(ids, batch):
             return self._computed_rows(
                 ids, batch, lambda logits: sampling.results(logits, tokens, wishes)
             )

@@ -46,7 +46,8 @@ class Rank:
         is_idle: whether the rank has no part of the model.
         tokens: ids of the tokens that a pass over single tokens computes, int64 (MOST_AT_ONCE,).
         recordings: recordings of such passes, by their number of tokens.
-        guesses: recordings of passes over the MTP block, likewise.
+        guesses: recordings of passes over the MTP block, by their number of tokens and of those
+            among them that are only read.
         refusal: reason why tokens cannot be recorded; "" if they may be.
     """
 
@@ -63,7 +64,7 @@ class Rank:
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
         self.recordings: dict[int, TokenRecording | Replay] = {}
-        self.guesses: dict[int, TokenRecording] = {}
+        self.guesses: dict[tuple[int, int], TokenRecording] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
@@ -164,13 +165,19 @@ class Rank:
             return self._guessed(len(ids))
         logits, recording = self._recorded(recorder, lambda: self._guessed(len(ids)))
         if recording is not None:
-            self.guesses[len(ids)] = recording
+            self.guesses[len(ids), batch.first_logit] = recording
         return logits
 
     def replay_guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
         """Replay the recording of the MTP block for single tokens; return the logits."""
         self.begin(ids, batch)
-        return self.guesses[len(ids)].run()
+        return self.guesses[len(ids), batch.first_logit].run()
+
+    def read(self, ids: Tensor, batch: Batch) -> None:
+        """Have the MTP block read ids (T,), which were computed before; see `MTP.read`."""
+        self.context.begin(batch)
+        self.model.read(ids.to(self.context.device), self.context)
+        self._forget()
 
     def _guessed(self, n: int) -> Tensor | None:
         """Run the MTP block for the n tokens that `begin` wrote; return logits."""

@@ -1,6 +1,7 @@
 """Models of families in the sizes of published ones, with random weights in Q8_0.
 
     python -m tests.bench.family_shapes gemma3-270m out.gguf
+    python -m tests.bench.family_shapes qwen35-half out.gguf --mtp
 
 They have no vocabulary: what measures with them uses token ids. `tests.bench.synthetic` makes
 larger models of fewer kinds, without `transformers`.
@@ -92,16 +93,37 @@ def add_quantised(writer: GGUFWriter, name: str, values: Array) -> None:
         writer.add_tensor(name, values)
 
 
-def write_shape(name: str, path: Path) -> None:
-    """Write a model of `SHAPES`."""
+def with_mtp(tensors: dict[str, Array], source: int, goal: int) -> dict[str, Array]:
+    """Return the tensors of an MTP block: those of a block that attends, and what joins its inputs.
+
+    Args:
+        source: number of that block.
+        goal: number of the MTP block.
+    """
+    block = {name: value for name, value in tensors.items() if name.startswith(f"blk.{source}.")}
+    n_embd = len(tensors["output_norm.weight"])
+    joint = np.random.default_rng(0).standard_normal((n_embd, 2 * n_embd), np.float32)
+    made = {name.replace(f".{source}.", f".{goal}.", 1): value for name, value in block.items()}
+    ones = np.ones(n_embd, np.float32)
+    own = {"enorm": ones, "hnorm": ones, "eh_proj": joint / np.float32(np.sqrt(2 * n_embd))}
+    return made | {f"blk.{goal}.nextn.{name}.weight": value for name, value in own.items()}
+
+
+def write_shape(name: str, path: Path, *, has_mtp: bool = False) -> None:
+    """Write a model of `SHAPES`; with an MTP block behind its layers, if it shall have one."""
     family, make_config = SHAPES[name]
     config = make_config()
     torch.manual_seed(0)
     state = AutoModelForCausalLM.from_config(config, dtype=torch.float32).state_dict()
     writer = GGUFWriter(path, family.arch)
-    for key, value in family.metadata(config).items():
+    metadata, n_layer = family.metadata(config), config.num_hidden_layers
+    if has_mtp:
+        metadata |= {"block_count": n_layer + 1, "nextn_predict_layers": 1}
+    for key, value in metadata.items():
         writer.add_key_value(f"{family.arch}.{key}", value, value_type(value))
     tensors = family.convert(config, {key: value.numpy() for key, value in state.items()})
+    if has_mtp:
+        tensors |= with_mtp(tensors, n_layer - 1, n_layer)
     for tensor, values in {**tensors, **family.extras(config)}.items():
         add_quantised(writer, tensor, values)
     finish(writer)
@@ -112,8 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--mtp", action="store_true", help="add an MTP block")
     args = parser.parse_args()
-    write_shape(args.shape, args.file)
+    write_shape(args.shape, args.file, has_mtp=args.mtp)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
+import torch
+
+from engine.runtime.passes.unread import UnreadTokens
 from engine.runtime.recording.sizes import are_captured, n_until_recorded
 
 if TYPE_CHECKING:
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from engine.forward.batch import Batch
     from engine.parallel.executor import RankExecutor
     from engine.runtime.interface import Guard
+    from engine.runtime.passes.unread import Rows
     from engine.runtime.rank import Rank
     from engine.runtime.recording.sizes import RecordedSizes
     from engine.sampling.token_source import Logits
@@ -24,6 +30,8 @@ T = TypeVar("T")
 class GuessPasses(ABC):
     """The part of `ModelRunner` that guesses. The second pass of a size is recorded, as of tokens.
 
+    A pass of guesses first reads the tokens that were computed one by one since the last one.
+
     Attributes:
         executor: executor of the ranks.
         ranks: the ranks, in rank order; empty once closed.
@@ -33,6 +41,9 @@ class GuessPasses(ABC):
     ranks: list[Rank]
     _guard: Guard
     _sizes: RecordedSizes
+
+    def __init__(self) -> None:
+        self._unread = UnreadTokens()
 
     @abstractmethod
     def check_loaded(self) -> None:
@@ -46,31 +57,68 @@ class GuessPasses(ABC):
     def _read(self, compute: Callable[[], Tensor], read: Callable[[Tensor], T]) -> T:
         """Return what `read` makes of computed logits; recover after any failure."""
 
+    @abstractmethod
+    def _recovering(self) -> AbstractContextManager[None]:
+        """Return a context that recovers after any failure."""
+
     @property
     def guesser(self) -> Self | None:
         """Itself if the model has an MTP block whose passes can be recorded."""
-        has_block = bool(self.ranks) and self.ranks[0].model.mtp is not None
-        return self if has_block and not are_captured(self.ranks) else None
+        return self if self._has_block and not are_captured(self.ranks) else None
+
+    @property
+    def _has_block(self) -> bool:
+        """Whether the model has an MTP block."""
+        return bool(self.ranks) and self.ranks[0].model.mtp is not None
 
     def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
         self.check_loaded()
         with self._guard("to guess the next tokens", 1):
-            task = self._guess_task(ids, batch)
-            return self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
+            before, (rows, places) = self._unread.joined(ids, batch)
+            self._read_tokens(before)
+            task = self._guess_task(rows, places)
+            found = self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
+            self._unread.note_guess(ids, batch)
+            return found
+
+    @contextmanager
+    def _noted(self, ids: Sequence[int], batch: Batch) -> Iterator[None]:
+        """Enter a pass over the blocks that the MTP block reads from, if there is one."""
+        if not self._has_block:
+            yield
+            return
+        self._read_tokens(self._unread.due(batch))
+        yield
+        self._unread.note(ids, batch)
+
+    def _read_tokens(self, passes: Iterable[Rows]) -> None:
+        """Have the MTP block read tokens whose hidden states are kept."""
+        ranks = self.ranks
+        for ids, batch in passes:
+            tokens = torch.tensor(ids)
+            with self._recovering():
+                self.executor.run(partial(_read_on, ranks, tokens, batch), is_watched=True)
 
     def forget_hidden_states(self, seat: int) -> None:
         """Forget the hidden states of a sequence; see `Guesser`."""
         ranks = self.ranks
+        self._unread.forget(seat)
         with self._guard("to begin a sequence", 1):
             self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(seat))
 
     def _guess_task(self, ids: Sequence[int], batch: Batch) -> Callable[[int], Tensor | None]:
         """Return the function that guesses on a rank, given its number."""
-        ranks, n = self.ranks, len(ids)
-        if all(n in rank.guesses for rank in ranks):
+        ranks, size = self.ranks, (len(ids), batch.first_logit)
+        if all(size in rank.guesses for rank in ranks):
             return lambda rank: ranks[rank].replay_guess(ids, batch)
-        self._sizes.n_guesses[n] += 1
-        if self._sizes.n_guesses[n] == n_until_recorded(ranks):
+        self._sizes.n_guesses[size] += 1
+        if self._sizes.n_guesses[size] == n_until_recorded(ranks):
+            self._sizes.make_room_for_guesses(ranks)
             return lambda rank: ranks[rank].record_guess(ids, batch)
         return lambda rank: ranks[rank].guess(ids, batch)
+
+
+def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, rank: int) -> None:
+    """Have a rank, given its number, read tokens."""
+    ranks[rank].read(tokens, batch)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Rank
 
 
+MOST_GUESSES_RECORDED = 6
+"""Largest number of sizes of passes over an MTP block that are kept recorded."""
+
+
 def are_captured(ranks: Sequence[Rank]) -> bool:
     """Return whether any rank captures tokens on its device."""
     return any(rank.backend.captures for rank in ranks)
@@ -33,12 +37,13 @@ class RecordedSizes:
 
     Attributes:
         n_single: number of passes over single tokens since `clear`, by their number of tokens.
-        n_guesses: number of passes over the MTP block since then, likewise.
+        n_guesses: number of passes over the MTP block since then, by their number of tokens and of
+            those among them that are only read.
     """
 
     def __init__(self) -> None:
         self.n_single = Counter[int]()
-        self.n_guesses = Counter[int]()
+        self.n_guesses = Counter[tuple[int, int]]()
         self._refused: set[int] = set()
         self._used: list[int] = []  # sizes beside one, the one used last at the end
 
@@ -60,6 +65,14 @@ class RecordedSizes:
             self.n_single[dropped] = 0
             for rank in ranks:
                 rank.recordings.pop(dropped, None)
+
+    def make_room_for_guesses(self, ranks: Sequence[Rank]) -> None:
+        """Drop the oldest recordings of guesses if there is to be one more than are kept."""
+        sizes = list(dict.fromkeys(size for rank in ranks for size in rank.guesses))
+        for size in sizes[: max(0, len(sizes) + 1 - MOST_GUESSES_RECORDED)]:
+            self.n_guesses[size] = 0
+            for rank in ranks:
+                rank.guesses.pop(size, None)
 
     def refuse(self, n: int) -> None:
         """Note that n single tokens cannot be recorded, ever."""

@@ -8,7 +8,7 @@ import pytest
 
 from engine import EngineError, Model, load_model
 from engine.config.load import LoadParams
-from engine.forward.batch import Batch
+from engine.forward.batch import Batch, Piece
 from engine.gguf.reader import GGUFFile
 from engine.models.declare import declare
 from engine.planning.plan import make_plan
@@ -93,6 +93,41 @@ def test_guesses_go_on_from_guesses(tmp_path: Path, arch: str) -> None:
                 found.append(token)
             assert found == plain.chain(IDS[: at + 1], 3)
             runner.forward(IDS[at : at + 1], Batch.of_one(at, 1, 0))
+
+
+GAPS = 1, 4, 4, 4, 20, 70, 2
+"""Numbers of tokens between two guesses: few are read with the next one, many before."""
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
+def test_tokens_are_read_when_something_is_guessed_behind_them(
+    tmp_path: Path, arch: str, split: tuple[int, ...]
+) -> None:
+    """Of two sequences, one of which is behind, also where wrong guesses were computed."""
+    path = mtp_gguf(tmp_path / "m.gguf", arch)
+    plain, rng = PlainMTP(path), np.random.default_rng(6)
+    texts = [rng.integers(3, 300, 30 + sum(GAPS)).tolist() for _ in range(2)]
+    expected = [plain.guesses(ids) for ids in texts]
+    with opened(path, split, n_ctx=256, parallel=2) as model:
+        runner, wrong = model.runtime.runner, 7
+        tables = [tuple((seat,) for _ in runner.groups) for seat in range(2)]
+        lengths = [13, 8]
+        for seat, (ids, n) in enumerate(zip(texts, lengths, strict=True)):
+            runner.forward(ids[:n], Batch((Piece(0, n, tables[seat], seat, seat),), n))
+        for gap in GAPS:
+            for _ in range(gap):
+                rows = [(s, lengths[s] + i) for s in range(2) for i in range(2)]
+                pieces = tuple(Piece(at, 1, tables[s], s, s) for s, at in rows)
+                tokens = [texts[s][at] if at == lengths[s] else wrong for s, at in rows]
+                runner.forward(tokens, Batch(pieces, 0))
+                lengths = [n + 1 for n in lengths]
+            tokens = [ids[n] for ids, n in zip(texts, lengths, strict=True)]
+            pieces = tuple(Piece(n, 1, tables[s], s, s) for s, n in enumerate(lengths))
+            for found, guesses, n in zip(
+                runner.guess(tokens, Batch(pieces, 0)), expected, lengths, strict=True
+            ):
+                np.testing.assert_allclose(found, guesses[n - 1], atol=2e-5)
 
 
 @pytest.mark.usefixtures("kernels")
