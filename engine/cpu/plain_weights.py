@@ -17,14 +17,20 @@ from engine.ops.weights import gathered_rows
 from engine.quants.extent import BF16_CHUNK
 
 PIECE_BYTES = 128 << 10
-"""Bytes of weights that a thread takes at a time: enough to prefetch, few enough that all threads
-end at the same time."""
+"""Bytes of weights that a thread takes at a time for few tokens: enough to prefetch, few enough
+that all threads end at the same time."""
 
-PASS_BYTES = 1 << 20
-"""Bytes of activations per pass over the weights; they stay in a core's cache."""
+PIECE_OUTPUTS = 192
+"""Elements of results that a thread takes at a time for many tokens."""
 
-TOKEN_UNIT, OUTPUT_UNIT = 4, 12
+PASS_BYTES = 192 << 10
+"""Bytes of activations per pass over a piece's weights; they stay in a core's cache."""
+
+TOKEN_UNIT, OUTPUT_UNIT = 12, 48
 """Numbers that tokens of a pass and elements of a piece are multiples of: whole tiles."""
+
+FEW_TOKENS = 8
+"""Largest number of tokens whose products take as long as it takes to read the weights."""
 
 BF16_BATCH = 17
 """Smallest number of tokens that torch multiplies in BF16 where a load allows it."""
@@ -56,16 +62,49 @@ def float_product(
     assert x.dtype is y.dtype is torch.float32, "kernels read unchecked"
     assert n_heads == len(data) == y.shape[1], "kernels read unchecked"
     size = data.element_size()
-    per_thread = n_heads * n_out // (2 * team.n_threads)
-    n_outputs = max(1, min(PIECE_BYTES // max(1, n_in * size), per_thread, n_out))
-    n_outputs = n_outputs // OUTPUT_UNIT * OUTPUT_UNIT or n_outputs
-    per_pass = max(1, PASS_BYTES // max(1, 4 * n_in) // TOKEN_UNIT) * TOKEN_UNIT
     team.wake()
     compiled.multiply_plain(KINDS[data.dtype], transposed=transposed)(
         team.address, data.data_ptr(), size * data.stride(1), *shape, x.data_ptr(),
-        4 * x.stride(0), n_tokens, y.data_ptr(), 4 * y.stride(0), n_outputs, per_pass, n_heads,
+        4 * x.stride(0), n_tokens, y.data_ptr(), 4 * y.stride(0),
+        *_piece_sizes(team, n_tokens, n_heads * n_out, n_out, n_in * size, 4 * n_in), n_heads,
         size * data.stride(0), 4 * x.stride(1), 4 * y.stride(1),
     )  # fmt: skip
+
+
+def dot_product(worker: Worker, data: Tensor, x: Tensor, y: Tensor) -> None:
+    """Write to y (T, n_out) the products `x Wᵀ` of x (T, n_in), F32, which is rounded to BF16.
+
+    Args:
+        data: a BF16 matrix, (n_out, n_in).
+    """
+    (n_out, n_in), n_tokens, team = data.shape, x.shape[0], worker.team
+    assert (x.shape[1], data.stride(1)) == (n_in, 1), "kernels read unchecked"
+    assert (data.dtype, x.dtype) == (torch.bfloat16, torch.float32), "kernels read unchecked"
+    rows = worker.bf16_rows.address(x)
+    team.wake()
+    compiled.multiply_dots()(
+        team.address, data.data_ptr(), 2 * data.stride(0), n_out, n_in, rows, 2 * n_in, n_tokens,
+        y.data_ptr(), 4 * n_out, *_piece_sizes(team, n_tokens, n_out, n_out, 2 * n_in, 2 * n_in),
+        1, 0, 0, 0,
+    )  # fmt: skip
+
+
+def _piece_sizes(
+    team: Team, n_tokens: int, n_all: int, n_out: int, w_bytes: int, x_bytes: int
+) -> tuple[int, int]:
+    """Return how many elements of results and how many tokens a thread takes at a time.
+
+    Args:
+        n_all: number of elements of a token's results of all heads.
+        n_out: number of elements of one head.
+        w_bytes: bytes of weights of an element.
+        x_bytes: bytes of a token.
+    """
+    is_few = n_tokens <= FEW_TOKENS
+    fit = PIECE_BYTES // max(1, w_bytes) if is_few else PIECE_OUTPUTS
+    n_outputs = max(1, min(fit, n_all // (2 * team.n_threads), n_out))
+    n_outputs = n_outputs // OUTPUT_UNIT * OUTPUT_UNIT or n_outputs
+    return n_outputs, max(1, PASS_BYTES // max(1, x_bytes) // TOKEN_UNIT) * TOKEN_UNIT
 
 
 class PlainWeight:
@@ -89,7 +128,10 @@ class PlainWeight:
         if x.shape[0] >= BF16_BATCH and is_short and worker.is_bf16_fast:
             return self._bf16_product(x.bfloat16())
         y = torch.empty(x.shape[0], data.shape[0])
-        float_product(worker.team, data[None], x[:, None], y[:, None])
+        if data.dtype == torch.bfloat16 and worker.uses_bf16_dots:
+            dot_product(worker, data, x, y)
+        else:
+            float_product(worker.team, data[None], x[:, None], y[:, None])
         return y
 
     def _bf16_product(self, x: Tensor) -> Tensor:

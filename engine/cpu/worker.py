@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.cpu import gemm_choice
+from engine.cpu.bf16_rows import Bf16Rows
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import Extent, panel_block_bytes
@@ -33,12 +35,15 @@ class Worker:
 
     Attributes:
         team: the rank's threads.
+        bf16_rows: activations for products with BF16 matrices, where `uses_bf16_dots`.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
         self.team = Team(n_threads)
         self._address = self.team.address
         self.x_bytes = x_bytes
+        self.uses_bf16_dots = x_bytes == 1 and chosen().has_bf16_dots
+        self.bf16_rows = Bf16Rows(self.team)
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._quantise = compiled.quantise(x_bytes)
         self._quantise_address = compiled.quantise_address(x_bytes)
@@ -82,7 +87,7 @@ class Worker:
     @property
     def memory(self) -> Sequence[Tensor]:
         """Memory that kernels currently use for small batches."""
-        return self._memory, self._f32_scratch
+        return self._memory, self._f32_scratch, self.bf16_rows.memory
 
     @property
     def n_threads(self) -> int:
@@ -180,12 +185,14 @@ class Worker:
 
     def forget(self) -> None:
         """Release the last activations."""
+        self.bf16_rows.forget()
         self._last = self._rows = self._last_bf16 = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
 
     def release(self) -> None:
         """Free the working memory."""
         self.forget()
+        self.bf16_rows.release()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)

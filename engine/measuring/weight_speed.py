@@ -130,6 +130,8 @@ class Probe:
         worker = self._worker
         if self.kind in NUMBERS:
             return "BF16" if n_tokens >= worker.bf16_from else "INT8"
+        if self.kind == "BF16" and worker.uses_bf16_dots:
+            return "BF16"
         is_short = self.kind != "F32" and n_tokens >= BF16_BATCH
         return "BF16" if is_short and worker.is_bf16_fast else "F32"
 

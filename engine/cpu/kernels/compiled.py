@@ -164,3 +164,22 @@ def multiply_plain(kind: str, *, transposed: bool = False) -> Kernel:
         f"float-gemm-{kind}", isa, names, lambda m: float_gemm.build(m, isa, kind)
     )
     return callable_at(found[names[transposed]], float_gemm.ARGUMENTS)
+
+
+@cache
+def _dots() -> dict[str, int]:
+    """Compile the kernels of `float_gemm` for activations in BF16 and return their addresses."""
+    isa, names = chosen(), float_gemm.DOTS_NAMES
+    return jit.addresses_by_source("bf16-dots", isa, names, lambda m: float_gemm.build_dots(m, isa))
+
+
+@cache
+def multiply_dots() -> Kernel:
+    """Return the kernel of `float_gemm` that multiplies BF16 activations by a BF16 matrix."""
+    return callable_at(_dots()["multiply_dots"], float_gemm.ARGUMENTS)
+
+
+@cache
+def round_rows() -> Kernel:
+    """Return the kernel of `float_gemm` that rounds activations to BF16."""
+    return callable_at(_dots()["round_rows"], float_gemm.ROUND)

@@ -48,6 +48,7 @@ class Isa:
         signed_weights: whether eight-bit weights are multiplied as signed numbers.
         tile_tokens: largest number of tokens of a tile, a power of two; limited by the registers.
         register_bytes: size of a SIMD register, in bytes.
+        has_bf16_dots: whether there are dot products of pairs of BF16 numbers, `vdpbf16ps`.
     """
 
     name: ClassVar[str] = "generic"
@@ -57,6 +58,7 @@ class Isa:
     signed_weights: ClassVar[bool] = False
     tile_tokens: ClassVar[int] = 4
     register_bytes: ClassVar[int] = 16
+    has_bf16_dots: ClassVar[bool] = False
 
     def dots(
         self,
@@ -260,6 +262,14 @@ class Avx512(AvxVnni):
     shuffle = "llvm.x86.avx512.pshuf.b.512"
 
 
+class Avx512Bf16(Avx512):
+    """AVX-512 with VNNI and dot products of BF16; of the same name, as all else is the same."""
+
+    features = f"{Avx512.features},+avx512bf16"
+    needs = (*Avx512.needs, "avx512bf16")
+    has_bf16_dots = True
+
+
 class Neon(Isa):
     """ARM NEON with dot products: `sdot` adds four signed byte products, for four rows at once."""
 
@@ -295,8 +305,8 @@ def concatenated(parts: Sequence[Value]) -> Value:
     return parts[0]
 
 
-ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
-"""Known instruction sets, best first."""
+ISAS: tuple[type[Isa], ...] = (Avx512Bf16, Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
+"""Known instruction sets, best first; of those with the same name the first that fits counts."""
 
 CPU_FACTS = Path("/proc/cpuinfo")
 """Linux's description of the processor."""
@@ -307,7 +317,8 @@ def supported() -> tuple[Isa, ...]:
     found = llvm.get_host_cpu_features()
     if platform.machine().lower() in ("arm64", "aarch64") and _has_dot_products():
         found["dotprod"] = True
-    return tuple(kind() for kind in ISAS if all(found.get(need) for need in kind.needs))
+    fit = [kind for kind in ISAS if all(found.get(need) for need in kind.needs)]
+    return tuple({kind.name: kind() for kind in reversed(fit)}.values())[::-1]
 
 
 def named(name: str) -> Isa:

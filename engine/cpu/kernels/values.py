@@ -328,6 +328,24 @@ class Code:
                 a = self.maximum(low, high) if name == "max" else self.minimum(low, high)
         return a[0]
 
+    def reduce_each(self, vectors: Sequence[Value]) -> Value:
+        """Return the sums of 1, 2, 4, 8 or 16 vectors of 16 floats as one vector.
+
+        Numbers are added in the order of `reduce`.
+        """
+        width, n_groups = vectors[0].kind.count, 1
+        while width > 1:
+            half, is_single = width // 2, len(vectors) == 1
+            n_groups = n_groups if is_single else 2 * n_groups
+            low = [group * width + n for group in range(n_groups) for n in range(half)]
+            high = [place + half for place in low]
+            pairs = (
+                [(vectors[0], None)] if is_single else zip(vectors[::2], vectors[1::2], strict=True)
+            )
+            vectors = [a.shuffle(low, b) + a.shuffle(high, b) for a, b in pairs]
+            width = half
+        return vectors[0]
+
     @contextmanager
     def loop(self, start: Value, stop: Value, step: Value | int = 1) -> Iterator[Value]:
         """Write a loop over start, start + step, … below stop; yields the 64-bit index."""

@@ -70,6 +70,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         (V4, ["avx2", "sse4", "generic"]),
         ((*V4, "avx512vnni"), ["avx512", "avx2", "sse4", "generic"]),
         ((*V4, "avx512vnni", "avxvnni"), ["avx512", "avxvnni", "avx2", "sse4", "generic"]),
+        ((*V4, "avx512vnni", "avx512bf16"), ["avx512", "avx2", "sse4", "generic"]),
         (("neon",), ["generic"]),
         (("neon", "dotprod"), ["neon", "generic"]),
     ],
@@ -80,6 +81,7 @@ def test_a_processor_gets_what_it_can_do(
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
     monkeypatch.setattr("platform.machine", lambda: "any")
     assert [isa.name for isa in supported()] == expected
+    assert supported()[0].has_bf16_dots == ("avx512bf16" in features)
 
 
 @pytest.mark.parametrize(
