@@ -29,7 +29,17 @@ LEAST_GAIN = 1.03
 """Expected gain in tokens per second from which on guesses are checked."""
 
 PROBE_EVERY = 64
-"""Number of times that guesses are left out before one is checked, to measure once more."""
+"""Least number of times that guesses are left out before one is checked, to measure once more."""
+
+PROBE_SHARE = 0.02
+"""Largest part of the time that goes into guesses which are only checked to measure once more."""
+
+MOST_SAVED = 256
+"""Number of passes whose part may be saved up for such guesses: more would make an answer stand
+still."""
+
+REPAID_AFTER = 256
+"""Number of passes with guesses that have to make up for what their source reads before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +51,14 @@ class Proposal:
         most: largest number of guesses that all answers have.
         maker: name of the source that has yet to make some of them; "" if all are there.
         n_made: number of answers for which it has to.
+        n_unread: number of tokens that it has to read before.
     """
 
     kinds: Sequence[Kind]
     most: int
     maker: str = ""
     n_made: int = 0
+    n_unread: int = 0
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -61,16 +73,27 @@ class DraftControl:
         self._shares: dict[Kind, float] = {}
         self._passes = _Times()
         self._makings: dict[str, _Times] = {}
+        self._readings: dict[str, float] = {}
         self._n_left_out: dict[str, int] = {}
+        self._saved = 0.0  # seconds that probes may take
 
     def note_pass(self, n_rows: int, seconds: float) -> None:
         """Note how long a pass took that computed nothing but rows of this kind."""
         self._passes.note(n_rows, seconds)
+        most = max(self._saved, MOST_SAVED * PROBE_SHARE * seconds)
+        self._saved = min(self._saved + PROBE_SHARE * seconds, most)
+
+    def note_reading(self, source: str, n_tokens: int, seconds: float) -> None:
+        """Note how long a source took to read tokens without making guesses."""
+        before = self._readings.get(source, seconds / n_tokens)
+        self._readings[source] = before + WEIGHT * (seconds / n_tokens - before)
+        self._saved = max(0.0, self._saved - seconds)
 
     def note_making(self, source: str, n_answers: int, length: int, seconds: float) -> None:
         """Note how long a source took to make `length` guesses for each of some answers."""
         self._makings.setdefault(source, _Times()).note(n_answers, seconds / length)
         self._n_left_out[source] = 0
+        self._saved = max(0.0, self._saved - seconds)
 
     def note_check(self, kind: Kind, n_guessed: int, n_right: int) -> None:
         """Note how many of the guesses of a kind were right, the first ones."""
@@ -85,7 +108,7 @@ class DraftControl:
     def choose(self, proposals: Sequence[Proposal]) -> tuple[Proposal, int] | None:
         """Return which guesses to check and how many for each answer; None for none.
 
-        What does not pay is left out, and tried now and then.
+        What does not pay is left out, and tried now and then: the rarer, the more time it takes.
 
         Args:
             proposals: what could be checked, one of each maker at most.
@@ -98,20 +121,43 @@ class DraftControl:
                     chosen, most = (proposal, length), gain
         for proposal in proposals:
             if proposal.lengths and (chosen is None or proposal is not chosen[0]):
-                n = self._n_left_out.get(proposal.maker, 0) + 1
-                is_probed = n >= PROBE_EVERY  # until its guesses are made, which may take a while
-                self._n_left_out[proposal.maker] = 0 if is_probed and not proposal.maker else n
-                if is_probed:
+                n = self._n_left_out[proposal.maker] = self._n_left_out.get(proposal.maker, 0) + 1
+                if n >= PROBE_EVERY and self._loss(proposal) <= self._saved:
+                    if not proposal.maker:  # else once they are made, which may take a while
+                        self._n_left_out[proposal.maker] = 0
+                        self._saved -= max(0.0, self._loss(proposal))
                     return proposal, proposal.lengths[0]
         return chosen
 
+    def _loss(self, proposal: Proposal) -> float:
+        """Return the seconds by which tokens are expected to come later with few guesses."""
+        n, length = len(proposal.kinds), proposal.lengths[0]
+        alone = self._passes.seconds(n)
+        gained = self._n_tokens(proposal, length) * alone
+        return self._reading(proposal) + self._seconds(proposal, length) - gained
+
     def _gain(self, proposal: Proposal, length: int) -> float:
         """Return the tokens per second with guesses as a multiple of those without."""
+        alone = self._passes.seconds(len(proposal.kinds))
+        seconds = self._seconds(proposal, length) + self._reading(proposal) / REPAID_AFTER
+        return self._n_tokens(proposal, length) * alone / seconds
+
+    def _reading(self, proposal: Proposal) -> float:
+        """Return the time that a source takes to read what it has not read, as far as known."""
+        return proposal.n_unread * self._readings.get(proposal.maker, 0.0)
+
+    def _n_tokens(self, proposal: Proposal, length: int) -> float:
+        """Return the mean number of tokens that a pass gives each answer."""
+        each = [_expected(self.share(kind), length) for kind in proposal.kinds]
+        return sum(each) / len(each)
+
+    def _seconds(self, proposal: Proposal, length: int) -> float:
+        """Return the time of making guesses and of the pass that checks them."""
         n = len(proposal.kinds)
-        n_tokens = sum(_expected(self.share(kind), length) for kind in proposal.kinds) / n
-        alone = self._passes.seconds(n)
-        making = length * self._making(proposal, alone) if proposal.maker else 0.0
-        return n_tokens * alone / (self._passes.seconds(n * (1 + length)) + making)
+        making = 0.0
+        if proposal.maker:
+            making = length * self._making(proposal, self._passes.seconds(n))
+        return making + self._passes.seconds(n * (1 + length))
 
     def _making(self, proposal: Proposal, alone: float) -> float:
         """Return the time of making one guess for each answer that needs it.

@@ -55,6 +55,10 @@ class GuessSource(Protocol[Answer]):
         """
         ...
 
+    def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
+        """Return about how many tokens it has to read before it can guess what follows texts."""
+        ...
+
     def forget(self, answer: Answer) -> None:
         """Free what is kept for an answer that is over; it may be unknown."""
         ...

@@ -77,6 +77,11 @@ class ModelSource(Generic[Answer]):
             return {}
         return {answer: Guess(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
 
+    def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
+        """Return how many tokens of some texts were not computed, but for a last one of each."""
+        readers = ((self._readers.get(answer), ids) for answer, ids in texts.items())
+        return sum(len(ids) - (reader.n_seen if reader else 0) - 1 for reader, ids in readers)
+
     def forget(self, answer: Answer) -> None:
         """Free the pages of an answer; what they hold can be found until it is overwritten."""
         reader = self._readers.pop(answer, None)
@@ -166,9 +171,14 @@ class _Reader:
         self.text: list[int] = []
 
     @property
+    def n_seen(self) -> int:
+        """Number of tokens of the text that are computed."""
+        return len(self._sequence.ids)
+
+    @property
     def n_unseen(self) -> int:
         """Number of tokens of the text that are not computed yet; one at least behind `follow`."""
-        return len(self.text) - len(self._sequence.ids)
+        return len(self.text) - self.n_seen
 
     def follow(self, ids: Sequence[int]) -> bool:
         """Go on with a longer text, or another one; return False where that cannot be.

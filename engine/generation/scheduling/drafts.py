@@ -74,7 +74,7 @@ class Drafts:
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
         proposals = [self._propose(texts, at_hand, most)]
-        proposals += [self._propose(texts, at_hand, most, maker.kind) for maker in makers.values()]
+        proposals += [self._propose(texts, at_hand, most, maker) for maker in makers.values()]
         while chosen := self.control.choose(proposals):
             proposal, length = chosen
             found = at_hand
@@ -88,22 +88,25 @@ class Drafts:
         return {}
 
     def _propose(
-        self, texts: Texts, at_hand: Mapping[Request, Guess], most: int, made: Kind | None = None
-    ) -> Proposal:
+        self, texts: Texts, at_hand: Mapping[Request, Guess], most: int,
+        maker: GuessSource[Request] | None = None,
+    ) -> Proposal:  # fmt: skip
         """Return what could be checked.
 
         Args:
             at_hand: guesses that are there.
-            made: kind of the guesses that a source would make in place of what is less sure.
+            maker: source that would make guesses in place of what is less sure.
         """
+        made = maker.kind if maker else None
         needy = self._needy(texts, at_hand, made) if made else {}
         there = {answer: guess for answer, guess in at_hand.items() if answer not in needy}
         kinds = [guess.kind for guess in there.values()]
-        if made is None or not needy:
+        if maker is None or made is None or not needy:
             whole = made is None and len(there) == len(texts)
             return Proposal(kinds, min((len(g.tokens) for g in there.values()), default=0) * whole)
         n = min([most, *(len(guess.tokens) for guess in there.values())])
-        return Proposal(kinds + [made] * len(needy), n, made.source, len(needy))
+        kinds += [made] * len(needy)
+        return Proposal(kinds, n, made.source, len(needy), maker.n_unread(needy))
 
     def _needy(self, texts: Texts, at_hand: Mapping[Request, Guess], made: Kind) -> Texts:
         """Return the texts for which guesses of a kind are more likely right than those there."""
@@ -123,12 +126,14 @@ class Drafts:
     ) -> Mapping[Request, Guess]:
         """Have a source make guesses for the answers that need them, and note how long it takes."""
         assert source.kind is not None
-        needy = self._needy(texts, at_hand, source.kind)
-        begun = time.perf_counter()
+        name, needy = source.kind.source, self._needy(texts, at_hand, source.kind)
+        n_unread, begun = source.n_unread(needy), time.perf_counter()
         found = source.guess(needy, length)
+        seconds = time.perf_counter() - begun
         if len(found) == len(needy):
-            seconds = time.perf_counter() - begun
-            self.control.note_making(source.kind.source, len(needy), length, seconds)
+            self.control.note_making(name, len(needy), length, seconds)
+        elif (n_read := n_unread - source.n_unread(needy)) > 0:
+            self.control.note_reading(name, n_read, seconds)
         return found
 
     def _at_hand(self, texts: Texts, most: int) -> dict[Request, Guess]:

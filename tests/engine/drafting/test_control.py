@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from engine.drafting.control import LENGTHS, N_UNSTEADY, PROBE_EVERY, DraftControl, Proposal
+from engine.drafting.control import (
+    LENGTHS,
+    N_UNSTEADY,
+    PROBE_EVERY,
+    PROBE_SHARE,
+    DraftControl,
+    Proposal,
+)
 from engine.drafting.guesses import Kind
 from engine.drafting.ngram import kind_of
 
@@ -31,12 +38,16 @@ def chosen(control: DraftControl, kinds: list[Kind], most: int) -> int:
     return found[1] if found else 0
 
 
-def run(control: DraftControl, share: float, n: int = 400, alike: int = 4) -> list[int]:
+def run(
+    control: DraftControl, share: float, n: int = 400, alike: int = 4,
+    times: dict[int, float] = CHEAP,
+) -> list[int]:  # fmt: skip
     """Let guesses be right with a probability, n times; return the lengths that were chosen."""
     drawn, lengths = random.Random(2), []
     for _ in range(n):
         length = chosen(control, [kind_of(alike)], LENGTHS[-1])
         lengths.append(length)
+        control.note_pass(1 + length, times[1 + length])
         if length:
             right = next((i for i in range(length) if drawn.random() >= share), length)
             control.note_check(kind_of(alike), length, right)
@@ -53,7 +64,7 @@ def test_right_guesses_make_long_ones_and_wrong_ones_none() -> None:
 
 
 def test_rows_that_take_as_long_as_tokens_are_not_worth_it() -> None:
-    assert sum(map(bool, run(measured(DEAR), 0.9)[-PROBE_EVERY:])) == 1
+    assert sum(map(bool, run(measured(DEAR), 0.9, times=DEAR)[-PROBE_EVERY:])) == 1
 
 
 def test_shares_are_measured_apart_by_what_is_alike() -> None:
@@ -89,6 +100,7 @@ def made(control: DraftControl, share: float, seconds: float, n: int = 300) -> l
     for _ in range(n):
         found = control.choose([Proposal([], 0), Proposal([MODEL], 7, MODEL.source, 1)])
         lengths.append(length := found[1] if found else 0)
+        control.note_pass(1 + length, CHEAP[1 + length])
         if length:
             control.note_making(MODEL.source, 1, length, seconds * length)
             right = next((i for i in range(length) if drawn.random() >= share), length)
@@ -101,6 +113,33 @@ def test_a_models_own_time_counts() -> None:
     assert 0 not in made(measured(CHEAP), 0.7, 0.02)[-50:]
     assert made(measured(CHEAP), 0.7, 0.9)[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1
     assert made(measured(CHEAP), 0.0, 0.02)[-PROBE_EVERY:].count(0) == PROBE_EVERY - 1
+
+
+@pytest.mark.parametrize("token_s", [0.0, 0.001, 0.01, 0.3])
+def test_what_loses_takes_a_small_part_of_the_time(token_s: float) -> None:
+    """A source that has to read all that it has not read, before it guesses wrong."""
+    control, n_unread, decoded, lost, n_made = measured(CHEAP), 1000, 0.0, 0.0, 0
+    losses, n = list[float](), 20 * PROBE_EVERY
+    for _ in range(n):
+        proposal = Proposal([MODEL], 1, MODEL.source, 1, n_unread)
+        before, length = lost, 0
+        if control.choose([Proposal([], 0), proposal]):
+            if n_unread > 16:  # by pieces, without a guess
+                n_read = min(n_unread, 250)
+                control.note_reading(MODEL.source, n_read, n_read * token_s)
+                lost, n_unread = lost + n_read * token_s, n_unread - n_read
+            else:
+                control.note_making(MODEL.source, 1, 1, 0.2)
+                control.note_check(MODEL, 1, 0)
+                lost, length, n_made, n_unread = lost + 0.2, 1, n_made + 1, 0
+        control.note_pass(1 + length, CHEAP[1 + length])
+        decoded, n_unread = decoded + CHEAP[1 + length], n_unread + 1
+        losses.append(lost - before)
+    sampled = sum(losses[n // 4 :]) / (decoded * 3 / 4)
+    assert sampled <= 1.5 * PROBE_SHARE
+    assert n_made >= 2 or token_s == 0.3, "the first ones are made on trust"
+    if token_s <= 0.001:
+        assert any(losses[-2 * PROBE_EVERY :]), "it may have changed"
 
 
 def test_what_pays_most_is_checked() -> None:
