@@ -192,6 +192,8 @@ class _Times:
 
     def seconds(self, n_rows: int) -> float:
         """Return the time of a pass; from that of the next smaller size where it is not known."""
+        if n_rows in self._means:
+            return self._means[n_rows]
         if not self._means:
             return 1 + ROW_COST * n_rows
         smaller = [size for size in self._means if size <= n_rows]
@@ -201,4 +203,4 @@ class _Times:
 
 def _expected(share: float, length: int) -> float:
     """Return the mean number of tokens that a pass gives: one, and the guesses that are right."""
-    return sum(share**n for n in range(length + 1))
+    return (1 - share ** (length + 1)) / (1 - share) if share < 1 else 1.0 + length

@@ -1,6 +1,7 @@
 """The demo model as a GGUF file: written after training, read back for the evaluation."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -15,9 +16,14 @@ from resources.demo.text import CHAT_TEMPLATE, SPECIALS, bare_tokenizer
 def write(path: Path, model: Llama, tokenizer: Tokenizer) -> None:
     """Write weights (matrices as Q8_0, norms as F32), tokenizer and metadata."""
     writer = gguf.GGUFWriter(path, "llama")
-    _write_metadata(writer, model.hp)
-    _write_tokenizer(writer, tokenizer)
-    for name, tensor in model.state_dict().items():
+    write_metadata(writer, model.hp, "Tandem Demo")
+    write_tokenizer(writer, tokenizer)
+    write_tensors(writer, model.state_dict())
+
+
+def write_tensors(writer: gguf.GGUFWriter, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the weights, then the whole file, and close it."""
+    for name, tensor in tensors.items():
         data = tensor.numpy().astype(np.float32)
         if data.ndim == 1:
             writer.add_tensor(name, data)
@@ -30,9 +36,10 @@ def write(path: Path, model: Llama, tokenizer: Tokenizer) -> None:
     writer.close()
 
 
-def _write_metadata(writer: gguf.GGUFWriter, hp: HParams) -> None:
+def write_metadata(writer: gguf.GGUFWriter, hp: HParams, name: str) -> None:
+    """Write the model's name and sizes."""
     writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name("Tandem Demo")
+    writer.add_name(name)
     writer.add_description("The small model bundled with Tandem, to try it without a download")
     writer.add_license("MIT")
     writer.add_languages(["en"])
@@ -51,7 +58,8 @@ def _write_metadata(writer: gguf.GGUFWriter, hp: HParams) -> None:
     writer.add_rope_freq_base(hp.rope_base)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    """Write the tokenizer and the chat template."""
     size = tokenizer.get_vocab_size()
     tokens = [tokenizer.id_to_token(i) for i in range(size)]
     kinds = [gguf.TokenType.CONTROL if t in SPECIALS else gguf.TokenType.NORMAL for t in tokens]
