@@ -236,8 +236,9 @@ class RareOptions(QWidget):
                 tr("Guessed tokens"),
                 self.draft,
                 tr(
-                    "How many tokens are guessed from the text so far and checked at once; answers "
-                    "stay the same, and text that repeats comes faster. 0 guesses none"
+                    "How many tokens are guessed and checked at once: from the text so far, and by "
+                    "the model's own block for that (MTP) if its file has one. Answers stay the "
+                    "same, and text that repeats comes faster. 0 guesses none"
                 ),
             ),
             (
