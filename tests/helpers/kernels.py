@@ -138,6 +138,20 @@ def multiplied(
     return out[: len(x), :n_rows].copy()
 
 
+def in_columns(panel: Bytes) -> NDArray[np.int8]:
+    """Return the numbers of panels, (..., 32 × n), in the order of columns."""
+    lines = panel.view(np.int8).reshape(*panel.shape[:-1], -1, 4, 2, 4)
+    return lines.swapaxes(-3, -2).reshape(panel.shape)
+
+
+def units_of(pairs: Bytes, isa: Isa) -> NDArray[np.int64]:
+    """Return the scales of 16 columns each, in units, from (..., 8 × n) bytes."""
+    if isa.joins_halves:
+        words = pairs.copy().view("<u2").reshape(*pairs.shape[:-1], -1, 4)[..., :2]
+        return words.reshape(*pairs.shape[:-1], -1).astype(np.int64)
+    return pairs.copy().view("<i4").astype(np.int64)
+
+
 def activations(
     panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa, x_bytes: int = 1
 ) -> NDArray[np.float64]:
@@ -150,8 +164,8 @@ def activations(
         start, stop = token * n_blocks * per_token, (token + size) * n_blocks * per_token
         group = panel[start:stop].reshape(n_blocks, size * per_token)
         scales_at = size * 32 * x_bytes
-        parts = group[:, :scales_at].reshape(n_blocks, x_bytes, size, 32).view(np.int8)
-        scales = group[:, scales_at + size * 8 : scales_at + size * 16].copy().view("<i4")
+        parts = in_columns(group[:, :scales_at]).reshape(n_blocks, x_bytes, size, 32)
+        scales = units_of(group[:, scales_at + size * 8 : scales_at + size * 16], isa)
         units = group[:, scales_at + size * 20 : scales_at + size * 24].copy().view("<f4")
         spread = scales.reshape(n_blocks, size, 2).repeat(16, axis=2) * units[..., None].astype(
             float

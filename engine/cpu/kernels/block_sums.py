@@ -11,13 +11,24 @@ from collections.abc import Sequence
 
 from engine.cpu.kernels.panels import SUM_FACTOR, PanelOffsets
 from engine.cpu.kernels.tile_reader import TileReader
-from engine.cpu.kernels.values import F32, FLOATS, I32, INTS, LINE, Value, Variable
+from engine.cpu.kernels.values import F32, FLOATS, I32, I64, INTS, LINE, Value, Variable
 
-LINE_COLUMNS = 4
-"""Columns of a line of weights."""
+N_LINES = 8
+"""Lines of a block, each 16 rows × 4 columns."""
 
 Factors = tuple[Sequence[Value], Sequence[Value]]
 """Scales of a block and factors of Σ x, see `TileReader.product_factors`."""
+
+
+def arranged(reader: TileReader, lines: list[Value], x_bytes: int) -> list[Value]:
+    """Return the lines of `TileReader.lines` as `add_block` wants them."""
+    is_joined = reader.isa.joins_halves and _adds_integers(reader, x_bytes)
+    return reader.isa.joined(lines) if is_joined else lines
+
+
+def _adds_integers(reader: TileReader, x_bytes: int) -> bool:
+    """Return whether scaled sums of a block are added up in integers."""
+    return reader.n_factors[0] == 1 and x_bytes == 1 and reader.fits_words
 
 
 def add_block(
@@ -31,12 +42,13 @@ def add_block(
     """Add the products of one block with a panel's tokens to their sums.
 
     Args:
-        lines: weights of the block, see `TileReader.lines`.
+        lines: weights of the block, see `arranged`.
     """
     block = _Block(reader, lines, panel, offsets)
     scales, added = factors
-    if len(scales) == 1 and offsets.x_bytes == 1 and reader.fits_words:
-        products = [[number] for number in block.scaled_sums()]
+    if _adds_integers(reader, offsets.x_bytes):
+        numbers = block.joined_sums() if reader.isa.joins_halves else block.scaled_sums()
+        products = [[number] for number in numbers]
     else:
         products = block.float_sums(len(scales))
     for token, total in enumerate(sums):
@@ -66,6 +78,21 @@ class _Block:
                 product = self._reader.isa.word_products(self._code, number, units)
                 totals[token] = totals[token] + product
         return [total.to(FLOATS) for total in totals]
+
+    def joined_sums(self) -> list[Value]:
+        """Return what `scaled_sums` does, from lines that hold both halves."""
+        offsets, code, found = self._offsets, self._code, []
+        for token in self._tokens:
+            x = [
+                self._number(offsets.numbers(token, 0, 0, line), I64)
+                for line in range(len(self._lines) // 2)
+            ]
+            at = offsets.minus_sum(token, 0)
+            start = self._number(at, I64) if self._reader.zero_point else code.number(0)
+            units = self._number(offsets.units(token, 0), I32)
+            total = self._reader.isa.joined_products(code, self._lines, x, start, units)
+            found.append(total.to(FLOATS))
+        return found
 
     def float_sums(self, n_scales: int) -> list[list[Value]]:
         """Return for each token its dot products in units, F32: one, or one for each 16 columns."""
@@ -99,10 +126,7 @@ class _Block:
         for part in range(offsets.x_bytes):
             is_last = part == offsets.x_bytes - 1
             x = [
-                [
-                    self._number(offsets.numbers(t, part) + 16 * half + LINE_COLUMNS * n, I32)
-                    for n in range(4)
-                ]
+                [self._number(offsets.numbers(t, part, half, n), I32) for n in range(4)]
                 for t in self._tokens
             ]
             zero = self._code.constant(INTS, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.block_sums import add_block
+from engine.cpu.kernels.block_sums import N_LINES, add_block, arranged
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
@@ -18,9 +18,6 @@ from engine.quants.layout import SUPER, Layout
 
 VECTOR_BYTES = 4 * LANES
 """Size of a line of weights, and of a vector of factors."""
-
-N_LINES = 8
-"""Lines of a block."""
 
 BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
 """Room for an unpacked block: its lines, then up to four vectors of factors."""
@@ -34,7 +31,7 @@ def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> Non
 
     Multiplies 16 rows by full panels of tokens; only the first n rows are written to `out`.
     """
-    _add_unpack(module, isa, layout)
+    _add_unpack(module, isa, layout, x_bytes)
     _add_add_up(module, isa, layout, x_bytes)
     code, (planes, n_blocks, skip, panels, n_panels, out, stride, n) = function(module, "groups", 8)
     code.builder.function.linkage = "internal"
@@ -75,7 +72,7 @@ def _prefetch_rows(code: Code, out: Value, stride: Value, isa: Isa) -> None:
         code.prefetch(out + stride * token, cache=2)
 
 
-def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
+def _add_unpack(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
     """Write `unpack(planes, index, first, last, unpacked)`: the blocks of a group."""
     code, (planes, index, first, last, unpacked) = function(module, "unpack", 5)
     code.builder.function.linkage = "internal"
@@ -83,7 +80,8 @@ def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
     with code.loop(first, last) as block:
         places, goal = group.places(layout, planes, block), unpacked + (block - first) * BLOCK_BYTES
         scales, added = reader.product_factors(places)
-        for n, values in enumerate([*reader.lines(places, ahead=True), *scales, *added]):
+        lines = arranged(reader, reader.lines(places, ahead=True), x_bytes)
+        for n, values in enumerate([*lines, *scales, *added]):
             code.store(values, goal + VECTOR_BYTES * n)
     code.builder.ret_void()
 

@@ -49,6 +49,8 @@ class Isa:
         tile_tokens: largest number of tokens of a tile, a power of two; limited by the registers.
         register_bytes: size of a SIMD register, in bytes.
         has_bf16_dots: whether there are dot products of pairs of BF16 numbers, `vdpbf16ps`.
+        joins_halves: whether sums of both halves of 32 columns are computed beside each other, see
+            `joined`.
     """
 
     name: ClassVar[str] = "generic"
@@ -59,6 +61,7 @@ class Isa:
     tile_tokens: ClassVar[int] = 4
     register_bytes: ClassVar[int] = 16
     has_bf16_dots: ClassVar[bool] = False
+    joins_halves: ClassVar[bool] = False
 
     def dots(
         self,
@@ -96,6 +99,34 @@ class Isa:
     def word_products(self, code: Code, numbers: Value, factor: Value) -> Value:
         """Return 16 × i32 times a factor; all are within ±32767."""
         return numbers * code.splat(factor)
+
+    def joined(self, lines: Sequence[Value]) -> list[Value]:
+        """Return the lines of 32 columns in pairs that each hold four columns of both halves.
+
+        Each i32 holds four columns of a row, and the i32 behind it the row's four columns 16
+        further on. The first of a pair has rows 0, 1, 4, 5 and so on, the second the others.
+        """
+        half, rows = len(lines) // 2, range(LANES)
+        return [
+            line.shuffle([n + LANES * k for n in rows if n % 4 // 2 == part for k in (0, 1)], other)
+            for line, other in zip(lines[:half], lines[half:], strict=True)
+            for part in range(2)
+        ]
+
+    def joined_products(
+        self, code: Code, lines: Sequence[Value], x: Sequence[Value], start: Value, units: Value
+    ) -> Value:
+        """Return the sums of both halves' dot products, each times its scale: 16 × i32.
+
+        Each half's dot product is within 16 bits. Only where `joins_halves`.
+
+        Args:
+            lines: see `joined`.
+            x: for each pair of lines eight signed bytes of the token, i64.
+            start: what the halves' products are added to, two i32 in an i64.
+            units: the halves' scales, two words in an i32.
+        """
+        raise AssertionError(f"{self.name} does not join halves")
 
     @property
     def _registers(self) -> list[range]:
@@ -257,9 +288,26 @@ class Avx512(AvxVnni):
     tile_tokens = 8
     register_bytes = 64
 
+    joins_halves = True
+
     instruction = "llvm.x86.avx512.vpdpbusd.512"
     widen = "llvm.x86.avx512.pmaddw.d.512"
+    narrow: ClassVar[str] = "llvm.x86.avx512.packssdw.512"
     shuffle = "llvm.x86.avx512.pshuf.b.512"
+
+    def joined_products(
+        self, code: Code, lines: Sequence[Value], x: Sequence[Value], start: Value, units: Value
+    ) -> Value:
+        ints = vector(I32, LANES)
+        sums = [code.splat(start, LANES // 2).bitcast(ints)] * 2
+        for n, numbers in enumerate(x):
+            spread = code.splat(numbers, LANES // 2).bitcast(ints)
+            sums = [
+                self._multiply_add(code, total, line, spread)
+                for total, line in zip(sums, lines[2 * n : 2 * n + 2], strict=True)
+            ]
+        words = code.call(self.narrow, vector(I16, 2 * LANES), *sums)
+        return code.call(self.widen, ints, words, code.splat(units).bitcast(words.kind))
 
 
 class Avx512Bf16(Avx512):

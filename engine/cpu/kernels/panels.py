@@ -8,7 +8,9 @@ Tokens are multiplied in groups; a group of m tokens is packed into one panel. F
 columns a panel holds m × 32 bytes, then, four bytes each: m pairs of -128 × Σ bytes (one for each
 16 columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units
 (F32), m pairs of scales once more (F32). So a panel is read from front to back, and a token takes
-equally many bytes per block in a group of any size.
+equally many bytes per block in a group of any size. The bytes are four of the first 16 columns,
+four of the other 16, and so on; where `Isa.joins_halves`, both scales in units are words of the
+first i32 of their pair.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
 whose router sends tokens to experts. Then m × 32 high bytes, worth 255 each, stand before the low
@@ -52,6 +54,9 @@ SUM_FACTOR = 128
 """Factor of the stored sums of bytes: what products by weights of eight bits have too much, as
 those weights are made positive by adding it."""
 
+LINE_ORDER = [16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)]
+"""Columns of a block in the order of a panel's bytes."""
+
 TINY = 2.0**-90
 """Size below which tokens are quantised to zero; numbers divided by them might be infinite."""
 
@@ -77,9 +82,15 @@ class PanelOffsets:
         """Size of a block, in bytes."""
         return self.n_tokens * panel_block_bytes(self.x_bytes)
 
-    def numbers(self, token: int, part: int = 0) -> int:
-        """Return the offset of a token's bytes; part 0 is the high bytes where there are two."""
-        return (part * self.n_tokens + token) * BLOCK
+    def numbers(self, token: int, part: int, half: int, line: int) -> int:
+        """Return the offset of four of a token's bytes.
+
+        Args:
+            part: 0 for the high bytes where there are two.
+            half: 0 for the first 16 columns, 1 for the others.
+            line: which four of the 16 columns.
+        """
+        return (part * self.n_tokens + token) * BLOCK + 8 * line + 4 * half
 
     def minus_sum(self, token: int, half: int) -> int:
         """Return the offset of the sum of 16 columns' numbers, times -`SUM_FACTOR`."""
@@ -135,7 +146,7 @@ def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 
     One panel for each bit set in n, the largest first.
     """
-    _add_pack_token(module, x_bytes)
+    _add_pack_token(module, isa, x_bytes)
     code, (x, stride, n, n_blocks, panels) = function(module, "pack_tokens", 5)
     code.builder.function.linkage = "internal"
     token = code.variable(code.number(0))
@@ -156,7 +167,7 @@ def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     code.builder.ret_void()
 
 
-def _add_pack_token(module: ir.Module, x_bytes: int = 1) -> None:
+def _add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     """Write `pack_token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
     code, (x, n_blocks, panel, n, t) = function(module, "pack_token", 5)
     code.builder.function.linkage = "internal"
@@ -165,17 +176,28 @@ def _add_pack_token(module: ir.Module, x_bytes: int = 1) -> None:
     with code.loop(code.number(0), n_blocks) as index:
         at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
+        halves = [
+            _rounded(
+                code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS), steps, LARGEST[x_bytes]
+            )
+            for half in range(2)
+        ]
+        parts = zip(*(_bytes(whole, x_bytes) for whole, _ in halves), strict=True)
+        for part, (first, second) in enumerate(parts):
+            order = [
+                16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)
+            ]
+            code.store(first.shuffle(order, second), numbers + n * (part * BLOCK))
         total = code.constant(F32, 0.0)
-        for half in range(2):
-            values = code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS)
-            whole, units = _rounded(values, steps, LARGEST[x_bytes])
-            for part, bytes_ in enumerate(_bytes(whole, x_bytes)):
-                code.store(bytes_, numbers + n * (part * BLOCK) + 16 * half)
+        for half, (whole, units) in enumerate(halves):
             added, scale = code.reduce("add", _integers(whole)), units.to(F32)
             code.store(added * -SUM_FACTOR, behind + t * 8 + 4 * half)
-            code.store(units, behind + n * 8 + t * 8 + 4 * half)
             code.store(scale, behind + n * 24 + t * 8 + 4 * half)
             total = code.fma(added.to(F32), scale, total)
+            if not isa.joins_halves:
+                code.store(units, behind + n * 8 + t * 8 + 4 * half)
+        if isa.joins_halves:
+            code.store(halves[0][1] | (halves[1][1] << 16), behind + n * 8 + t * 8)
         code.store(total, behind + n * 16 + t * 4)
         code.store(unit, behind + n * 20 + t * 4)
     code.builder.ret_void()

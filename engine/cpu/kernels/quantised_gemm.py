@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.block_sums import add_block
+from engine.cpu.kernels.block_sums import add_block, arranged
 from engine.cpu.kernels.group_gemm import add_groups
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
@@ -48,10 +48,8 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     def add(group: BlockGroup) -> None:
         with code.loop(group.first, group.last) as block:
             places = group.places(layout, planes, block)
-            lines, factors = (
-                reader.lines(places, ahead=n_tokens == 1),
-                reader.product_factors(places),
-            )
+            lines = arranged(reader, reader.lines(places, ahead=n_tokens == 1), x_bytes)
+            factors = reader.product_factors(places)
             add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
 
     for_each_group(code, n_blocks, skip, add)

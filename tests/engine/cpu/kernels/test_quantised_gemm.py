@@ -15,10 +15,12 @@ from engine.quants.layout import LAYOUTS
 from tests.helpers.kernels import (
     F16_OFFSETS,
     activations,
+    in_columns,
     multiplied,
     packed,
     quantised,
     random_rows,
+    units_of,
 )
 from tests.helpers.planes import TYPES
 from tests.helpers.tiers import paired
@@ -116,8 +118,8 @@ def test_panels_hold_the_nearest_of_255_steps(isa: Isa, team: Team) -> None:
 def test_panels_hold_sums_and_scales_of_what_the_bytes_stand_for(isa: Isa, team: Team) -> None:
     x = random_x(1)
     panel = quantised(x, isa, team).reshape(N_BLOCKS, 64)
-    halves = panel[:, :32].view(np.int8).reshape(N_BLOCKS, 2, 16).sum(-1, dtype=np.int64)
-    scales, total = panel[:, 40:48].copy().view("<i4"), panel[:, 48:52].copy().view("<f4")[:, 0]
+    halves = in_columns(panel[:, :32]).reshape(N_BLOCKS, 2, 16).sum(-1, dtype=np.int64)
+    scales, total = units_of(panel[:, 40:48], isa), panel[:, 48:52].copy().view("<f4")[:, 0]
     assert np.array_equal(panel[:, 32:40].copy().view("<i4"), -128 * halves)
     assert np.array_equal(panel[:, 56:].copy().view("<f4"), scales)
     assert np.allclose(total, (halves * scales).sum(-1), rtol=1e-6)
