@@ -38,12 +38,13 @@ def test_answers_are_those_without_guesses(
     devices = ["cpu"] * len(split)
     with load_model(path, devices, split, n_ctx=512, parallel=3, draft="off") as model:
         expected = answers(model, prompts)
+        again = answers(model, prompts[:1])  # what is cached then has the bits of this split
         model.resplit(split[::-1])
         turned = answers(model, prompts[:1])
     with load_model(path, devices, split, n_ctx=512, parallel=3, draft="mtp") as model:
         guessing(model)
         assert answers(model, prompts) == expected
-        assert answers(model, prompts[:1]) == expected[:1]
+        assert answers(model, prompts[:1]) == again == expected[:1]
         model.resplit(split[::-1])
         guessing(model)
         assert answers(model, prompts[:1]) == turned
