@@ -12,7 +12,7 @@ from llvmlite import ir
 from engine.cpu.kernels.block_sums import N_LINES, add_block, arranged
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
-from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
+from engine.cpu.kernels.tile_reader import AHEAD, BlockGroup, TileReader, for_each_group
 from engine.cpu.kernels.values import F32, FLOATS, INTS, LANES, LINE, VOID, Code, Value, function
 from engine.quants.layout import SUPER, Layout
 
@@ -80,7 +80,7 @@ def _add_unpack(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> No
     with code.loop(first, last) as block:
         places, goal = group.places(layout, planes, block), unpacked + (block - first) * BLOCK_BYTES
         scales, added = reader.product_factors(places)
-        lines = arranged(reader, reader.lines(places, ahead=True), x_bytes)
+        lines = arranged(reader, reader.lines(places, ahead=AHEAD), x_bytes)
         for n, values in enumerate([*lines, *scales, *added]):
             code.store(values, goal + VECTOR_BYTES * n)
     code.builder.ret_void()

@@ -16,7 +16,14 @@ from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
+from engine.cpu.kernels.tile_reader import (
+    AHEAD,
+    FAR_AHEAD,
+    FAR_TOKENS,
+    BlockGroup,
+    TileReader,
+    for_each_group,
+)
 from engine.cpu.kernels.values import (
     F32,
     FLOATS,
@@ -44,11 +51,12 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     reader = TileReader(code, isa, layout)
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
     offsets = PanelOffsets(n_tokens, x_bytes)
+    ahead = AHEAD if n_tokens == 1 else FAR_AHEAD if n_tokens >= FAR_TOKENS else 0
 
     def add(group: BlockGroup) -> None:
         with code.loop(group.first, group.last) as block:
             places = group.places(layout, planes, block)
-            lines = arranged(reader, reader.lines(places, ahead=n_tokens == 1), x_bytes)
+            lines = arranged(reader, reader.lines(places, ahead=ahead), x_bytes)
             factors = reader.product_factors(places)
             add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
 

@@ -19,9 +19,13 @@ from engine.cpu.kernels.values import (
 )
 from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
 
-AHEAD = 1024
-"""Distance at which weights are prefetched into the second cache, in bytes. Further away, or into
-the first cache, processors of AMD read slower than by themselves."""
+AHEAD, FAR_AHEAD = 1024, 8192
+"""Distances at which weights are prefetched into the second cache, in bytes. From further away, or
+into the first cache, processors of AMD read slower than by themselves; only where the products of
+several tokens take longer than the reading is the greater distance faster."""
+
+FAR_TOKENS = 8
+"""Number of tokens from which on weights are prefetched from far away."""
 
 EACH_BYTE = 0x01010101
 """Factor that repeats a byte in all bytes of an i32."""
@@ -72,17 +76,17 @@ class TileReader:
         self.isa = isa
         self.layout = layout
 
-    def lines(self, places: BlockPlaces, *, ahead: bool) -> list[Value]:
+    def lines(self, places: BlockPlaces, *, ahead: int) -> list[Value]:
         """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes.
 
         Args:
             places: addresses of the block.
-            ahead: whether to prefetch later blocks.
+            ahead: distance in bytes from which on a block is prefetched; 0 for none.
         """
         layout, code = self.layout, self.code
         if ahead:
             for at in range(0, layout.low_bytes + layout.high_bytes, 64):
-                code.prefetch(places.low + (AHEAD + at), cache=2)
+                code.prefetch(places.low + (ahead + at), cache=2)
         per_line = 8 // layout.low
         stored = [code.load(places.low + 64 * n, INTS) for n in range(8 // per_line)]
         step = 8 // per_line if layout.low == 4 else 1
