@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 
@@ -80,6 +80,7 @@ MODELS = {
         "qwen3moe", 48, 2048, 32, 4, 768, 151936, 128, 8, rope_base=1e6, n_ctx=40960, head_dim=128
     ),
 }
+MODELS["moe-30b-4"] = replace(MODELS["moe-30b"], n_layer=4)  # 4 of its layers
 
 
 @dataclass(frozen=True)
