@@ -64,12 +64,8 @@ class GuessPasses(ABC):
     @property
     def guesser(self) -> Self | None:
         """Itself if the model has an MTP block whose passes can be recorded."""
-        return self if self._has_block and not are_captured(self.ranks) else None
-
-    @property
-    def _has_block(self) -> bool:
-        """Whether the model has an MTP block."""
-        return bool(self.ranks) and self.ranks[0].model.mtp is not None
+        has_block = bool(self.ranks) and self.ranks[0].model.mtp is not None
+        return self if has_block and not are_captured(self.ranks) else None
 
     def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
@@ -84,8 +80,8 @@ class GuessPasses(ABC):
 
     @contextmanager
     def _noted(self, ids: Sequence[int], batch: Batch) -> Iterator[None]:
-        """Enter a pass over the blocks that the MTP block reads from, if there is one."""
-        if not self._has_block:
+        """Enter a pass over the blocks before the MTP block, if there is one that guesses."""
+        if self.guesser is None:
             yield
             return
         self._read_tokens(self._unread.due(batch))
