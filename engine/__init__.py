@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.config.load import (
         DEFAULT_DRAFTED,
         DRAFT_KINDS,
+        MMPROJ_KINDS,
         MOST_DRAFTED,
         PEER_MODES,
         ROPE_SCALINGS,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         ModelFileError,
         NoDevice,
         OutOfDeviceMemory,
+        PictureError,
         PromptError,
         SplitError,
         StateFileError,
@@ -146,6 +148,7 @@ if TYPE_CHECKING:
     from engine.models.info import inspect_model, read_model_info
     from engine.models.registry import supported_architectures
     from engine.pack import delete_pack, leave_pack, make_holdable, pack_folders, use_pack
+    from engine.pictures.reading import picture_text
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
@@ -213,7 +216,7 @@ if TYPE_CHECKING:
     from engine.sampling.on_device import why_sampled_on_host
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_chat_template, load_tokenizer
-    from engine.text.messages import ChatMessage, Tool, ToolCall
+    from engine.text.messages import PICTURE_PLACE, ChatMessage, Tool, ToolCall
     from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
     from engine.tuning import tune
     from engine.version import package_version
@@ -225,9 +228,11 @@ __all__ = [
     "DRAFT_KINDS",
     "GOALS",
     "KV_TYPES",
+    "MMPROJ_KINDS",
     "MOST_DRAFTED",
     "NO_WINDOW",
     "PEER_MODES",
+    "PICTURE_PLACE",
     "ROPE_SCALINGS",
     "SAMPLERS",
     "SIMULATED",
@@ -321,6 +326,7 @@ __all__ = [
     "Pcie",
     "PeerMode",
     "Perplexity",
+    "PictureError",
     "PlacementMap",
     "Plan",
     "PlanBadge",
@@ -438,6 +444,7 @@ __all__ = [
     "parse_rig",
     "parse_target",
     "perplexity",
+    "picture_text",
     "printable",
     "process_mark",
     "product_types",
@@ -473,8 +480,8 @@ _HOME = {
     "constraints.checker": ("check_grammar",),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (
-        "DEFAULT_DRAFTED", "DRAFT_KINDS", "MOST_DRAFTED", "PEER_MODES", "ROPE_SCALINGS",
-        "SPLIT_MODES", "ControlVector", "DraftKind", "LoadParams", "PeerMode",
+        "DEFAULT_DRAFTED", "DRAFT_KINDS", "MMPROJ_KINDS", "MOST_DRAFTED", "PEER_MODES",
+        "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "DraftKind", "LoadParams", "PeerMode",
     ),
     "config.sampling": ("SAMPLERS", "SamplingParams"),
     "devices.builds": ("TorchKind", "suitable_torch"),
@@ -487,8 +494,8 @@ _HOME = {
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
         "EngineMissing", "GrammarError",
         "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
-        "OutOfDeviceMemory", "PromptError", "SplitError", "StateFileError", "TemplateError",
-        "ToolError",
+        "OutOfDeviceMemory", "PictureError", "PromptError", "SplitError", "StateFileError",
+        "TemplateError", "ToolError",
         "UnsupportedArchitecture", "UnsupportedQuant",
     ),
     "events": (
@@ -511,10 +518,11 @@ _HOME = {
     "programs": (
         "NO_WINDOW", "child_environment", "program_command", "tie_child", "tie_to_parent",
     ),
+    "pictures.reading": ("picture_text",),
     "progress": (
         "LoadProgress", "StateProgress",
     ),
-    "text.messages": ("ChatMessage", "Tool", "ToolCall"),
+    "text.messages": ("PICTURE_PLACE", "ChatMessage", "Tool", "ToolCall"),
     "generation.parts.thought_text": ("thought_apart",),
     "text.thinking": ("THINK_CLOSE", "THINK_OPEN", "ThoughtMarker"),
     "hardware.card_records": ("card_problems",),

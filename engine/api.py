@@ -22,6 +22,7 @@ from engine.events import Generate
 from engine.generation.answers import Answers
 from engine.generation.draft_model.loading import DraftModel
 from engine.generation.occupancy import Occupancy
+from engine.generation.pictures.eyes import Eyes
 from engine.generation.prompts import Prompts
 from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.drafts import Drafts
@@ -64,10 +65,10 @@ def load_model(
     groups: Sequence[int] | None = None,
     n_cpu_blocks: int = 0, n_cpu_moe: int = 0,
     kv_on_host: bool = False,
-    reserve: Mapping[str, int] = arguments.NOTHING,
-    p2p: PeerMode = "auto",
+    reserve: Mapping[str, int] = arguments.NOTHING, p2p: PeerMode = "auto",
     fast_prompts: bool = False,
     draft: DraftKind | str | Path = "auto", draft_max: int = DEFAULT_DRAFTED,
+    mmproj: str | Path = "auto",
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:  # fmt: skip
@@ -89,7 +90,7 @@ def load_model(
             memory, else 512.
         control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
         control_layers: first and last layer to steer; None is all but layer 0.
-        parallel, groups, n_cpu_…, kv_on_host, p2p, rope_…, fast_prompts, draft…: see `LoadParams`.
+        parallel, groups, n_cpu_…, kv_on_host, p2p, rope_…, fast_prompts, …: see `LoadParams`.
         reserve: bytes to keep free, by device.
         on_progress: receiver of the loading's progress.
         is_cancelled: asked again and again; returning True ends the loading.
@@ -107,7 +108,7 @@ def load_model(
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
         reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
-        draft=str(draft), draft_max=draft_max,
+        draft=str(draft), draft_max=draft_max, mmproj=str(mmproj),
     )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
@@ -158,8 +159,9 @@ class Model(Inquiries, SavedStates):
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)
+            self._eyes = Eyes(params, self.runtime, self._prompts, self.scheduler, is_cancelled)
         except BaseException:
-            self.runtime.close()
+            self._close()
             raise
         is_marked = not self.runtime.runner.can_rewind
         self._answers = Answers(self._prompts, self.n_ctx, is_marked=is_marked)
@@ -186,7 +188,7 @@ class Model(Inquiries, SavedStates):
         is_moved = draft is not None and draft.device != params.draft_device
         if draft is not None and is_moved:
             draft.close()
-            self.runtime.note_draft(0)
+            self.runtime.note_beside("draft", 0)
         try:
             yield
         finally:
@@ -228,7 +230,7 @@ class Model(Inquiries, SavedStates):
     @property
     def other_warnings(self) -> tuple[str, ...]:
         """Sentences of `warnings` that are not about `fallbacks`."""
-        found = self.plan.warnings + self._prompts.warnings
+        found = self.plan.warnings + self._prompts.warnings + self._eyes.warnings
         return (*found, IDLE_DRAFT) if self._draft and self.runtime.token_source else found
 
     @property
@@ -347,13 +349,17 @@ class Model(Inquiries, SavedStates):
             with GGUFFile.open(params.path) as file:
                 check_unchanged(file, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
-                with self.scheduler.emptied() as places, self._draft_beside(params):
-                    runtime = open_runtime(
-                        file, params, on_progress, is_cancelled, self.runtime, places.used
-                    )
-                    self.scheduler.move(runtime.runner)
-                    self._mtp.move(runtime.runner)
-                    self.runtime, self.params = runtime, params
+                self._eyes.make_way(self.runtime, params.draft_device)
+                try:
+                    with self.scheduler.emptied() as places, self._draft_beside(params):
+                        runtime = open_runtime(
+                            file, params, on_progress, is_cancelled, self.runtime, places.used
+                        )
+                        self.scheduler.move(runtime.runner)
+                        self._mtp.move(runtime.runner)
+                        self.runtime, self.params = runtime, params
+                finally:
+                    self._eyes.attach(self.runtime, self.params.draft_device)
 
     @property
     def n_cached(self) -> int:

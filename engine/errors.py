@@ -275,6 +275,10 @@ class PromptError(EngineError):
     """Error of a prompt that cannot be used."""
 
 
+class PictureError(PromptError):
+    """Error of a picture that cannot be used, or of a model that cannot see any."""
+
+
 class ContextOverflow(PromptError):
     """Error of a prompt that is longer than the context."""
 

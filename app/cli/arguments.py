@@ -269,6 +269,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "fast_prompts": (args.fast_prompts, bool),
         "draft": (args.draft, str),
         "draft_max": (args.draft_max, int),
+        "mmproj": (args.mmproj, str),
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
         "rope_scaling": (args.rope_scaling, str),

@@ -261,6 +261,8 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     for d in plan.devices:
         if d.memory.draft:
             write(f"{size(d.memory.draft)} of {d.device} are for the draft model, in its total")
+        if d.memory.pictures:
+            write(f"{size(d.memory.pictures)} of {d.device} are for pictures, in its total")
     if pinned := sum(d.memory.pinned for d in plan.devices):
         write(f"{size(pinned)} of host memory are for copies from and to GPUs")
     for device, n_bytes in plan.overhead().items():
@@ -298,6 +300,7 @@ def _plan_document(
                 "host_kv": d.memory.host_kv,
                 "padding": d.memory.padding,
                 "draft": d.memory.draft,
+                "pictures": d.memory.pictures,
                 "pinned": d.memory.pinned,
                 "free": free.get(d.device),
             }

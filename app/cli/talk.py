@@ -29,6 +29,7 @@ from engine import (
     Finished,
     Generate,
     TokenText,
+    picture_text,
 )
 
 if TYPE_CHECKING:
@@ -150,6 +151,11 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "-n", "--n-predict", type=int, default=512, metavar="N",
         help="most tokens to generate (default: 512; -1: no limit)",
     )  # fmt: skip
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE",
+        help="picture before the prompt: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs "
+        "its mmproj file, see --mmproj",
+    )  # fmt: skip
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "--raw", action="store_true", help="complete the text without the chat template"
@@ -162,12 +168,17 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 def run_generate(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     text = prompt_of(args)
+    pictures = tuple(map(picture_text, args.image))
+    if pictures and (args.raw or args.url):
+        place = "a raw text" if args.raw else "a remote model"
+        raise EngineError(f"--image has no effect on {place}.", "Leave it out.")
     with open_talk_model(args) as model:
         if args.raw or not model.info.has_chat_template:
             request = Generate(prompt=text, sampling=sampling)
         else:
             system = (ChatMessage("system", args.system),) if args.system else ()
-            request = Generate((*system, ChatMessage("user", text)), sampling=sampling)
+            asked = ChatMessage("user", text, pictures=pictures)
+            request = Generate((*system, asked), sampling=sampling)
         result = answer(model, request, is_silent=args.json)
     if args.json:
         write_json(result.document())

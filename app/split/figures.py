@@ -337,6 +337,7 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         (tr_later("compute"), memory.compute),
         (tr_later("rounding"), memory.padding),
         (tr_later("draft model"), memory.draft),
+        (tr_later("pictures"), memory.pictures),
         (tr_later("overhead"), row.overhead),
         (tr_later("KV cache of GPUs"), row.guests),
         (tr_later("kept states"), row.kept),

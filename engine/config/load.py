@@ -39,6 +39,12 @@ DraftKind = Literal["auto", "off", "ngram", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = ("auto", "off", "ngram", "mtp")
 """All values of `DraftKind`."""
 
+MmprojKind = Literal["auto", "off"]
+"""Setting of the file that encodes pictures, see `LoadParams.mmproj`."""
+
+MMPROJ_KINDS: tuple[MmprojKind, ...] = ("auto", "off")
+"""All values of `MmprojKind`."""
+
 DEFAULT_DRAFTED = 7
 MOST_DRAFTED = 15
 """Default and largest value of `LoadParams.draft_max`."""
@@ -117,6 +123,9 @@ class LoadParams:
             whatever there is, "off" from nowhere; or the path of a GGUF file: from the text and
             from that smaller model, the draft model, which has the same vocabulary. They are left
             out where they do not pay. The answers are those without guesses.
+        mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
+            that fits, where there is memory for it, "off" for none. It lies whole on one rank's
+            device.
         draft_max: largest number of guesses for an answer that a pass checks. The state behind each
             takes memory in models with recurrent layers, which have room for three at most.
 
@@ -150,6 +159,7 @@ class LoadParams:
     checkpoint_bytes: int | None = None
     draft: DraftKind | str = "auto"
     draft_max: int = DEFAULT_DRAFTED
+    mmproj: MmprojKind | str = "auto"
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -159,6 +169,8 @@ class LoadParams:
         _one_of("p2p", self.p2p, PEER_MODES)
         if not _names_gguf(self.draft):
             _one_of("draft", self.draft, DRAFT_KINDS, " or the path of a GGUF file")
+        if not _names_gguf(self.mmproj):
+            _one_of("mmproj", self.mmproj, MMPROJ_KINDS, " or the path of a GGUF file")
         _count("draft_max", self.draft_max or 0)
         if self.draft_max > MOST_DRAFTED:
             raise rejected("draft_max", f"at most {MOST_DRAFTED}", self.draft_max)
@@ -209,19 +221,24 @@ class LoadParams:
         return replace(self, draft="ngram") if self.may_leave_mtp else self
 
     @property
+    def without_pictures(self) -> LoadParams:
+        """The same settings, but without an encoder of pictures where it may be left out."""
+        return replace(self, mmproj="off") if self.mmproj == "auto" else self
+
+    @property
     def draft_path(self) -> str:
         """Path of the draft model; "" for none."""
         return "" if self.draft in DRAFT_KINDS else self.draft
 
     @property
     def draft_rank(self) -> int:
-        """Rank on whose device the draft model lies: that of the largest share."""
+        """Rank of the largest share, on whose device draft model and encoder of pictures lie."""
         shares = self.split or (1.0,) * len(self.devices)
         return max(range(len(self.devices)), key=lambda rank: shares[rank : rank + 1])
 
     @property
     def draft_device(self) -> str:
-        """Device of the draft model."""
+        """Device of the draft model, and of the encoder of pictures."""
         return self.devices[self.draft_rank]
 
     @property

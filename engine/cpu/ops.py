@@ -55,7 +55,9 @@ class CpuOps(CompositeOps):
         self._cache_ops = CacheOps(team)
         self._joint: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
         self._angles: dict[tuple[int, int], RopeAngles] = {}
+        self._sectioned: set[tuple[int, int]] = set()
         self._singles: tuple[int, ...] = ()
+        self._shifted: tuple[int, ...] = ()
         self._routing_ops = RoutingOps(team)
         self._recurrent_ops = RecurrentOps(team)
 
@@ -67,8 +69,9 @@ class CpuOps(CompositeOps):
         self._cache_ops.begin(batch)
         self._recurrent_ops.begin(batch)
         self._singles = tuple(p.n_past for p in batch.pieces) if batch.is_of_singles else ()
-        for angles in self._angles.values():
-            angles.move(self._singles)
+        self._shifted = tuple(p.n_past + p.shift for p in batch.pieces) if self._singles else ()
+        for key, angles in self._angles.items():
+            angles.move(self._shifted if key in self._sectioned else self._singles)
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         joint, are_bare = self._joint_product(layers)
@@ -152,8 +155,12 @@ class CpuOps(CompositeOps):
         key = id(params), id(factors)
         if key not in self._angles:
             self._angles[key] = RopeAngles(partial(REFERENCE.rope_angles, params, factors))
+            if params.sections:
+                self._sectioned.add(key)
         found = self._angles[key]
-        return found.of_singles(self._singles) if self._singles else found.at(positions.tolist())
+        if not self._singles:
+            return found.at(positions.tolist())
+        return found.of_singles(self._shifted if params.sections else self._singles)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         y = self._small_ops.rope(x, cos, sin, style)
@@ -173,6 +180,8 @@ class CpuOps(CompositeOps):
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
+        if batch.two_way:
+            return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
         y = self._cache_ops.attention(q.contiguous(), cache, batch, scores, sinks, slopes)
         if y is not None:
             return y

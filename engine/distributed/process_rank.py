@@ -279,13 +279,15 @@ class ProcessRank:
         call_all(self.rank.close)
 
 
-def _batch(pieces: Sequence[Sequence[Any]], first_logit: int, *more: bool) -> Batch:
-    """Return a batch of its values, whose pieces may be lists."""
+def _batch(
+    pieces: Sequence[Sequence[Any]], first_logit: int, wants_hidden: bool = False, *_: object
+) -> Batch:
+    """Return a batch of its values, whose pieces may be lists; there are no pictures."""
     made = [
         Piece(n_past, n, tuple(map(tuple, tables)), *places)
         for n_past, n, tables, *places in pieces
     ]
-    return Batch(tuple(made), first_logit, *more)
+    return Batch(tuple(made), first_logit, wants_hidden)
 
 
 def follow(rank: ProcessRank, orders: Orders) -> None:

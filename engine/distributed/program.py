@@ -162,7 +162,7 @@ def _params(options: argparse.Namespace, n_ranks: int) -> LoadParams:
     return LoadParams(
         path=options.model, devices=devices, split=None if split is None else tuple(split),
         split_mode=options.split_mode, n_ctx=options.ctx, cpu_threads=options.threads,
-        parallel=options.parallel,
+        parallel=options.parallel, mmproj="off",
     )  # fmt: skip
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.config.load import MOST_PARALLEL
 from engine.paging.keys import PAGE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_AT_ONCE = MOST_PARALLEL
 """Largest number of sequences of which a pass computes a single token each."""
@@ -29,6 +32,8 @@ class Piece(NamedTuple):
             alone, where page i is the i-th one.
         slot: place of the sequence's recurrent states behind the tokens.
         seat: number of the sequence among those that run, from 0; where its last hidden states lie.
+        shift: what is added to the tokens' numbers for their positions, where there are pictures
+            before them that take fewer positions than tokens (M-RoPE).
         source: place of the recurrent states before the tokens, which stay there; None for `slot`.
             Where it is the slot of the piece before, its tokens are those behind that one's.
     """
@@ -39,6 +44,7 @@ class Piece(NamedTuple):
     slot: int = 0
     seat: int = 0
     source: int | None = None
+    shift: int = 0
 
     @property
     def stop(self) -> int:
@@ -73,6 +79,26 @@ FIRST_TOKEN = Piece(0, 1)
 """Place of the first token of a sequence that has the cache alone."""
 
 
+Places = tuple[Sequence[int], ...]
+"""Time, row and column of some tokens, each as long as there are tokens; or nothing."""
+
+
+class PictureRows(NamedTuple):
+    """Rows of a pass that are of a picture.
+
+    Attributes:
+        row: first of these rows.
+        features: what they are in place of embeddings, (rows, n_embd), in the host's memory; and
+            beside that, what is added behind each of the first blocks, (rows, n_embd) of each.
+        whole: first position of the picture and the one behind it, if all of its tokens see each
+            other; they are in the pass then. None if each sees what is before it.
+    """
+
+    row: int
+    features: Tensor
+    whole: tuple[int, int] | None = None
+
+
 class Batch(NamedTuple):
     """The rows of a forward pass: the tokens of its pieces, one piece after the other.
 
@@ -81,11 +107,16 @@ class Batch(NamedTuple):
     Attributes:
         first_logit: first row whose logits are wanted; those of all rows behind it are.
         wants_hidden: whether the hidden states behind the final norm are wanted in their place.
+        pictures: rows of the first piece that are of pictures.
+        places: time, row and column of each row of the first piece (M-RoPE), if some are of
+            pictures; empty where all are the token's number and shift.
     """
 
     pieces: tuple[Piece, ...]
     first_logit: int
     wants_hidden: bool = False
+    pictures: tuple[PictureRows, ...] = ()
+    places: Places = ()
 
     @classmethod
     def of_one(cls, n_past: int, n: int, first_logit: int) -> Batch:
@@ -100,7 +131,12 @@ class Batch(NamedTuple):
     @property
     def is_of_singles(self) -> bool:
         """Whether each sequence has a single token, so that the pass can be a recorded one."""
-        return all(piece.n == 1 for piece in self.pieces)
+        return not self.pictures and all(piece.n == 1 for piece in self.pieces)
+
+    @property
+    def two_way(self) -> list[tuple[int, int]]:
+        """Intervals of positions of the first piece whose tokens see each other, in order."""
+        return [found.whole for found in self.pictures if found.whole]
 
     @property
     def is_of_few_singles(self) -> bool:

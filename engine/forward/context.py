@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,7 +63,10 @@ class Context:
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
-        self._of_singles = torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device)
+        self._of_singles, self._shifts = (
+            torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
+        )
+        self._is_shifted = False
         self.recorder: TokenRecorder | None = None
         self.is_sliced = False
         self.head_input: Tensor | None = None
@@ -94,6 +98,12 @@ class Context:
         if not batch.is_of_singles or n > MOST_AT_ONCE:
             parts = [torch.arange(p.n_past, p.stop, device=self.device) for p in batch.pieces]
             return parts[0] if n == 1 else torch.cat(parts)
+        if any(piece.shift for piece in batch.pieces):
+            self._shifts[:n].copy_(torch.tensor([piece.shift for piece in batch.pieces]))
+            self._is_shifted = True
+        elif self._is_shifted:
+            self._shifts.zero_()
+            self._is_shifted = False
         held = self._of_singles[:n]
         if not others:
             return held.fill_(first.n_past)
@@ -155,6 +165,26 @@ class Context:
             if self.rank in involved:
                 x = self._comm.broadcast(x, source, involved, self._shape(n))
         return x if self.rank in group else None
+
+    def with_pictures(self, x: Tensor | None) -> Tensor | None:
+        """Put the features of pictures in place of their rows of the embeddings x (T, n_embd)."""
+        if x is None or not self.batch.pictures:
+            return x
+        x = x.clone()
+        n = x.shape[1]
+        for rows in self.batch.pictures:
+            x[rows.row : rows.row + len(rows.features)] = rows.features[:, :n].to(self.device)
+        return x
+
+    def deepen(self, x: Tensor, layer: int) -> Tensor:
+        """Add what pictures add to the residual stream x behind one of the first blocks, if any."""
+        n, is_new = x.shape[1], True
+        for rows in self.batch.pictures:
+            more = rows.features[:, n * (layer + 1) : n * (layer + 2)]
+            if more.shape[1]:
+                x, is_new = x.clone() if is_new else x, False
+                x[rows.row : rows.row + len(more)] += more.to(self.device)
+        return x
 
     def steer(self, x: Tensor, layer: int) -> Tensor:
         """Add the control vector's direction for `layer`, if any, to the residual stream x."""
@@ -244,9 +274,36 @@ class Context:
         """
         angles = self._angles.get(id(rope))
         if angles is None:
-            angles = self.ops.rope_angles(rope.params, rope.weight, self.positions)
-            self._angles[id(rope)] = angles
+            angles = self._angles[id(rope)] = self._rope_angles(rope)
         return self.ops.ropes(xs, *angles, rope.params.style, norms)
+
+    def _rope_angles(self, rope: RopeLayer) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the rows of this pass."""
+        params, batch = rope.params, self.batch
+        if not params.sections:
+            return self.ops.rope_angles(params, rope.weight, self.positions)
+        if batch.is_of_singles and len(batch.pieces) <= MOST_AT_ONCE:
+            shifted = self.positions + self._shifts[: len(batch.pieces)]
+            return self.ops.rope_angles(params, rope.weight, shifted)
+        own, *others = (
+            range(piece.n_past + piece.shift, piece.stop + piece.shift) for piece in batch.pieces
+        )
+        found = [
+            self.ops.rope_angles(params, rope.weight, self._held([*place, *chain(*others)]))
+            for place in batch.places or [own]
+        ]
+        if len(found) == 1:
+            return found[0]
+        axis = self.index(params.axes())
+        cos, sin = (
+            torch.where(axis == 1, height, torch.where(axis == 2, width, time))
+            for time, height, width in zip(*found, strict=True)
+        )
+        return cos, sin
+
+    def _held(self, positions: Sequence[int]) -> Tensor:
+        """Return positions as a tensor on the device."""
+        return torch.tensor(positions, device=self.device)
 
     def attention(
         self,

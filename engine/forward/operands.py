@@ -203,6 +203,9 @@ class RopeParams:
         yarn: whether scaled and unscaled frequencies are blended (YaRN) or all are scaled (linear).
         n_ctx_orig: context before stretching, in tokens.
         attn_factor: extra factor on cos and sin.
+        sections: numbers of pairs that turn by the time, row and column of a token of a picture
+            (M-RoPE, arXiv 2409.12191); none where there is one position. For texts, all are equal.
+        is_interleaved: whether those pairs take turns (Qwen 3); else they follow each other.
         beta_fast, beta_slow: YaRN's bounds in rotations within `n_ctx_orig`; pairs that make more
             than the first are not scaled, those that make less than the second are scaled fully.
     """
@@ -216,6 +219,17 @@ class RopeParams:
     attn_factor: float = 1.0
     beta_fast: float = BETA_FAST
     beta_slow: float = BETA_SLOW
+    sections: tuple[int, ...] = ()
+    is_interleaved: bool = False
+
+    def axes(self) -> tuple[int, ...]:
+        """Return for each pair whether it turns by time (0), row (1) or column (2)."""
+        n = self.n_rot // 2
+        if self.is_interleaved:
+            found = [i % 3 for i in range(n)]
+            return tuple(axis if i < 3 * self.sections[axis] else 0 for i, axis in enumerate(found))
+        found = [axis for axis, size in enumerate(self.sections[:3]) for _ in range(size)]
+        return tuple((found + [0] * n)[:n])
 
     def unscaled(self, base: float) -> RopeParams:
         """Return the parameters without stretching, for layers with a sliding window."""

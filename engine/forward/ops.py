@@ -377,7 +377,8 @@ class Ops(Protocol):
         """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
 
         The cache holds the keys and values of all rows already. Each row sees the positions of its
-        own sequence up to its own, fewer if a window or chunk limits it.
+        own sequence up to its own, and those behind it in the same interval of `Batch.two_way`;
+        fewer if a window or chunk limits it.
 
         Args:
             sinks: logits that take weight but have no value, (n_head,); or None.

@@ -17,6 +17,7 @@ from engine.generation.parts.wanted_form import WantedForm, callable_tools, want
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
+from engine.pictures.placed import PlacedPictures, text_ids
 from engine.text.thinking import THINK_OPEN, thinking_marks
 
 if TYPE_CHECKING:
@@ -157,8 +158,9 @@ class Answers:
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
         shown = reading.shown if reading else ()
+        text = text_ids(prompt.ids)
         constraint = self._constraints.of(
-            wanted.matcher, prompt.ids, begun, said, thinks=request.thinks, marks=wanted.marks
+            wanted.matcher, text, begun, said, thinks=request.thinks, marks=wanted.marks
         )
         steps = self._run(
             prompt,
@@ -174,7 +176,7 @@ class Answers:
             yield from steps
             return
         if not request.continue_last:
-            reading.begin(prompt.ids)
+            reading.begin(text)
         steps = in_parts(steps, reading.parser, reading.told)
         last = messages[-1] if request.continue_last else None
         yield from steps if request.in_parts else in_text(steps, last)
@@ -213,4 +215,5 @@ class Answers:
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
             n_logprobs, shown, constraint,
         )  # fmt: skip
-        yield from generation.run(prompt.ids, prompt.marks)
+        pictures = PlacedPictures(prompt.ids, prompt.pictures)
+        yield from generation.run(prompt.ids, prompt.marks, pictures)

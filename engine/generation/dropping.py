@@ -48,4 +48,4 @@ def without(
 
 def with_text(message: ChatMessage, text: str) -> ChatMessage:
     """Return a message of the same role with nothing but another text."""
-    return replace(message, content=text, reasoning="", tool_calls=())
+    return replace(message, content=text, reasoning="", tool_calls=(), pictures=())

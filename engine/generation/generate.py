@@ -27,11 +27,13 @@ from engine.generation.results import (
 )
 from engine.generation.scoring import token_logprob
 from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
+from engine.pictures.placed import NO_PICTURES, text_ids
 from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from engine.constraints.matcher import Mask
     from engine.generation.constrained.constraint import AnswerConstraint
+    from engine.pictures.placed import PlacedPictures
     from engine.sampling.token_source import Logits
     from engine.text.stream import StreamDecoder
     from engine.text.tokenizer import Tokenizer
@@ -133,6 +135,7 @@ class Generation:
         self._n_ctx = n_ctx
         self._params = params
         self._n_keep = n_keep
+        self._pictures = NO_PICTURES
         self._timed_every = timed_every
         self._constraint = constraint
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
@@ -152,21 +155,24 @@ class Generation:
         self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
-    def run(self, prompt: Sequence[int], marks: Sequence[int] = ()) -> Steps:
+    def run(
+        self, prompt: Sequence[int], marks: Sequence[int] = (),
+        pictures: PlacedPictures = NO_PICTURES,
+    ) -> Steps:  # fmt: skip
         """Yield text, what is to be computed, and at the end `Finished`.
 
         Args:
-            marks: see `Prefill`.
+            marks, pictures: see `Prefill`.
 
         Raises:
             EngineError: the prompt cannot be used, or the logits.
         """
         self._start = time.perf_counter()
-        self._n_prompt = len(prompt)
-        wanted = Prefill(prompt, marks)
+        self._n_prompt, self._pictures = len(prompt), pictures
+        wanted = Prefill(prompt, marks, pictures=pictures)
         found = yield from self._prefill(wanted)
         self._n_cached = wanted.n_cached
-        self._sampler.accept_all(prompt)
+        self._sampler.accept_all(text_ids(prompt))
         self._prefilled = time.perf_counter()
         reason: FinishReason
         if not isinstance(found, str):
@@ -240,7 +246,7 @@ class Generation:
         here, tokens = self._n_sampled, self._not_here
         self._not_here = {at: tokens[at] for at in tokens if at <= here}
         self._not_here.setdefault(here, []).append(wrong.token)
-        return Prefill([*self.ids, token][:-n], is_told=False)
+        return Prefill([*self.ids, token][:-n], is_told=False, pictures=self._pictures)
 
     def _next(self, token: int) -> Generator[GenerationEvent | Work, Found | None, Found]:
         """Have a token computed, after a shift of the context if that is full."""
@@ -306,10 +312,13 @@ class Generation:
     def _shift(self) -> Generator[GenerationEvent | Work, Found | None, NotDone | None]:
         """Drop the older half of the tokens after the kept ones, and compute the rest again.
 
+        Where there are pictures nothing is dropped: half a picture would be another one.
+
         Returns:
             Why not; None if it was done.
         """
-        if self._params.on_overflow == "stop" or len(self.ids) - self._n_keep < 4:
+        is_kept = self._params.on_overflow == "stop" or bool(self._pictures)
+        if is_kept or len(self.ids) - self._n_keep < 4:
             return "context"
         n_dropped = (len(self.ids) - self._n_keep) // 2
         kept = self.ids[: self._n_keep] + self.ids[self._n_keep + n_dropped :]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 from engine.answer_forms.detection import detect
 from engine.answer_forms.turns import TemplateUse, as_functions, has_more_than_text
-from engine.errors import PromptError, TemplateError
+from engine.errors import PictureError, PromptError, TemplateError
 from engine.generation.dropping import droppable, with_text, without
+from engine.generation.pictures.prompt_text import by_number, encoded, with_numbers, without_numbers
 from engine.generation.wishes import PromptWishes
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
@@ -19,7 +20,9 @@ from engine.text.support import NO_VOCABULARY, has_vocabulary
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from engine.generation.pictures.prompt_text import PictureReader, Seen
     from engine.gguf.reader import GGUFFile
+    from engine.pictures.placed import Picture
 
 PLAIN_USE = TemplateUse()
 """Use of a template by conversations of nothing but text."""
@@ -41,12 +44,14 @@ class Prompt:
         n_keep: number of tokens at the start that a context shift never drops.
         n_dropped: number of tokens that were left out with the oldest messages.
         marks: numbers of tokens behind which the prompt of another turn may go on otherwise.
+        pictures: pictures by their number, among them all whose tokens are in `ids`.
     """
 
     ids: list[int]
     n_keep: int = 0
     n_dropped: int = 0
     marks: tuple[int, ...] = ()
+    pictures: Mapping[int, Picture] = field(default_factory=dict)
 
 
 class Prompts:
@@ -58,11 +63,13 @@ class Prompts:
 
     Attributes:
         found: tokenizer of the file; None without a vocabulary.
+        pictures: reader of pictures; None where the model cannot see.
     """
 
     def __init__(self, file: GGUFFile, name: str, template: str = "") -> None:
         self._name = name
         self.found: Tokenizer | None = None
+        self.pictures: PictureReader | None = None
         self._template: ChatTemplate | None = None
         if has_vocabulary(file.meta):
             self.found = Tokenizer.from_metadata(file.meta)
@@ -172,6 +179,7 @@ class Prompts:
         """
         _check_some(turns)
         groups = droppable(turns, 1 + continue_last)
+        pictures = by_number(self._seen(turns))
         encode_chat = partial(self._encode_chat, wishes=wishes)
 
         @cache
@@ -184,7 +192,7 @@ class Prompts:
 
         if not is_shortened:
             marks = self._marks(turns, encode(0), continue_last, encode_chat) if is_marked else ()
-            return Prompt(encode(0), marks=marks)
+            return Prompt(encode(0), marks=marks, pictures=pictures)
         most = n_ctx - max(1, n_ctx // 8) - 1
         n_dropped = _first(lambda n: len(encode(n)) <= most, len(groups))
         messages, ids = without(turns, groups[:n_dropped]), encode(n_dropped)
@@ -192,7 +200,8 @@ class Prompts:
             ids = self._without_beginning(messages, ids, most, encode_chat)
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
         marks = self._marks(messages, ids, continue_last, encode_chat) if is_marked else ()
-        return Prompt(ids, min(n_system, n_ctx // 2), len(encode(0)) - len(ids), marks)
+        n_dropped = len(encode(0)) - len(ids)
+        return Prompt(ids, min(n_system, n_ctx // 2), n_dropped, marks, pictures)
 
     def written(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
@@ -208,12 +217,13 @@ class Prompts:
             PromptError: there are no messages, or the template does not take them.
         """
         _check_some(messages)
-        return self._rendered(
+        text = self._rendered(
             messages,
             wishes,
             continue_last=continue_last,
             add_generation_prompt=add_generation_prompt,
         )
+        return text if self.pictures is None else without_numbers(text, self.pictures.rule)
 
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = (),
@@ -262,12 +272,31 @@ class Prompts:
         self, messages: Sequence[ChatMessage], *, continue_last: bool,
         wishes: PromptWishes = NO_WISHES,
     ) -> list[int]:  # fmt: skip
-        return self._encode(self._rendered(messages, wishes, continue_last=continue_last))
+        seen = self._seen(messages)
+        text = self._rendered(messages, wishes, continue_last=continue_last)
+        return encoded(text, seen, self._encode) if seen else self._encode(text)
+
+    def _seen(self, messages: Sequence[ChatMessage]) -> Seen:
+        """Return the pictures of a conversation.
+
+        Raises:
+            PictureError: the model cannot see, or a picture cannot be used.
+        """
+        if not any(message.pictures for message in messages):
+            return ()
+        if self.pictures is None:
+            raise PictureError(
+                f"{self._name} cannot see pictures: no mmproj file is loaded with it.",
+                "Put the mmproj file published with the model beside it, and load it again.",
+            )
+        return self.pictures.read(messages)
 
     def _rendered(
         self, messages: Sequence[ChatMessage], wishes: PromptWishes, *, continue_last: bool,
         add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
+        if any(message.pictures for message in messages):
+            messages = with_numbers(messages)
         asked = messages[:-1] if continue_last else messages
         use, tools = PLAIN_USE, wishes.tools
         if tools or any(map(has_more_than_text, messages)):
@@ -281,9 +310,15 @@ class Prompts:
         )
         return text + use.continuation(messages[-1], text) if continue_last else text
 
-    def _encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt: with one BOS token at most and no added EOS token."""
+    def _encode(self, text: str, is_first: bool = True) -> list[int]:
+        """Return the token ids of a prompt: with one BOS token at most and no added EOS token.
+
+        Args:
+            is_first: whether the prompt begins with this text; else it is a later part.
+        """
         tokenizer = self.tokenizer
+        if not is_first:
+            return tokenizer.encode(text, add_special=False, parse_special=True)
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
         has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
         ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)

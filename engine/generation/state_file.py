@@ -13,7 +13,15 @@ from engine.errors import ContextOverflow, StateFileError
 from engine.files import atomic_write
 from engine.forward.batch import Piece
 from engine.forward.state import KVState, RecurrentState, sights_of
-from engine.generation.state_format import Contents, Entry, StateHeader, entries, header, identity
+from engine.generation.state_format import (
+    Contents,
+    Entry,
+    StateHeader,
+    entries,
+    has_pictures,
+    header,
+    identity,
+)
 from engine.generation.state_strips import (
     CopyProgress,
     gathered,
@@ -164,7 +172,8 @@ class StateFiles:
     ) -> Iterator[Tensor]:
         """Yield the numbers of a tensor in order, in contiguous strips on the CPU."""
         if entry.state < 0:
-            yield torch.tensor(contents.ids, dtype=torch.int32)
+            is_wide = has_pictures(contents.ids)
+            yield torch.tensor(contents.ids, dtype=torch.int64 if is_wide else torch.int32)
             return
         if entry.group < 0:
             state = states[entry.saved][self._recurrent_number(entry)]

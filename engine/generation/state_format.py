@@ -1,7 +1,8 @@
 """Format of a state file: the tensors that it must have for a model, and checks of its header.
 
 The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes
-one after another, all little-endian. Tensors are as a single rank would have them: `tokens` (I32);
+one after another, all little-endian. Tensors are as a single rank would have them: `tokens` (I32,
+or I64 where there are tokens of pictures, see `engine.pictures.placed`);
 for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the types
 of the cache, blocks as bytes; for each recurrent layer its tensors in F32 with all units in order,
 and as `N.saved.…` the saved ones, to which it can go back. N counts the layers that have a state.
@@ -27,6 +28,7 @@ from engine.errors import StateFileError
 from engine.forward.state import KV_INFO, KVState, State, sights_of
 from engine.gguf.types import row_bytes
 from engine.paging.keys import PAGE
+from engine.pictures.placed import FIRST_ID
 
 if TYPE_CHECKING:
     from engine.gguf.control_vectors import Direction
@@ -95,9 +97,19 @@ class Entry:
         return self.size * prod(self.shape)
 
 
+def tokens_entry(n: int, *, has_pictures: bool) -> Entry:
+    """Return the tensor of a file's n tokens."""
+    return Entry("tokens", *(("I64", (n,), 8) if has_pictures else ("I32", (n,), 4)))
+
+
+def has_pictures(ids: Sequence[int]) -> bool:
+    """Return whether some tokens are of pictures."""
+    return max(ids, default=0) >= FIRST_ID
+
+
 def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[Entry]:
     """Return the tensors that a file of `contents` has for a model with `states`, in order."""
-    found = [Entry("tokens", "I32", (len(contents.ids),), 4)]
+    found = [tokens_entry(len(contents.ids), has_pictures=has_pictures(contents.ids))]
     sights = sights_of(states)
     for index, state in enumerate(states):
         if isinstance(state, KVState):
@@ -236,13 +248,15 @@ class StateHeader:
             StateFileError: these are impossible, or the model does not have such tokens.
         """
         begin, end = self._span("tokens")
-        n = (end - begin) // 4
+        is_wide = self._table["tokens"].get("dtype") == "I64"
+        n = (end - begin) // (8 if is_wide else 4)
         if n > MAX_TOKENS:
             raise self.broken(f"it claims {n} tokens")
-        self._check(Entry("tokens", "I32", (n,), 4))
+        self._check(tokens_entry(n, has_pictures=is_wide))
         file.seek(self._data + begin)
-        ids = np.frombuffer(file.read(end - begin), "<i4")
-        if len(ids) != n or not n or ids.min() < 0 or ids.max() >= n_vocab:
+        ids = np.frombuffer(file.read(end - begin), "<i8" if is_wide else "<i4")
+        is_known = ((ids >= 0) & (ids < n_vocab)) | (ids >= FIRST_ID)
+        if len(ids) != n or not n or not is_known.all():
             raise self.broken("it has tokens that the model does not have")
         start, n_saved = (
             self._count(self._about.get("start")),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from engine.errors import ContextOverflow, PromptError
 from engine.generation.results import GenerationEvent
+from engine.pictures.placed import NO_PICTURES, PlacedPictures, text_ids
 from engine.sampling.token_source import SamplingWish
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ class Prefill:
             that cannot be cut are worth keeping there.
         is_told: whether its progress is an event.
         n_cached: number of the tokens that were cached, noted by who does it.
+        pictures: pictures among the tokens.
     """
 
     ids: Sequence[int]
     marks: Sequence[int] = ()
     is_told: bool = True
     n_cached: int = 0
+    pictures: PlacedPictures = NO_PICTURES
 
 
 @dataclass(slots=True)
@@ -76,8 +79,13 @@ Steps: TypeAlias = "Generator[GenerationEvent | Work, Found | None, None]"
 """An answer under way: the result of work is sent to it, and None behind an event."""
 
 
-def check_prompt(ids: Sequence[int], n_vocab: int, n_ctx: int) -> None:
+def check_prompt(
+    ids: Sequence[int], n_vocab: int, n_ctx: int, pictures: PlacedPictures = NO_PICTURES
+) -> None:
     """Check that tokens can be computed.
+
+    Args:
+        pictures: pictures among them.
 
     Raises:
         PromptError: no tokens, or tokens that the model does not have.
@@ -85,7 +93,8 @@ def check_prompt(ids: Sequence[int], n_vocab: int, n_ctx: int) -> None:
     """
     if not ids:
         raise PromptError("The prompt is empty.", "Write something first.")
-    if not 0 <= min(ids) <= max(ids) < n_vocab:
+    texts = text_ids(ids) if pictures else ids
+    if texts and not 0 <= min(texts) <= max(texts) < n_vocab:
         raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
     if len(ids) > n_ctx:
         raise ContextOverflow(len(ids), n_ctx)

@@ -16,15 +16,17 @@ __all__ = ["OF_THIS_PROCESS", "Fallback", "FallbackKind", "Fallbacks"]
 
 FallbackKind = Literal[
     "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
-    "compiling", "launcher", "wrong", "draft",
+    "compiling", "launcher", "wrong", "draft", "pictures",
 ]  # fmt: skip
 """Kinds of fallbacks. "kernels": PyTorch computes everything. "weights": PyTorch computes some of
-the products. "operations": PyTorch computes steps for which there is no kernel. "graph": kernels
-are started one by one. "exchange": the host takes part in exchanges between GPUs. "sampling": the
-host draws tokens. "copies": large values are copied, not sent by NCCL. "memory": host memory could
-not be pinned. "compiling": compiled kernels are not kept. "launcher": kernels are started by
-Tandem, not by Triton's launcher. "wrong": some kernels came out wrong in a check of a load, and
-slower ones or PyTorch compute instead. "draft": the draft model has failed, on any device."""
+the products. "operations": PyTorch computes steps for which there is no kernel. "graph":
+kernels are started one by one. "exchange": the host takes part in exchanges between GPUs.
+"sampling": the host draws tokens. "copies": large values are copied, not sent by NCCL.
+"memory": host memory could not be pinned. "compiling": compiled kernels are not kept.
+"launcher": kernels are started by Tandem, not by Triton's launcher. "wrong": some kernels came
+out wrong in a check of a load, and slower ones or PyTorch compute instead. "draft": the draft
+model has failed, on any device. "pictures": the encoder of pictures could not be loaded again
+behind a re-split."""
 
 LONGEST_REASON = 300
 """Most characters of a reason; drivers and compilers can say very much."""
@@ -94,6 +96,9 @@ _WORDS: dict[FallbackKind, _Words] = {
     ),
     "draft": _Words(
         "The draft model on {} has stopped", "Answers go on without its guesses.", _RELOAD
+    ),
+    "pictures": _Words(
+        "The encoder of pictures is not on {}", "New pictures cannot be seen.", _RELOAD
     ),
 }
 

@@ -89,6 +89,18 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "ssm.group_count": COUNT,
     "kda.head_dim": SIZE,
     "shortconv.l_cache": (1, 4096),
+    "vision.image_size": (1, 1 << 14),
+    "vision.patch_size": (1, 1 << 10),
+    "vision.embedding_length": SIZE,
+    "vision.feed_forward_length": SIZE,
+    "vision.block_count": (1, 1024),
+    "vision.attention.head_count": SIZE,
+    "vision.attention.layer_norm_epsilon": EPS,
+    "vision.image_mean": (-1000, 1000),
+    "vision.image_std": (0, 1000),
+    "vision.spatial_merge_size": (1, 16),
+    "vision.image_min_pixels": COUNT,
+    "vision.image_max_pixels": COUNT,
     "xielu.alpha_n": SIGNED,
     "xielu.alpha_p": SIGNED,
     "xielu.beta": SIGNED,
@@ -180,6 +192,16 @@ class Keys:
         if not all(isinstance(item, int) for item in found):
             raise self.invalid(f"'{key}' in its metadata is no list of flags")
         return tuple(bool(item) for item in self._complete(key, found, n_layer))
+
+    def sections(self) -> tuple[int, ...]:
+        """Read the sections of M-RoPE: numbers of pairs by time, row and column; none if absent."""
+        key = self._bounded("rope.dimension_sections")
+        if key not in self.meta:
+            return ()
+        found = [int(n) for n in self._complete(key, self.meta.ints(key), 3)]
+        if min(found) < 0:
+            raise self.invalid(f"'{key}' in its metadata has a negative number")
+        return tuple(found) if any(found) else ()
 
     def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
         """Read the number that norms add to the mean square ("rms") or to the variance ("layer").

@@ -95,13 +95,13 @@ class CausalLM(Module):
             (rows, n_embd) if the batch wants these, on the first rank of the output head; None on
             the others, and on all if there are no such rows.
         """
-        x = embedded = self.embed(ids, ctx)
+        x = embedded = ctx.with_pictures(self.embed(ids, ctx))
         for block in self.trunk:
             if not block.split.group:  # it has no part that a rank could hold
                 continue
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if x is not None:
-                x = ctx.steer(block.forward(x, ctx), block.layer)
+                x = ctx.steer(ctx.deepen(block.forward(x, ctx), block.layer), block.layer)
         if self.mtp is not None:
             self.mtp.remember(self, ids, embedded, x, ctx)
         first = ctx.batch.first_logit

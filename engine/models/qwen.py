@@ -11,12 +11,28 @@ from engine.models.base import CausalLM
 from engine.models.registry import register
 
 
-@register("qwen2", "qwen2vl")
+@register("qwen2")
 class Qwen2(CausalLM):
-    """Qwen 2 (arXiv 2407.10671), with biases; for text, M-RoPE is plain RoPE."""
+    """Qwen 2 (arXiv 2407.10671), with biases."""
 
     traits = Traits(rope_style="neox")
     block_type = TransformerBlock
+
+
+def with_sections(hp: HParams, *, is_interleaved: bool) -> HParams:
+    """Return the sizes with the sections of M-RoPE, where the file has any."""
+    sections = hp.keys.sections()
+    rope = replace(hp.rope, sections=sections, is_interleaved=is_interleaved and bool(sections))
+    return replace(hp, rope=rope)
+
+
+@register("qwen2vl")
+class Qwen2VL(Qwen2):
+    """Text of Qwen 2-VL and 2.5-VL (arXiv 2409.12191)."""
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        return with_sections(hp, is_interleaved=False)
 
 
 @register("qwen")
@@ -47,8 +63,17 @@ class Qwen3Block(TransformerBlock):
     mixer_type = QKNormAttention
 
 
-@register("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
+@register("qwen3", "qwen3moe")
 class Qwen3(Qwen2):
     """Qwen 3 (arXiv 2505.09388)."""
 
     block_type = Qwen3Block
+
+
+@register("qwen3vl", "qwen3vlmoe")
+class Qwen3VL(Qwen3):
+    """Text of Qwen 3-VL, whose pictures add to the first blocks as well."""
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        return with_sections(hp, is_interleaved=True)

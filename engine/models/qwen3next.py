@@ -13,6 +13,7 @@ from engine.layers.mixers.delta_net import GroupedDeltaNet, TiledDeltaNet
 from engine.layers.mixers.mixer import Mixer
 from engine.layers.rope import Rope
 from engine.models.base import HybridLM
+from engine.models.qwen import with_sections
 from engine.models.registry import register
 from engine.sharding.placement import Shard
 from engine.sharding.split import BlockSplit
@@ -79,6 +80,10 @@ class Qwen35LinearBlock(Qwen3NextBlock):
 
 @register("qwen35", "qwen35moe")
 class Qwen35(Qwen3Next):
-    """Qwen 3.5, dense or with routed experts; for text, its M-RoPE is plain RoPE."""
+    """Qwen 3.5, dense or with routed experts."""
 
     recurrent_type = Qwen35LinearBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        return with_sections(super().refine(hp), is_interleaved=True)

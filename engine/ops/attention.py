@@ -6,7 +6,7 @@ query keeps its largest score so far, and sums relative to that (arXiv 1805.0286
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from engine.forward.batch import Batch, Piece
     from engine.forward.cache import LayerCache
     from engine.forward.operands import Scores
+
+Intervals = Sequence[tuple[int, int]]
+"""Intervals of positions, each from its first one to the one behind it."""
 
 LOWEST = torch.finfo(torch.float32).min
 """Largest score before the first key; -inf would give NaN if a query sees no key of a block."""
@@ -34,8 +37,8 @@ def attend(
     """Compute `Ops.attention` of q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
     parts = q.split_with_sizes([piece.n for piece in batch.pieces])
     found = [
-        _attend_alone(part, cache, piece, scores, sinks, slopes)
-        for part, piece in zip(parts, batch.pieces, strict=True)
+        _attend_alone(part, cache, piece, scores, sinks, slopes, () if n else batch.two_way)
+        for n, (part, piece) in enumerate(zip(parts, batch.pieces, strict=True))
     ]
     return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -47,8 +50,13 @@ def _attend_alone(
     scores: Scores,
     sinks: Tensor | None,
     slopes: Tensor | None,
+    two_way: Intervals,
 ) -> Tensor:
-    """Compute attention of the tokens of one sequence."""
+    """Compute attention of the tokens of one sequence.
+
+    Args:
+        two_way: see `Batch.two_way`.
+    """
     n_past, stop = piece.n_past, piece.stop
     first = scores.first_visible(n_past)
     step = CPU_STEP if q.device.type == "cpu" else DEVICE_STEP
@@ -62,10 +70,10 @@ def _attend_alone(
         keys = slice(start, min(start + n_keys, stop))
         k, v = cache.read(piece, keys.start, keys.stop)
         n_queries = max(1, step.scores // (size * n_keys))
-        for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries):
+        for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries, two_way):
             tokens = slice(queries.start - n_past, queries.stop - n_past)
             columns = slice(seen.start - start, seen.stop - start)
-            mask = hidden(scores, queries, seen, q.device)
+            mask = hidden(scores, queries, seen, q.device, two_way)
             n_rows = max(1, step.scores // (size * _length(queries) * _length(seen)))
             for row in range(0, cache.n_row, n_rows):
                 rows = slice(row, row + n_rows)
@@ -117,7 +125,7 @@ class _Means:
 
 
 def _pieces(
-    scores: Scores, queries: slice, keys: slice, n_queries: int
+    scores: Scores, queries: slice, keys: slice, n_queries: int, two_way: Intervals
 ) -> Iterator[tuple[slice, slice]]:
     """Yield intervals of at most `n_queries` queries, each with the keys that any of them sees.
 
@@ -125,16 +133,20 @@ def _pieces(
     """
     for start in range(queries.start, queries.stop, n_queries):
         stop = min(start + n_queries, queries.stop)
-        seen = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, stop))
+        last = max([stop, *(end for begin, end in two_way if begin < stop)])
+        seen = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, last))
         if seen.start < seen.stop:
             yield slice(start, stop), seen
 
 
-def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
+def hidden(
+    scores: Scores, queries: slice, keys: slice, device: torch.device, two_way: Intervals = ()
+) -> Tensor | None:
     """Return the mask (queries, 1, keys), true where a query must not see a key.
 
     Args:
         queries, keys: intervals of positions.
+        two_way: see `Batch.two_way`.
 
     Returns:
         None if each query sees all of the keys.
@@ -145,6 +157,8 @@ def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) ->
     key = torch.arange(keys.start, keys.stop, device=device)
     query = torch.arange(queries.start, queries.stop, device=device)[:, None, None]
     mask = key > query
+    for begin, end in two_way:
+        mask &= ~((query >= begin) & (query < end) & (key >= begin) & (key < end))
     if scores.window:
         mask |= query - key >= scores.window
     if scores.first:

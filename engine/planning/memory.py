@@ -17,6 +17,7 @@ class MemoryUse:
         padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding.
         pinned: bytes of the host's memory for copies from and to a GPU; not in `total`.
         draft: bytes of the draft model, which lies whole on one rank's device.
+        pictures: bytes of the encoder of pictures, likewise, and of its work on the largest one.
     """
 
     weights: int = 0
@@ -26,11 +27,13 @@ class MemoryUse:
     padding: int = 0
     pinned: int = 0
     draft: int = 0
+    pictures: int = 0
 
     @property
     def total(self) -> int:
         """Bytes on the device itself."""
-        return self.weights + self.kv + self.compute + self.padding + self.draft
+        beside = self.draft + self.pictures
+        return self.weights + self.kv + self.compute + self.padding + beside
 
     @property
     def on_host(self) -> int:

@@ -146,4 +146,5 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "checkpoint_bytes": _optional(_whole),
     "draft": _text,
     "draft_max": _whole,
+    "mmproj": _text,
 }

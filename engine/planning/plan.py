@@ -22,6 +22,7 @@ from engine.paging.sight import Sight, in_order
 from engine.planning.draft.memory import draft_bytes
 from engine.planning.footprint import WorkingSizes
 from engine.planning.memory import MemoryUse
+from engine.planning.pictures.memory import tower_bytes
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
 
 if TYPE_CHECKING:
@@ -317,6 +318,7 @@ def _plan(
     n_meeting = _n_meeting(devices, storages, sizes)
     layers = {layer for size in sizes for _, layer in size.layers}
     draft = draft_bytes(params, hp.n_ctx)
+    pictures = tower_bytes(params, hp.architecture, hp.n_embd)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -330,6 +332,7 @@ def _plan(
                         params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch
                     ),
                     draft=draft if rank == params.draft_rank else 0,
+                    pictures=pictures if rank == params.draft_rank else 0,
                 ),
             )
             for rank, device in enumerate(devices)

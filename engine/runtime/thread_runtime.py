@@ -31,6 +31,7 @@ from engine.models.declare import declare
 from engine.ops.weights import release_scratch
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.planning.memory import DeviceMemory
+from engine.planning.pictures.memory import tower_path
 from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.threads import busy_on_cpu, threads_per_rank
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BESIDE = ("draft", "pictures")
+"""What may lie beside a model on a rank's device, as `MemoryUse` names it."""
+
 
 class ThreadRuntime:
     """Owner of a loaded model whose ranks are threads: loads and re-splits it, knows its memory.
@@ -68,6 +72,8 @@ class ThreadRuntime:
         directions: control vectors' sum for each layer, by the layer's number.
         fallbacks: list of what makes the GPUs slower than they could be.
         draft: kind of guesses for which a split of the same layers asks.
+        mmproj: path of the file that encodes pictures; "" for none.
+        left_pictures: whether one was left out, as there is no memory for it.
         plan: placement and predicted memory of the model.
         n_threads: number of CPU threads of all ranks together.
         threads_per_rank: number of CPU threads of each rank.
@@ -89,7 +95,7 @@ class ThreadRuntime:
     ) -> None:
         if donor is not None:
             params = replace(params, n_batch=donor.n_batch)  # pages keep their numbers
-            params = replace(params, draft=donor.draft)  # and layers theirs
+            params = replace(params, draft=donor.draft, mmproj=donor.mmproj or "off")
         declaration = declare(file, params)
         holders = declaration.split.holders
         self.devices = torch_devices(declaration.devices, holders)
@@ -103,9 +109,14 @@ class ThreadRuntime:
             params = params.without_mtp
             declaration = declare(file, params)
             self.plan = make_plan(declaration, params, free)
+        self.left_pictures: bool = params.mmproj == "auto" and self._leaves_pictures(free)
+        if self.left_pictures:
+            params = params.without_pictures
+            self.plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
+        self.mmproj: str = tower_path(params, self.hp.architecture, self.hp.n_embd)
         self.draft: str = "mtp" if self.hp.n_mtp else params.without_mtp.draft
         self.directions: Mapping[int, Direction] = (
             _directions(params, self.hp) if donor is None else donor.directions
@@ -117,7 +128,7 @@ class ThreadRuntime:
         self._resident: ResidentPeak | None = None
         self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
-        self._draft_bytes = 0
+        self._beside: dict[str, int] = dict.fromkeys(BESIDE, 0)
         self._start_threads(params)
         setup = RankSetup(
             self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
@@ -252,8 +263,9 @@ class ThreadRuntime:
             held = rank.held
             total["cpu"] += held.host_kv + (held.weights + held.kv) * (rank.device.type == "cpu")
         for rank_plan in self.plan.devices:
-            if rank_plan.memory.draft and rank_plan.device in total:
-                total[rank_plan.device] += self._draft_bytes  # it stays, and is planned for again
+            for kind, n_bytes in self._beside.items():
+                if getattr(rank_plan.memory, kind) and rank_plan.device in total:
+                    total[rank_plan.device] += n_bytes  # it stays, and is planned for again
         return total
 
     def kernel_s(self) -> list[float] | None:
@@ -318,8 +330,8 @@ class ThreadRuntime:
             if compute:  # a GPU without a share must not be asked
                 compute *= self._measured_compute(plan.device)
                 compute //= sum(d.memory.compute for d in self._on(plan.device))
-            draft = self._draft_bytes if plan.memory.draft else 0
-            measured = replace(rank.held, compute=compute, draft=draft)
+            beside = {k: n for k, n in self._beside.items() if getattr(plan.memory, k)}
+            measured = replace(rank.held, compute=compute, **beside)
             result.append(DeviceMemory(plan.device, plan.memory, measured))
         return result
 
@@ -328,10 +340,19 @@ class ThreadRuntime:
         for rank in self.ranks:
             rank.backend.rest()
 
-    def note_draft(self, n_bytes: int) -> None:
-        """Note what a draft model has taken of a device's memory, in bytes."""
-        self._draft_bytes = n_bytes
+    def note_beside(self, kind: str, n_bytes: int) -> None:
+        """Note what something beside the model has taken of a device's memory, in bytes.
+
+        Args:
+            kind: one of `BESIDE`.
+        """
+        self._beside[kind] = n_bytes
         self._watch_memory()
+
+    def _leaves_pictures(self, free: Mapping[str, int]) -> bool:
+        """Return whether an encoder of pictures is planned for which there is no memory."""
+        has_any = any(device.memory.pictures for device in self.plan.devices)
+        return has_any and bool(self.plan.shortages(free))
 
     def _on(self, device: str) -> list[DevicePlan]:
         """Return the plans of the ranks on a device."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PICTURE_PLACE = "\ufffc"
+"""Character that stands for a picture in the text of a message that has some."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -43,6 +46,8 @@ class ChatMessage:
         tool_calls: calls that the assistant asks for behind its text.
         tool_call_id: name of the call whose result a "tool" message is.
         name: name of the function whose result it is, where it is known.
+        pictures: files of pictures as base64, see `engine.pictures.reading.picture_text`. Each
+            `PICTURE_PLACE` in the text stands for the next one; those that are left come first.
     """
 
     role: str
@@ -51,3 +56,4 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    pictures: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ def tiny_gguf(
         tokenizer: whether to add a vocabulary that can encode any text; `n_vocab` grows to hold
             it.
     """
-    tokens = _tokenizer(arch, n_vocab) if tokenizer else {}
+    tokens = tiny_vocabulary(arch, n_vocab) if tokenizer else {}
     n_vocab = len(tokens.get("tokenizer.ggml.tokens", range(n_vocab)))
     d = n_embd // n_head if head_dim is None else head_dim
     meta: dict[str, Any] = {
@@ -208,7 +208,7 @@ def finish(writer: GGUFWriter) -> None:
     writer.close()
 
 
-def _tokenizer(arch: str, n_vocab: int) -> dict[str, Any]:
+def tiny_vocabulary(arch: str, n_vocab: int) -> dict[str, Any]:
     """Return metadata of a vocabulary of at least `n_vocab` tokens that can encode any text."""
     meta = _bpe() if arch in BPE_ARCHITECTURES else _spm()
     tokens, types = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]

@@ -11,6 +11,7 @@ from engine import (
     DEFAULT_DRAFTED,
     DRAFT_KINDS,
     KV_TYPES,
+    MMPROJ_KINDS,
     MOST_DRAFTED,
     EngineError,
     KVTypes,
@@ -125,6 +126,11 @@ def add_draft(group: argparse._ArgumentGroup) -> None:
         "--draft-max", type=int, metavar="N",
         help=f"most guesses that are checked at once, up to {MOST_DRAFTED} "
         f"(default: {DEFAULT_DRAFTED})",
+    )  # fmt: skip
+    group.add_argument(
+        "--mmproj", metavar="|".join((*MMPROJ_KINDS, "FILE")),
+        help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
+        "where there is memory for it (default), off none",
     )  # fmt: skip
 
 

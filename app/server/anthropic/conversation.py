@@ -15,6 +15,7 @@ from app.server.anthropic.message_request import (
 from app.server.openai.forms import json_form
 from app.server.openai.messages import described_tool
 from app.server.refusal import FieldPlaces, bad_value
+from app.server.requests.pictures import ShownParts
 from engine import ChatMessage, Grammar, Tool, ToolCall
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -63,19 +64,33 @@ def _question(
     turn: MessageTurn, blocks: Sequence[MessageBlock], place: str, called: dict[str, str]
 ) -> list[ChatMessage]:
     """Return the messages of a person's blocks: a tool's result is a message of its own."""
-    found, texts = list[ChatMessage](), list[str]()
+    found, shown = list[ChatMessage](), ShownParts()
     for at, block in enumerate(blocks):
+        if block.type == "image":
+            _show(block, f"{place}[{at}]", shown)
+            continue
         if block.type != "tool_result":
-            texts.append(_text_of(block, f"{place}[{at}]"))
+            shown.add_text(_text_of(block, f"{place}[{at}]"))
             continue
         text = "" if block.content is None else _text(block.content, f"{place}[{at}].content")
         if block.is_error:
             text = f"Error: {text}"
         name = called.get(block.tool_use_id, "")
         found.append(ChatMessage("tool", text, tool_call_id=block.tool_use_id, name=name))
-    if texts or not found:
-        found.append(ChatMessage(turn.role, "\n".join(texts)))
+    if shown.has_any or not found:
+        found.append(ChatMessage(turn.role, shown.text, pictures=shown.pictures))
     return found
+
+
+def _show(block: MessageBlock, place: str, shown: ShownParts) -> None:
+    """Add the picture of a block.
+
+    Raises:
+        Refusal: it is an address.
+    """
+    if block.source is None or block.source.type != "base64":
+        raise bad_value(f"{place}.source", f"{place}.source must be base64; nothing is fetched.")
+    shown.add_file(block.source.data)
 
 
 def _text(content: str | Sequence[MessageBlock | ResultBlock], place: str) -> str:

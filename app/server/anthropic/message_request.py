@@ -19,10 +19,20 @@ class ResultBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageBlock:
-    """A part of a message: a text, a thought, a call of a tool, or its result."""
+class PictureSource:
+    """A picture."""
 
-    type: str = asked('"text", "thinking", "tool_use" or "tool_result"; pictures are refused.')
+    type: str = asked('"base64"; addresses are not fetched.')
+    media_type: str = asked("Without effect: the file itself says what it is.", "")
+    data: str = asked("The picture's file as base64.", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageBlock:
+    """A part of a message: a text, a picture, a thought, a call of a tool, or its result."""
+
+    type: str = asked('"text", "image", "thinking", "tool_use" or "tool_result".')
+    source: PictureSource | None = asked("The picture.", None)
     text: str = asked("The text.", "")
     thinking: str = asked("What the assistant has thought.", "")
     signature: str = asked("Without effect.", "")

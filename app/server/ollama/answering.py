@@ -48,22 +48,20 @@ async def generate(desk: Desk, record: RequestRecord, request: OllamaGenerateReq
     Raises:
         Refusal: the request cannot be answered.
     """
-    if request.images:
-        raise bad_value("images", "This model reads text alone, no images.")
+    if request.images and (request.raw or request.suffix):
+        raise bad_value("images", "Images go with a chat template, not with raw or suffix.")
     if request.template:
         raise bad_value("template", "The chat template of a loaded model cannot be replaced.")
     if request.raw or request.suffix:
         command = Generate(prompt=request.prompt, suffix=request.suffix)
     else:
         told = [ChatMessage("system", request.system)] if request.system else []
-        command = Generate((*told, ChatMessage("user", request.prompt)))
-    is_asked = bool(request.prompt or request.suffix)
+        command = Generate((*told, ChatMessage("user", request.prompt, pictures=request.images)))
+    is_asked = bool(request.prompt or request.suffix or request.images)
     return await _answer(desk, record, request, command if is_asked else None, is_chat=False)
 
 
 def _message(turn: OllamaTurn, at: int) -> ChatMessage:
-    if turn.images:
-        raise bad_value(f"messages[{at}].images", "This model reads text alone, no images.")
     if turn.role not in ROLES:
         place = f"messages[{at}].role"
         raise bad_value(place, f"{place} must be one of {', '.join(ROLES)}.")
@@ -74,8 +72,9 @@ def _message(turn: OllamaTurn, at: int) -> ChatMessage:
         for one in turn.tool_calls
     )
     return ChatMessage(
-        turn.role, turn.content, turn.thinking, calls, turn.tool_call_id, turn.tool_name
-    )
+        turn.role, turn.content, turn.thinking, calls, turn.tool_call_id, turn.tool_name,
+        pictures=turn.images,
+    )  # fmt: skip
 
 
 async def _answer(

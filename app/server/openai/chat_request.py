@@ -20,11 +20,20 @@ MOST_TOOLS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContentPart:
-    """A part of a message; only texts can be read."""
+class PictureAddress:
+    """Where a picture is."""
 
-    type: str = asked('"text"; pictures and sounds are refused.')
+    url: str = asked("The picture itself as a data URI; other addresses are not fetched.")
+    detail: str | None = asked("Without effect.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentPart:
+    """A part of a message: a text or a picture."""
+
+    type: str = asked('"text", "image_url" or "input_image"; sounds are refused.')
     text: str = asked("The text.", "")
+    image_url: PictureAddress | str | None = asked("The picture, or its data URI.", None)
     refusal: str = asked("Text of a part of the type refusal.", "")
 
 

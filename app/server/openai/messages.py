@@ -14,11 +14,15 @@ from app.server.openai.chat_request import (
     ToolCallTurn,
 )
 from app.server.refusal import bad_value
+from app.server.requests.pictures import ShownParts
 from app.server.requests.reading import JsonObject
 from engine import ChatMessage, Tool, ToolCall
 
 ROLES = {"developer": "system", "function": "tool"}
 """Roles that the engine has under another name."""
+
+PICTURES = ("image_url", "input_image")
+"""Types of parts that are pictures."""
 
 CHOICES = ("none", "auto", "required")
 
@@ -27,21 +31,23 @@ def chat_messages(turns: Sequence[ChatTurn]) -> tuple[ChatMessage, ...]:
     """Return the messages of a conversation.
 
     Raises:
-        Refusal: one has something that is no text.
+        Refusal: one has something that is neither a text nor a picture.
     """
     found: list[ChatMessage] = []
     called: dict[str, str] = {}  # names of functions by the calls' names
     for at, turn in enumerate(turns):
         calls = tuple(map(_call, turn.tool_calls))
+        text, pictures = _content(turn, f"messages[{at}].content")
         called |= {call.id: call.name for call in calls}
         found.append(
             ChatMessage(
                 ROLES.get(turn.role, turn.role),
-                _text(turn, f"messages[{at}].content"),
+                text,
                 reasoning=turn.reasoning_content or turn.reasoning,
                 tool_calls=calls,
                 tool_call_id=turn.tool_call_id,
                 name=_function_name(turn, called),
+                pictures=pictures,
             )
         )
     return tuple(found)
@@ -54,12 +60,37 @@ def _function_name(turn: ChatTurn, called: dict[str, str]) -> str:
     return turn.name or called.get(turn.tool_call_id, "")
 
 
-def _text(turn: ChatTurn, place: str) -> str:
+def _content(turn: ChatTurn, place: str) -> tuple[str, tuple[str, ...]]:
+    """Return text and pictures of a message."""
     if turn.content is None:
         if not (turn.tool_calls or turn.role == "assistant"):
             raise bad_value(place, f"{place} is missing.")
-        return turn.refusal
-    return content_text(turn.content, place, ("text",))
+        return turn.refusal, ()
+    return shown_content(turn.content, place, ("text",))
+
+
+def shown_content(
+    content: str | Sequence[ContentPart] | None, place: str, types: Collection[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return text and pictures of a message's content.
+
+    Args:
+        types: types of parts that are texts.
+
+    Raises:
+        Refusal: a part is neither a text nor a picture, or the picture is elsewhere.
+    """
+    if content is None or isinstance(content, str):
+        return content or "", ()
+    shown = ShownParts()
+    for at, part in enumerate(content):
+        here, address = f"{place}[{at}]", part.image_url
+        if part.type in PICTURES:
+            url = address if isinstance(address, str) else address.url if address else ""
+            shown.add_address(url, f"{here}.image_url")
+        else:
+            shown.add_text(_part(part, here, types))
+    return shown.text, shown.pictures
 
 
 def content_text(
@@ -84,7 +115,8 @@ def _part(part: ContentPart, place: str, types: Collection[str]) -> str:
     if part.type == "refusal":
         return part.refusal
     raise bad_value(
-        f"{place}.type", f"{place} has the type {part.type[:40]!r}; this model reads text alone."
+        f"{place}.type",
+        f"{place} has the type {part.type[:40]!r}; only texts and pictures are read.",
     )
 
 

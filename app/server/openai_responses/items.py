@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from app.server.openai.messages import CHOICES, ROLES, content_text, described_tool
+from app.server.openai.messages import (
+    CHOICES,
+    ROLES,
+    content_text,
+    described_tool,
+    shown_content,
+)
 from app.server.openai_responses.response_request import (
     InputItem,
     ResponseRequest,
@@ -60,7 +66,8 @@ def _message(item: InputItem, place: str, called: dict[str, str]) -> ChatMessage
     """Return an item as a message; thoughts and calls are messages of the assistant."""
     if item.type == "message":
         role = ROLES.get(item.role, item.role) or "user"
-        return ChatMessage(role, _text(item.content, f"{place}.content"))
+        text, pictures = shown_content(item.content, f"{place}.content", TEXTS)
+        return ChatMessage(role, text, pictures=pictures)
     if item.type == "reasoning":
         thought = _text(item.content, f"{place}.content") or _text(item.summary, f"{place}.summary")
         return ChatMessage("assistant", "", reasoning=thought)

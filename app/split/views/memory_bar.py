@@ -86,7 +86,7 @@ class MemoryBar(QWidget):
         kinds = (
             memory.weights,
             memory.kv,
-            memory.compute + memory.padding + memory.draft,
+            memory.compute + memory.padding + memory.draft + memory.pictures,
             figures.overhead,
         )
         for size, tone in zip(kinds, TONES, strict=True):

@@ -59,7 +59,7 @@ class DraftModel(Generic[Answer]):
         """Count its memory for the ranks of a model from now on, and tell that of a failure."""
         self._main = main
         held = [rank.held for rank in self._runtime.ranks]
-        main.note_draft(sum(use.weights + use.kv for use in held))
+        main.note_beside("draft", sum(use.weights + use.kv for use in held))
         fallbacks, device = main.fallbacks, self.device
         self._failed = lambda why: fallbacks.report("draft", (device,), why)
 

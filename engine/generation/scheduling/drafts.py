@@ -11,6 +11,7 @@ from engine.drafting.guesses import Guess, GuessSource, Kind
 from engine.drafting.ngram import NgramSource
 from engine.generation.work import Follow
 from engine.paging.pool import OutOfPages
+from engine.pictures.placed import n_before_picture
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
@@ -70,9 +71,14 @@ class Drafts:
         return {request: guess.tokens for request, guess in self._checked.items()}
 
     def _chosen(self, texts: Texts, most: int) -> dict[Request, Guess]:
-        """Return equally many guesses for all answers, or none."""
+        """Return equally many guesses for all answers, or none.
+
+        Sources that take time cannot see: with pictures only those at hand are asked.
+        """
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
+        if any(answer.pictures for answer in texts):
+            makers = {}
         proposals = [self._propose(texts, at_hand, most)]
         proposals += [self._propose(texts, at_hand, most, maker) for maker in makers.values()]
         while chosen := self.control.choose(proposals):
@@ -143,7 +149,7 @@ class Drafts:
             if source.kind is None:
                 left = {answer: ids for answer, ids in texts.items() if answer not in found}
                 found.update(source.guess(left, most))
-        return found
+        return {answer: text for answer, guess in found.items() if (text := _of_text(guess)).tokens}
 
     def note(self, request: Request, n_guessed: int, n_right: int) -> None:
         """Note how many of the guesses for an answer were right, the first ones."""
@@ -153,6 +159,12 @@ class Drafts:
         """Free what is kept for an answer that is over."""
         for source in self._sources:
             source.forget(request)
+
+
+def _of_text(guess: Guess) -> Guess:
+    """Return the guess before the first token of a picture, which no answer has."""
+    n = n_before_picture(guess.tokens)
+    return guess if n == len(guess.tokens) else guess._replace(tokens=guess.tokens[:n])
 
 
 def _room(request: Request, n_ctx: int) -> int:

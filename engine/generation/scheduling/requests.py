@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.generation.results import Finished, GenerationEvent, PrefillProgress
 from engine.generation.work import Follow, Prefill
+from engine.pictures.placed import NO_PICTURES
 from engine.progress import IsCancelled, never
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Request:
         is_dropped: whether nobody will read it any more; may be set at any time, on any thread.
         work: what the answer waits for; None before it has begun.
         wanted: tokens that the cache has to hold for it.
+        pictures: pictures among them.
         place: its place in the cache; None while it has none.
         is_ahead: whether what is in `place` is not what the answer goes on from.
         n_drafted: number of its next tokens that were guessed and checked.
@@ -47,6 +49,7 @@ class Request:
         self.is_over = self.is_dropped = self.is_ahead = False
         self.work: Work | None = None
         self.wanted: list[int] = []
+        self.pictures = NO_PICTURES
         self.place: CachePlace | None = None
         self.n_drafted = self.n_accepted = 0
         self._n_cached: int | None = None
@@ -141,5 +144,5 @@ class Request:
         if isinstance(work, Follow):
             self.wanted.append(work.token)
         else:
-            self.wanted = list(work.ids)
+            self.wanted, self.pictures = list(work.ids), work.pictures
             self._n_cached, self._n_told = None, 0

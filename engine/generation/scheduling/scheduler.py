@@ -16,19 +16,22 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
-from engine.forward.batch import Batch, Piece
+from engine.forward.batch import Batch, PictureRows, Piece
 from engine.generation.scheduling.ahead import Ahead
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.pace import Pace
 from engine.generation.scheduling.places import CHECKPOINT_BYTES, Places
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.seats import Seats
+from engine.generation.scheduling.seeing import Encode, picture_rows, with_text_alone
 from engine.generation.work import Follow, Prefill, check_prompt
 from engine.paging.keys import PAGE
+from engine.pictures.placed import NO_PICTURES
 from engine.runtime.timeline import timed
 
 if TYPE_CHECKING:
     from engine.generation.work import Found
+    from engine.pictures.placed import PlacedPictures
     from engine.runtime.interface import PagedRuntime
     from engine.runtime.timeline import TokenTimes
     from engine.sampling.token_source import SamplingWish
@@ -48,6 +51,8 @@ class Scheduler:
     Attributes:
         places: the cache that the answers share.
         drafts: the guesses; may be replaced between two steps.
+        encode: returns the features of a picture, (tokens, n_embd); None where the model cannot
+            see.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Scheduler:
         self._seats = Seats(self.places, self._ahead)
         self._pace = Pace()
         self.drafts = drafts or Drafts()
+        self.encode: Encode | None = None
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -138,13 +144,26 @@ class Scheduler:
         prompt = next((r for r in active if r.place and r.n_missing > 1), None)
         singles = singles[: self._runtime.n_batch - bool(prompt)]
         n = self._cut(prompt, len(singles)) if prompt else 0
+        seen = self._see(prompt, n) if n and prompt and prompt.pictures else ()
         singles = [r for r in singles if r.place]  # the prompt may be older, and have taken one's
+        if seen is None:
+            return
         if n and prompt:
-            self._run(prompt, n, singles)
+            self._run(prompt, n, singles, seen)
         elif singles:
             by_place = {id(r.place): r for r in singles}
             places = self.places.arrange([r.place for r in singles if r.place])
             self._run(None, 0, [by_place[id(place)] for place in places])
+
+    def _see(self, request: Request, n: int) -> tuple[PictureRows, ...] | None:
+        """Return the rows of pictures among the next n tokens of a prompt.
+
+        Returns:
+            None if that has failed, which ends the answer.
+        """
+        found: list[PictureRows] = []
+        self._advance(request, lambda: found.extend(picture_rows(request, n, self.encode)))
+        return None if request.is_over else tuple(found)
 
     def _can_add(self, request: Request) -> bool:
         """Make room for one more token; tell the answer if there can be none."""
@@ -165,23 +184,32 @@ class Scheduler:
         while self.places.room(request.place) < n and self._seats.preempt_unread(request):
             pass
         n = max(1, min(n, self.places.room(request.place)))
+        n = request.pictures.piece(request.place.n, n)
         if self._seats.reserve(request, n):
             return n
         if request in self._seats.placed:
             self._advance(request, request.refuse)
         return 0
 
-    def _run(self, prompt: Request | None, n: int, rows: Sequence[Request]) -> None:
+    def _run(
+        self, prompt: Request | None, n: int, rows: Sequence[Request],
+        seen: tuple[PictureRows, ...] = (),
+    ) -> None:  # fmt: skip
         """Compute n tokens of a prompt and the next token of each of `rows`; hand out the results.
 
         Without a prompt, guesses of what follows those tokens are computed as well.
+
+        Args:
+            seen: rows of pictures among the tokens of the prompt.
         """
         requests = [prompt, *rows] if prompt else list(rows)
         guesses = {} if prompt else self._guesses(rows)
         is_whole = prompt is not None and prompt.n_missing == n
         done = requests if is_whole else list(rows)
         ids, pieces = self._rows(requests, guesses, n if prompt else 1)
-        batch = Batch(pieces, n - is_whole)
+        ids = with_text_alone(ids) if seen else ids
+        places = prompt.pictures.places(pieces[0].n_past, n) if prompt and seen else ()
+        batch = Batch(pieces, n - is_whole, pictures=seen, places=places)
         wishes: list[SamplingWish | None] = []
         for request in done:
             guess = guesses.get(request, ())
@@ -235,10 +263,10 @@ class Scheduler:
             place, guess = request.place, guesses.get(request, ())
             assert place is not None
             n = 1 if pieces else n_first
-            at, tables = place.n, place.tables
+            at, tables, shift = place.n, place.tables, request.pictures.shift(place.n)
             slots = [place.slot, place.slot, *(place.ahead or [place.slot] * len(guess))]
             for i, (source, goal) in enumerate(pairwise(slots)):
-                pieces.append(Piece(at + i, 1 if i else n, tables, goal, place.seat, source))
+                pieces.append(Piece(at + i, 1 if i else n, tables, goal, place.seat, source, shift))
             ids += [*request.wanted[at : at + n], *guess]
         return ids, tuple(pieces)
 
@@ -299,7 +327,7 @@ class Scheduler:
             act()
             is_new = not request.is_over and request.work is not before
             if is_new and isinstance(request.work, Prefill):
-                self.check(request.work.ids)
+                self.check(request.work.ids, request.work.pictures)
         except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
             request.fail(error)
             self._seats.release(request, is_kept=False)
@@ -310,13 +338,16 @@ class Scheduler:
         elif is_new and request.place and isinstance(request.work, Prefill):
             self._seats.rewind(request)
 
-    def check(self, ids: Sequence[int]) -> None:
+    def check(self, ids: Sequence[int], pictures: PlacedPictures = NO_PICTURES) -> None:
         """Check that tokens can be computed.
+
+        Args:
+            pictures: pictures among them.
 
         Raises:
             PromptError: no tokens, tokens that the model does not have, or more than fit.
         """
-        check_prompt(ids, self._runtime.n_vocab, self.n_ctx)
+        check_prompt(ids, self._runtime.n_vocab, self.n_ctx, pictures)
 
     def _end(self, request: Request) -> None:
         """Forget an answer that is over."""
@@ -348,7 +379,8 @@ class Scheduler:
             self.places.arrange([place])
         if not self._seats.reserve(request, 1):
             return False
-        piece = Piece(place.n, 1, place.tables, place.slot)
+        shift = request.pictures.shift(place.n)
+        piece = Piece(place.n, 1, place.tables, place.slot, shift=shift)
         if not self._ahead.can_serve(work):
             return False
         n_left = min(work.n_left, self.n_ctx - place.n, PAGE - place.n % PAGE)

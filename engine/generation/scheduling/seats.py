@@ -67,13 +67,23 @@ class Seats:
         return True
 
     def _found_place(self, request: Request) -> CachePlace | None:
-        """Return a place with what is cached of an answer's tokens; None if there is none."""
+        """Return a place with what is cached of an answer's tokens; None if there is none.
+
+        It does not end within a picture whose tokens see each other.
+        """
+        wanted = request.wanted[:-1]
         while True:
             try:
-                return self._places.open(request.wanted[:-1])
+                place = self._places.open(wanted)
             except OutOfPages:
                 if not self._make_room(request):
                     return None
+                continue
+            n = request.pictures.whole(place.n)
+            if n == place.n:
+                return place
+            self._places.close(place)
+            wanted = wanted[:n]
 
     def reserve(self, request: Request, n: int) -> bool:
         """Make sure that there are pages for n more tokens; return False if there are none.
@@ -129,6 +139,12 @@ class Seats:
     def rewind(self, request: Request) -> None:
         """Cut an answer's sequence to what its work goes on from, or have it opened anew."""
         self.stop_ahead()
-        if request.place and not self._places.rewind(request.place, request.wanted[:-1]):
+        place, wanted = request.place, request.wanted[:-1]
+        if place and self._places.rewind(place, wanted):
+            n = request.pictures.whole(place.n)
+            if n == place.n or self._places.rewind(place, wanted[:n]):
+                request.note_place()
+                return
+        if place:
             self.release(request, is_kept=False)
         request.note_place()

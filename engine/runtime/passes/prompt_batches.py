@@ -46,6 +46,7 @@ class PromptBatches:
         in_halves = (
             self.in_micro_batches
             and len(batch.pieces) == 1
+            and not batch.pictures
             and n >= micro_batches.LEAST_ROWS
             and n // 2 <= batch.first_logit
         )

@@ -26,7 +26,15 @@ CHAT = "/v1/chat/completions"
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0].type", "reads text alone",
+            "messages[0].content[0].image_url.url", "missing",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}]}]},
+            "messages[0].content[0].image_url", "fetches no other addresses",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0].type", "only texts and pictures are read",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         ({"messages": []}, "messages", "a list of at least 1 and at most 10000, not a list of 0."),

@@ -158,7 +158,7 @@ def test_an_answer_that_has_begun_is_continued(claude: Anthropic) -> None:
         ({"mcp_servers": [{"url": "http://x"}]}, "MCP"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "type 'image', which cannot stand there",
+            "source must be base64",
         ),
         (
             {"messages": [*ASKED, {"role": "assistant", "content": [

@@ -109,7 +109,7 @@ def test_a_conversation_reaches_the_engine(client: OpenAI, demo_engine: EngineOn
         ({"input": [{"type": "item_reference", "id": "x"}]}, "cannot read"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "reads text alone",
+            "must be a data URI",
         ),
     ],
 )

@@ -64,6 +64,7 @@ SCALARS = {
 CPU = device("cpu")
 
 ERRORS = [
+    errors.PictureError("A picture cannot be used.", "Send another one."),
     errors.EngineError("What.", "Do."),
     errors.InvalidGGUF("a.gguf", "it is broken"),
     errors.MissingShard("a.gguf", ["b.gguf"]),
@@ -121,7 +122,9 @@ LOAD_PARAMS = st.builds(
         "split_mode": st.sampled_from(["tensor", "layer", "groups"]),
         "kv_type": st.sampled_from(["f16", "q8_0", "q8_0/q4_0"]),
         "parallel": st.integers(1, 16),
+        "draft": st.sampled_from(["auto", "off", "ngram", "mtp", "small.gguf"]),
         "draft_max": st.integers(1, 15),
+        "mmproj": st.sampled_from(["auto", "off", "mmproj.gguf"]),
         "checkpoint_bytes": st.none() | st.integers(0, 1 << 40),
         "n_ctx": st.none() | COUNTS,
         "cpu_threads": st.none() | COUNTS,

@@ -1,0 +1,1 @@
+"""Pictures in conversations: what reads, places and encodes them for one model."""

@@ -1,0 +1,93 @@
+"""The encoder of pictures of a loaded model: opened with it, and kept beside its re-splits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError
+from engine.forward.batch import MOST_AT_ONCE
+from engine.generation.pictures.prompt_text import PictureReader
+from engine.runtime.picture_encoder import PictureEncoder
+
+if TYPE_CHECKING:
+    from engine.config.load import LoadParams
+    from engine.generation.prompts import Prompts
+    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.progress import IsCancelled
+    from engine.runtime.thread_runtime import ThreadRuntime
+
+
+class Eyes:
+    """What lets a model see, if an mmproj file is loaded with it.
+
+    Args:
+        params: settings of the load.
+        runtime: ranks of the model.
+        prompts: writer of the model's prompts, which reads pictures from now on.
+        scheduler: scheduler of the model's answers, which has pictures encoded from now on.
+        is_cancelled: asked again and again; returning True ends the loading.
+
+    Attributes:
+        encoder: the encoder; None where the model cannot see.
+        warnings: sentences for a person.
+
+    Raises:
+        EngineError: the file cannot be used with the model, the device is full, or it was
+            cancelled.
+    """
+
+    def __init__(
+        self, params: LoadParams, runtime: ThreadRuntime, prompts: Prompts, scheduler: Scheduler,
+        is_cancelled: IsCancelled,
+    ) -> None:  # fmt: skip
+        self._prompts, self._scheduler = prompts, scheduler
+        self.encoder: PictureEncoder | None = None
+        self.warnings: tuple[str, ...] = ()
+        if runtime.left_pictures:
+            self.warnings = ("There is no memory left for pictures, so the model reads text only.",)
+        try:
+            self._open(runtime, params.draft_device, is_cancelled)
+        except EngineError as error:
+            if params.mmproj != "auto" or is_cancelled():
+                raise
+            self.warnings = (f"The model reads text only: {error.message}",)
+
+    def _open(self, runtime: ThreadRuntime, device: str, is_cancelled: IsCancelled) -> None:
+        self.encoder = self._prompts.pictures = self._scheduler.encode = None
+        if not runtime.mmproj:
+            return
+        hp = runtime.hp
+        encoder = PictureEncoder(runtime.mmproj, device, hp.architecture, hp.n_embd, is_cancelled)
+        rule = encoder.rule
+        n_least = rule.most_tokens + MOST_AT_ONCE
+        if rule.is_two_way and runtime.n_batch < n_least:
+            raise EngineError(
+                f"Pictures of this model need batches of at least {n_least} tokens; they have"
+                f" {runtime.n_batch}.",
+                "Load it with larger batches of prompts, or without pictures.",
+            )
+        self.encoder = encoder
+        self._prompts.pictures = PictureReader(rule, encoder.hash)
+        self._scheduler.encode = encoder.encode
+        runtime.note_beside("pictures", encoder.n_bytes)
+
+    def make_way(self, runtime: ThreadRuntime, device: str) -> None:
+        """Free the encoder before a re-split behind which it lies on another device."""
+        if self.encoder is not None and self.encoder.device != device:
+            self.encoder = self._scheduler.encode = None
+            runtime.note_beside("pictures", 0)
+
+    def attach(self, runtime: ThreadRuntime, device: str) -> None:
+        """Go on beside a model that was split anew; `make_way` came before.
+
+        A failure is a fallback of the model, which goes on without pictures.
+        """
+        if not runtime.ranks:  # a failed re-split has closed it
+            return
+        if self.encoder is not None:
+            runtime.note_beside("pictures", self.encoder.n_bytes)
+            return
+        try:
+            self._open(runtime, device, lambda: False)
+        except EngineError as error:
+            runtime.fallbacks.report("pictures", [device], str(error))

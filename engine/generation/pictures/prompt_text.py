@@ -1,0 +1,127 @@
+"""Pictures of a conversation: read, and put between the tokens of its text."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from engine.errors import PictureError
+from engine.pictures.placed import Picture
+from engine.pictures.reading import read_pixels
+from engine.text.messages import PICTURE_PLACE
+
+if TYPE_CHECKING:
+    from engine.pictures.rule import PictureRule
+    from engine.text.messages import ChatMessage
+
+MOST_KEPT_BYTES = 64 << 20
+"""Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
+
+MOST_PICTURES = 64
+"""Largest number of pictures of a conversation."""
+
+_NUMBERED = re.compile(f"{PICTURE_PLACE}([0-9]+){PICTURE_PLACE}")
+"""Place of a picture in a prompt's text, with its number in the conversation."""
+
+Seen = Sequence[Picture]
+"""Pictures of a conversation, in order."""
+
+
+class PictureReader:
+    """Reader of the pictures of conversations with one model.
+
+    Args:
+        rule: how the model takes pictures.
+        encoder: hash of what encodes them.
+    """
+
+    def __init__(self, rule: PictureRule, encoder: str) -> None:
+        self.rule = rule
+        self._encoder = encoder
+        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
+
+    def read(self, messages: Sequence[ChatMessage]) -> Seen:
+        """Return the pictures of a conversation.
+
+        Raises:
+            PictureError: one cannot be used, or there are too many.
+        """
+        found = [picture for message in messages for picture in message.pictures]
+        if len(found) > MOST_PICTURES:
+            raise PictureError(
+                f"The conversation has {len(found)} pictures; at most {MOST_PICTURES} are taken."
+            )
+        return [self._read(picture) for picture in found]
+
+    def _read(self, text: str) -> Picture:
+        key = blake2b(text.encode("ascii", "replace"), digest_size=16).digest()
+        found = self._kept.pop(key, None)
+        if found is None:
+            pixels, size = read_pixels(text, self.rule.resizing)
+            found = Picture.of(pixels, size, self.rule, self._encoder)
+        self._kept[key] = found
+        while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return found
+
+    @property
+    def _n_bytes(self) -> int:
+        return sum(picture.pixels.nbytes for picture in self._kept.values())
+
+
+def by_number(seen: Seen) -> Mapping[int, Picture]:
+    """Return pictures by their number."""
+    return {picture.number: picture for picture in seen}
+
+
+def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return messages of text, in which the number of each picture stands at its place.
+
+    Pictures without a place stand before the text of their message.
+    """
+    marked: list[ChatMessage] = []
+    n = 0
+    for message in messages:
+        parts = message.content.split(PICTURE_PLACE)
+        n_first = max(0, len(message.pictures) - len(parts) + 1)
+        numbers = [f"{PICTURE_PLACE}{n + i}{PICTURE_PLACE}" for i in range(len(message.pictures))]
+        places = [*numbers[n_first:], *[""] * len(parts)]
+        text = "".join(numbers[:n_first]) + parts[0]
+        text += "".join(place + part for place, part in zip(places, parts[1:], strict=False))
+        marked.append(replace(message, content=text, pictures=()))
+        n += len(message.pictures)
+    return marked
+
+
+def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> list[int]:
+    """Return the token ids of a prompt's text with the numbers of pictures.
+
+    Args:
+        encode: returns the ids of a text, given whether the prompt begins with it.
+
+    Raises:
+        PictureError: the template has left pictures out, or changed their order.
+    """
+    texts = _NUMBERED.split(text)
+    numbers = [int(number) for number in texts[1::2]]
+    if numbers != list(range(len(seen))):
+        raise PictureError(
+            "The model's chat template leaves pictures out.",
+            "Choose another chat template for this model.",
+        )
+    before = [picture.rule.before for picture in seen] + [""]
+    behind = ["", *(picture.rule.behind for picture in seen)]
+    ids = list[int]()
+    for index, part in enumerate(texts[::2]):
+        ids += encode(behind[index] + part + before[index], index == 0)
+        ids += seen[index].ids if index < len(seen) else ()
+    return ids
+
+
+def without_numbers(text: str, rule: PictureRule) -> str:
+    """Return a prompt's text in which a picture is what stands around its tokens."""
+    return _NUMBERED.sub(lambda _: rule.before + rule.behind, text)

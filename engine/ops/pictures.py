@@ -1,0 +1,42 @@
+"""Operations of encoders of pictures, in plain torch in F32 on any device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import gelu, interpolate, scaled_dot_product_attention
+
+from engine.ops.reference import ReferenceOps
+from engine.towers.footprint import most_queries
+from engine.towers.operations import PictureOps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TorchPictureOps(ReferenceOps, PictureOps):
+    """The reference operations, and attention without a cache.
+
+    Its scores are computed for some queries at a time, so that they never all exist.
+    """
+
+    def attend_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n, n_head, _ = q.shape
+        step = most_queries(n, n_head)
+        keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+        parts = [
+            scaled_dot_product_attention(
+                q[start : start + step].transpose(0, 1)[None], keys, values
+            )[0].transpose(0, 1)
+            for start in range(0, n, step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def stretched(self, grid: Tensor, rows: int, columns: int) -> Tensor:
+        channels = grid.permute(2, 0, 1)[None]
+        resized = interpolate(channels, (rows, columns), mode="bilinear", align_corners=True)
+        return resized[0].permute(1, 2, 0)
+
+    def gelu_erf(self, x: Tensor) -> Tensor:
+        return gelu(x)

@@ -1,0 +1,22 @@
+"""What a picture may be, and what both sides of the child's pipes agree on."""
+
+from __future__ import annotations
+
+MOST_FILE_BYTES = 32 << 20
+"""Largest number of bytes of a picture's file."""
+
+MOST_PIXELS = 1 << 26
+"""Largest number of pixels of a picture: 67 megapixels."""
+
+MAX_MEMORY = 1536 << 20
+"""Largest number of bytes of memory for decoding: a picture of `MOST_PIXELS` with alpha, a white
+one behind it, and the result."""
+
+MAX_SECONDS = 20.0
+"""Longest time to decode and resize a picture."""
+
+GRACE_S = 1.0
+"""Seconds after that time for the child to end by itself; then it is killed."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats of files that are read, as Pillow names them; of several frames the first counts."""

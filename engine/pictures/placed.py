@@ -1,0 +1,194 @@
+"""Pictures among the tokens of a sequence.
+
+A picture's tokens have ids of their own, far above those of any vocabulary, which follow from its
+pixels and from what encodes it. So pages of a cache, kept states and state files tell pictures
+apart as they tell texts apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.pictures.rule import PictureRule
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FIRST_ID = 1 << 62
+"""Smallest id of a token of a picture; all smaller ones are of texts."""
+
+INDEX_BITS = 14
+"""Bits of an id that count the tokens of a picture; 48 bits above are a hash."""
+
+MOST_TOKENS = 1 << INDEX_BITS
+"""Largest number of tokens of a picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A resized picture with its place in the numbering of tokens.
+
+    Attributes:
+        pixels: its pixels in RGB, (height, width, 3).
+        size: width and height before it was resized, in pixels.
+        grid: rows and columns of its tokens.
+        number: hash of the pixels and of what encodes them, of 48 bits.
+    """
+
+    pixels: NDArray[np.uint8]
+    size: tuple[int, int]
+    grid: tuple[int, int]
+    number: int
+    rule: PictureRule
+
+    @classmethod
+    def of(
+        cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: PictureRule, encoder: str
+    ) -> Picture:
+        """Return the picture of resized pixels.
+
+        Args:
+            encoder: hash of the file of what encodes it.
+        """
+        height, width, _ = pixels.shape
+        head = f"{encoder} {width} {height} ".encode()
+        number = int.from_bytes(blake2b(head + pixels.tobytes(), digest_size=6).digest(), "big")
+        return cls(pixels, size, rule.grid(width, height), number, rule)
+
+    @property
+    def n(self) -> int:
+        """Number of its tokens."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def n_positions(self) -> int:
+        """Number of positions that it takes of a sequence."""
+        return max(self.grid) if self.rule.has_places else self.n
+
+    @property
+    def ids(self) -> range:
+        """Ids of its tokens."""
+        first = FIRST_ID | self.number << INDEX_BITS
+        return range(first, first + self.n)
+
+
+def text_ids(ids: Iterable[int]) -> list[int]:
+    """Return the ids of a sequence that are of texts."""
+    return [token for token in ids if token < FIRST_ID]
+
+
+def n_before_picture(ids: Iterable[int]) -> int:
+    """Return the number of tokens before the first one of a picture."""
+    return sum(1 for _ in takewhile(lambda token: token < FIRST_ID, ids))
+
+
+class PlacedPicture(NamedTuple):
+    """A picture and the positions of its tokens in a sequence."""
+
+    start: int
+    picture: Picture
+
+    @property
+    def stop(self) -> int:
+        """Position behind its last token."""
+        return self.start + self.picture.n
+
+
+class PlacedPictures:
+    """The pictures of a sequence, in order.
+
+    Args:
+        ids: tokens of the sequence.
+        known: pictures by their number; those of the sequence are among them.
+    """
+
+    def __init__(self, ids: Sequence[int] = (), known: Mapping[int, Picture] | None = None) -> None:
+        self._all: list[PlacedPicture] = []
+        n = 0 if known else len(ids)
+        while n < len(ids):
+            token = ids[n]
+            if token < FIRST_ID:
+                n += 1
+                continue
+            assert known is not None, "ids of pictures come with the pictures"
+            placed = PlacedPicture(n, known[(token ^ FIRST_ID) >> INDEX_BITS])
+            assert ids[n] == placed.picture.ids[0], "pictures are whole in a prompt"
+            self._all.append(placed)
+            n = placed.stop
+        self._starts = [placed.start for placed in self._all]
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def __iter__(self) -> Iterator[PlacedPicture]:
+        return iter(self._all)
+
+    def among(self, start: int, stop: int) -> list[PlacedPicture]:
+        """Return the pictures with tokens at positions from `start` to `stop`."""
+        return [placed for placed in self._all if placed.start < stop and placed.stop > start]
+
+    def whole(self, n: int) -> int:
+        """Return the largest number of the first n tokens that can be cached without the others.
+
+        That is n, unless the next token is in the middle of a picture whose tokens see each other.
+        """
+        cut = self._cut_by(n)
+        return n if cut is None else cut.start
+
+    def piece(self, start: int, n: int) -> int:
+        """Return how many tokens behind the first `start` are computed at once, if n are wanted.
+
+        They are fewer where a picture whose tokens see each other would be cut, and more where it
+        is the first thing.
+        """
+        cut = self._cut_by(start + n)
+        if cut is None:
+            return n
+        return (cut.start if cut.start > start else cut.stop) - start
+
+    def shift(self, n: int) -> int:
+        """Return the position of the token behind the first n, which is of no picture, less n."""
+        done = (placed.picture for placed in self._all if placed.stop <= n)
+        return sum(picture.n_positions - picture.n for picture in done)
+
+    def places(self, start: int, n: int) -> tuple[list[int], ...]:
+        """Return time, row and column of n tokens from `start` on; nothing without any.
+
+        The tokens of a picture begin where the text before ends: they have its next position as
+        their time, and rows and columns count from there.
+        """
+        seen = self.among(start, start + n)
+        if not any(placed.picture.rule.has_places for placed in seen):
+            return ()
+        times, rows, columns = ([] for _ in range(3))
+        for token in range(start, start + n):
+            inside = next((p for p in seen if p.start <= token < p.stop), None)
+            if inside is None:
+                time = row = column = token + self.shift(token)
+            else:
+                time = inside.start + self.shift(inside.start)
+                row, column = divmod(token - inside.start, inside.picture.grid[1])
+                row, column = time + row, time + column
+            times.append(time)
+            rows.append(row)
+            columns.append(column)
+        return times, rows, columns
+
+    def _cut_by(self, n: int) -> PlacedPicture | None:
+        """Return the picture whose tokens see each other that n tokens would end within."""
+        index = bisect_right(self._starts, n) - 1
+        if index < 0:
+            return None
+        placed = self._all[index]
+        is_cut = placed.start < n < placed.stop and placed.picture.rule.is_two_way
+        return placed if is_cut else None
+
+
+NO_PICTURES = PlacedPictures()
+"""The pictures of a sequence without any."""

@@ -1,0 +1,99 @@
+"""Reads picture files as messages hold them, in a child process with limits."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.errors import PictureError
+from engine.limited.child import ChildEnded, Excess, LimitedChild
+from engine.pictures.limits import GRACE_S, MAX_MEMORY, MAX_SECONDS, MOST_FILE_BYTES
+from engine.programs import program_command
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.pictures.resizing import Resizing
+
+COMMAND = program_command("engine.pictures.program")
+"""Command of the child."""
+
+Size = tuple[int, int]
+
+
+def picture_text(file: str | Path | bytes) -> str:
+    """Return a picture as `ChatMessage.pictures` has it: the bytes of its file as base64.
+
+    Args:
+        file: path of a PNG, JPEG, WebP, GIF or BMP file, or its bytes.
+
+    Raises:
+        PictureError: it cannot be read, or is too large.
+    """
+    if not isinstance(file, bytes):
+        path = Path(file)
+        try:
+            if path.stat().st_size > MOST_FILE_BYTES:
+                raise PictureError(f"{path.name} cannot be used: {_too_many_bytes()}.")
+            file = path.read_bytes()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise PictureError(f"{path.name} cannot be read: {problem}.") from error
+    if len(file) > MOST_FILE_BYTES:
+        raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
+    return b64encode(file).decode("ascii")
+
+
+def read_pixels(picture: str, resizing: Resizing) -> tuple[NDArray[np.uint8], Size]:
+    """Return the pixels of a resized picture, (height, width, 3), and its own width and height.
+
+    Args:
+        picture: see `picture_text`.
+
+    Raises:
+        PictureError: it is no picture, damaged or too large.
+    """
+    if len(picture) > 4 * (MOST_FILE_BYTES // 3 + 1):
+        raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
+    request = json.dumps({"picture": picture, "resizing": asdict(resizing)}) + "\n"
+    answer = _asked(request.encode("ascii", "replace"))
+    if "problem" in answer:
+        raise PictureError(f"A picture cannot be used: {answer['problem']}.")
+    width, height = answer["resized"]
+    pixels = np.frombuffer(b64decode(answer["pixels"]), np.uint8)
+    return pixels.reshape(height, width, 3), (answer["width"], answer["height"])
+
+
+def _asked(request: bytes) -> dict[str, Any]:
+    """Return the answer of a child."""
+    try:
+        child = LimitedChild(COMMAND, MAX_MEMORY)
+        try:
+            child.wait_until_ready()
+            return child.ask(request, MAX_SECONDS + GRACE_S)
+        finally:
+            child.close()
+    except ChildEnded as error:
+        raise PictureError(f"A picture cannot be used: {_why(error)}.") from error
+    except OSError as error:
+        raise PictureError(
+            f"The program that reads pictures cannot be started: {error}.",
+            "Let Tandem start programs, or leave the picture out.",
+        ) from error
+
+
+def _why(ended: ChildEnded) -> str:
+    if ended.excess is Excess.TIME:
+        return f"reading it takes more than {MAX_SECONDS:g} seconds"
+    if ended.is_out_of_memory:
+        return f"reading it takes more than {MAX_MEMORY >> 20} MiB of memory"
+    return f"it ends the program that reads it, with status {ended.status}"
+
+
+def _too_many_bytes() -> str:
+    return f"its file has more than {MOST_FILE_BYTES >> 20} MiB"

@@ -1,0 +1,1 @@
+"""Memory of the encoder of pictures beside a model."""

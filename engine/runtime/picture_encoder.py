@@ -1,0 +1,115 @@
+"""A loaded encoder of pictures, whole on one device, with what it has computed lately."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.errors import OutOfDeviceMemory
+from engine.gguf.identity import model_hash
+from engine.gguf.reader import GGUFFile
+from engine.hardware.faults import explain_faults
+from engine.hardware.torch_devices import free_bytes, is_out_of_memory
+from engine.ops.backend import ReferenceBackend
+from engine.ops.pictures import TorchPictureOps
+from engine.planning.footprint import held_bytes
+from engine.progress import IsCancelled, ignore
+from engine.runtime.loader import ByteProgress, check_types, load_rank
+from engine.towers.file import declare_tower
+from engine.towers.footprint import STORAGE, work_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.pictures.placed import Picture
+    from engine.pictures.rule import PictureRule
+
+MOST_KEPT_BYTES = 256 << 20
+"""Largest number of bytes of results that are kept: hundreds of pictures."""
+
+LEVELS = 255.0
+"""Largest value of a channel of a pixel."""
+
+
+class PictureEncoder:
+    """The tower of an mmproj file on one device.
+
+    Args:
+        path: path of the file.
+        device: name of the device.
+        architecture: value of `general.architecture` of the text model.
+        n_text: width of the text model's residual stream.
+        is_cancelled: asked again and again; returning True ends the loading.
+
+    Attributes:
+        device: name of its device.
+        rule: what prompts need to know of its pictures.
+        hash: hash of the file, see `model_hash`.
+        n_bytes: bytes of its weights.
+        n_encoded: number of pictures that it has encoded so far.
+
+    Raises:
+        EngineError: the file cannot be used with the model, the device is full, or it was
+            cancelled.
+    """
+
+    def __init__(
+        self, path: str, device: str, architecture: str, n_text: int, is_cancelled: IsCancelled
+    ) -> None:
+        self.device = device
+        self.n_encoded = 0
+        self._torch_device = torch.device(device)
+        self._kept: OrderedDict[int, Tensor] = OrderedDict()
+        self._ops = TorchPictureOps()
+        with GGUFFile.open(path) as file:
+            declaration = declare_tower(file, architecture, n_text)
+            self._tower = declaration.tower
+            self.rule: PictureRule = declaration.tower.rule
+            self.hash = model_hash(file)
+            check_types(str(file.path), declaration.slots)
+            slots = declaration.slots
+            self.n_bytes = sum(held_bytes(slot, 0, STORAGE) for slot in slots)
+            progress = ByteProgress(self.n_bytes, ignore, is_cancelled)
+            with self._explaining("to load the encoder of pictures"):
+                load_rank(file, slots, 0, self._torch_device, STORAGE, ReferenceBackend(), progress)
+
+    def encode(self, picture: Picture) -> Tensor:
+        """Return the features of a picture, (tokens, n_text), in the host's memory.
+
+        Those of the pictures used last are kept.
+
+        Raises:
+            EngineError: the device is full or lost.
+        """
+        found = self._kept.pop(picture.number, None)
+        if found is None:
+            with self._explaining("to see a picture"), torch.inference_mode():
+                found = self._tower.encode(self._normalised(picture), self._ops).cpu()
+            self.n_encoded += 1
+        self._kept[picture.number] = found
+        while len(self._kept) > 1 and sum(x.nbytes for x in self._kept.values()) > MOST_KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return found
+
+    def _normalised(self, picture: Picture) -> Tensor:
+        """Return the pixels of a picture as the tower takes them, (3, height, width)."""
+        pixels = torch.tensor(picture.pixels).to(self._torch_device).float() / LEVELS
+        mean, std = (pixels.new_tensor(numbers) for numbers in (self.rule.mean, self.rule.std))
+        return ((pixels - mean) / std).permute(2, 0, 1)
+
+    @contextmanager
+    def _explaining(self, doing: str) -> Iterator[None]:
+        """Turn failures of the device into errors that a person understands."""
+        try:
+            with explain_faults([self._torch_device]):
+                yield
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            free = free_bytes([self.device])[self.device]
+            needed = max(work_bytes(self._tower), free + 1)
+            raise OutOfDeviceMemory(self.device, needed, free, doing) from None

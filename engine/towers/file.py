@@ -1,0 +1,117 @@
+"""Files of towers (mmproj): found beside a model, checked against it, and declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError, InvalidGGUF, ModelFileError
+from engine.gguf.reader import GGUFFile
+from engine.gguf.tensors import quote
+from engine.layers.keys import Keys
+from engine.layers.module import Slot, TensorSource
+from engine.pictures.placed import MOST_TOKENS
+from engine.towers.registry import tower_class
+
+if TYPE_CHECKING:
+    from engine.towers.base import Tower
+
+MARK = "mmproj"
+"""Part of the names of towers' files."""
+
+HEARING = ("a.", "mm.a.")
+"""Beginnings of the names of tensors that encode sounds, which are not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TowerDeclaration:
+    """A tower whose tensors are found but not read.
+
+    Attributes:
+        tower: layers of the tower.
+        slots: all of its tensors.
+    """
+
+    tower: Tower
+    slots: tuple[Slot, ...]
+
+
+def declare_tower(file: GGUFFile, architecture: str, n_text: int) -> TowerDeclaration:
+    """Declare the tower in a file for a text model.
+
+    Args:
+        architecture: value of `general.architecture` of the text model.
+        n_text: width of its residual stream.
+
+    Raises:
+        ModelFileError: the file holds no known tower, a tensor is missing or misshapen, or the
+            tower is for another model.
+    """
+    cls, keys = tower_class(file.meta), Keys(file.meta)
+    keys.check_bounds()
+    width = _n_out(file)
+    if architecture not in cls.architectures or (width is not None and width != n_text):
+        raise ModelFileError(
+            file.path,
+            f"{file.path.name} is for another model: it is made for {_listed(cls.architectures)} "
+            f"of width {width}, and this one is {architecture} of width {n_text}.",
+            "Choose the mmproj file that was published with the model.",
+        )
+    source = TensorSource(str(file.path), file.tensors)
+    cls.adapt(source, keys)
+    tower = cls(keys, n_text)
+    if tower.rule.most_tokens > MOST_TOKENS:
+        raise keys.invalid(f"its pictures have more than {MOST_TOKENS} tokens")
+    slots = tuple(tower.bind(source))
+    unknown = [n for n in file.tensors if n not in source.used and not n.startswith(HEARING)]
+    if unknown:
+        raise InvalidGGUF(
+            file.path,
+            f"it has the tensor {quote(unknown[0])}, which such encoders of pictures do not have",
+            "It may be of a newer variant; look for an update of Tandem or another file.",
+        )
+    return TowerDeclaration(tower, slots)
+
+
+def _n_out(file: GGUFFile) -> int | None:
+    """Return the width of a tower's result as its file states it; None if it does not."""
+    return file.meta.int("clip.vision.projection_dim", None)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+def find_tower(model: Path, architecture: str, n_text: int) -> Path | None:
+    """Return the file of a tower beside a model that fits it; None if there is none.
+
+    Of several, the one whose name begins most like the model's comes first.
+    """
+    try:
+        names = [path for path in model.parent.iterdir() if _is_tower(path.name)]
+    except OSError:
+        return None
+
+    def likeness(path: Path) -> tuple[int, str]:
+        plain = path.name.lower().replace(MARK, "").strip("-_.")
+        return -_n_alike(plain, model.name.lower()), path.name
+
+    for path in sorted(names, key=likeness):
+        try:
+            with GGUFFile.open(path) as file:
+                declare_tower(file, architecture, n_text)
+        except EngineError:
+            continue
+        return path
+    return None
+
+
+def _n_alike(one: str, other: str) -> int:
+    """Return the number of characters with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _is_tower(name: str) -> bool:
+    return MARK in name.lower() and name.lower().endswith(".gguf")

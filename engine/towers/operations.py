@@ -1,0 +1,36 @@
+"""Interface of the operations that encoders of pictures need beside those of language models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from engine.forward.ops import Ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PictureOps(Ops, Protocol):
+    """Operations on all patches of one picture at once."""
+
+    def attend_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend with q over k and v, all (T, n_head, head_dim), without a mask or a cache.
+
+        Scores are divided by sqrt(head_dim).
+
+        Returns:
+            (T, n_head, head_dim)
+        """
+        ...
+
+    def stretched(self, grid: Tensor, rows: int, columns: int) -> Tensor:
+        """Resize a grid (n, n, channels) bilinearly, corners on corners.
+
+        Returns:
+            (rows, columns, channels)
+        """
+        ...
+
+    def gelu_erf(self, x: Tensor) -> Tensor:
+        """Apply GELU with the error function, not its approximation by tanh."""
+        ...

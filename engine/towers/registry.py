@@ -1,0 +1,41 @@
+"""Towers by the names that files give to their projectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelFileError
+from engine.towers.gemma3 import Gemma3Tower
+from engine.towers.qwen3vl import Qwen3VLTower
+
+if TYPE_CHECKING:
+    from engine.gguf.metadata import Metadata
+    from engine.towers.base import Tower
+
+TOWERS: dict[str, type[Tower]] = {"gemma3": Gemma3Tower, "qwen3vl_merger": Qwen3VLTower}
+"""Class of each projector type."""
+
+
+def tower_class(meta: Metadata) -> type[Tower]:
+    """Return the class of the tower in a file.
+
+    Raises:
+        ModelFileError: the file holds no encoder of pictures, or an unknown one; it is named.
+    """
+    if meta.architecture != "clip" or not meta.bool("clip.has_vision_encoder", True):
+        raise ModelFileError(
+            meta.path,
+            f"{meta.path.name} holds no encoder of pictures.",
+            "Choose the file whose name has mmproj in it.",
+        )
+    # files that hear as well have a type for each sense
+    name = meta.str("clip.projector_type", "") or meta.str("clip.vision.projector_type", "")
+    found = TOWERS.get(name)
+    if found is None:
+        raise ModelFileError(
+            meta.path,
+            f"{meta.path.name} has a projector of the type '{name[:40]}', which Tandem cannot run"
+            " yet.",
+            f"It can run: {', '.join(sorted(TOWERS))}. Without the file, the model reads text.",
+        )
+    return found

@@ -1,0 +1,44 @@
+"""`generate --image`: pictures before a prompt."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command_line import GREEDY, Run, assert_refused
+from tests.helpers.hf_models.seeing import SEEING
+from tests.helpers.pictures import as_file, random_picture
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma3")
+    SEEING[0].build(folder)
+    (folder / "picture.jpg").write_bytes(as_file(random_picture(90, 60), "JPEG"))
+    return folder
+
+
+def test_a_picture_stands_before_the_prompt(run: Run, seeing: Path) -> None:
+    model, picture = seeing / "model.gguf", seeing / "picture.jpg"
+    asked = ("generate", model, "-p", "hello", *GREEDY, "--json")
+    blind = run(*asked).document["usage"]["prompt_tokens"]
+    one = run(*asked, "--image", picture).document["usage"]["prompt_tokens"]
+    two = run(*asked, "--image", picture, "--image", picture).document["usage"]["prompt_tokens"]
+    assert two - one == one - blind > 16
+
+
+def test_a_plan_shows_the_memory_for_pictures(run: Run, seeing: Path) -> None:
+    told = run("plan", seeing / "model.gguf", "--devices", "cpu").out
+    assert "of cpu are for pictures, in its total" in told
+    blind = run("plan", seeing / "model.gguf", "--devices", "cpu", "--mmproj", "off").out
+    assert "for pictures" not in blind
+
+
+def test_what_cannot_be_seen_is_told(run: Run, seeing: Path, model: Path) -> None:
+    picture = seeing / "picture.jpg"
+    asked = ("generate", seeing / "model.gguf", "-p", "hello")
+    assert_refused(run(*asked, "--image", seeing / "none.png"), "none.png cannot be read")
+    assert_refused(run(*asked, "--image", seeing / "model.gguf"), "A picture cannot be used")
+    assert_refused(run(*asked, "--raw", "--image", picture), "--image has no effect on a raw text")
+    off = run(*asked, "--mmproj", "off", "--image", picture)
+    assert_refused(off, "cannot see pictures: no mmproj file is loaded")
+    assert_refused(run("generate", model, "-p", "x", "--mmproj", picture), "'mmproj' must be")

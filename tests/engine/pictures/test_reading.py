@@ -1,0 +1,103 @@
+"""Pictures of files: decoded within limits, upright, on white, and resized as by Pillow."""
+
+from base64 import b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from engine import EngineError, picture_text
+from engine.pictures.limits import MOST_FILE_BYTES
+from engine.pictures.reading import read_pixels
+from engine.pictures.resizing import Resizing, TooNarrow
+from tests.helpers.pictures import as_file, random_picture
+
+SQUARE = Resizing("bilinear", side=32)
+ORIENTATION = 0x0112
+QUARTER_TURN = 6
+"""EXIF's value for a picture that is to be turned by 90 degrees clockwise."""
+
+
+def read(data: bytes, rule: Resizing = SQUARE) -> np.ndarray:
+    return read_pixels(picture_text(data), rule)[0]
+
+
+def test_a_picture_is_resized_as_by_pillow() -> None:
+    image = random_picture(90, 50)
+    for name, theirs in (
+        ("bilinear", Image.Resampling.BILINEAR),
+        ("bicubic", Image.Resampling.BICUBIC),
+        ("lanczos", Image.Resampling.LANCZOS),
+    ):
+        wanted = np.asarray(image.resize((32, 32), theirs))
+        assert (read(as_file(image), Resizing(name, side=32)) == wanted).all()
+
+
+def test_a_turned_photograph_stands_upright() -> None:
+    image, exif = random_picture(60, 30), Image.Exif()
+    exif[ORIENTATION] = QUARTER_TURN
+    pixels, size = read_pixels(picture_text(as_file(image, exif=exif)), SQUARE)
+    upright = image.transpose(Image.Transpose.ROTATE_270)
+    assert size == (30, 60)
+    assert (pixels == np.asarray(upright.resize((32, 32), Image.Resampling.BILINEAR))).all()
+
+
+def test_what_is_transparent_is_white() -> None:
+    clear = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    assert (read(as_file(clear)) == 255).all()
+    palette = Image.new("P", (8, 8), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    assert (read(as_file(palette, transparency=1)) == 255).all()
+
+
+def test_sixteen_bits_of_grey_are_eight() -> None:
+    grey = Image.fromarray(np.full((8, 8), 0x8000, np.uint16))
+    assert (read(as_file(grey)) == 0x80).all()
+
+
+@pytest.mark.parametrize("size", [(100, 70), (1, 150), (3000, 2000), (5, 5), (641, 479)])
+def test_sizes_that_keep_proportions_are_those_of_smart_resize(size: tuple[int, int]) -> None:
+    rule = Resizing("bicubic", factor=32, least=65536, most=500_000)
+    height, width = smart_resize(size[1], size[0], 32, 65536, 500_000)
+    assert rule.target(*size) == (width, height)
+    assert width * height <= rule.most_pixels
+
+
+def test_a_strip_is_refused() -> None:
+    with pytest.raises(TooNarrow):
+        Resizing("bicubic", factor=32, least=1024, most=4096).target(2000, 9)
+    with pytest.raises(EngineError, match="1 x 900 pixels are too narrow"):
+        read(as_file(Image.new("L", (1, 900))), Resizing("bicubic", factor=8, least=64, most=4096))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"no picture at all", "none of PNG, JPEG"),
+        (as_file(random_picture(64, 64))[:900], "damaged"),
+        (as_file(Image.new("1", (10_000, 10_000))), "10000 x 10000 pixels are more than 67 mega"),
+    ],
+)
+def test_what_is_no_usable_picture_is_told_in_a_sentence(data: bytes, problem: str) -> None:
+    with pytest.raises(EngineError, match=problem):
+        read(data)
+
+
+def test_files_that_are_too_large_or_not_there_are_refused(tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    with large.open("wb") as file:
+        file.truncate(MOST_FILE_BYTES + 1)
+    with pytest.raises(EngineError, match=r"large\.png cannot be used: .* more than 32 MiB"):
+        picture_text(large)
+    with pytest.raises(EngineError, match=r"missing\.png cannot be read"):
+        picture_text(tmp_path / "missing.png")
+    with pytest.raises(EngineError, match="more than 32 MiB"):
+        read_pixels("A" * (2 * MOST_FILE_BYTES), SQUARE)
+
+
+def test_what_is_not_base64_is_refused() -> None:
+    text = b64encode(as_file(random_picture(8, 8))).decode()
+    with pytest.raises(EngineError, match="damaged"):
+        read_pixels("?" + text[1:], SQUARE)

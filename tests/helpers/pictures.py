@@ -1,0 +1,63 @@
+"""Random pictures as files, and prompts with pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from engine import ChatMessage, Model, picture_text
+from engine.forward.batch import Batch, Piece
+from engine.generation.prompts import Prompt
+from engine.generation.scheduling.requests import Request
+from engine.generation.scheduling.seeing import picture_rows, with_text_alone
+from engine.generation.work import Prefill, Steps
+from engine.pictures.placed import PlacedPictures
+
+
+def random_picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Return a picture of soft coloured spots."""
+    rng = np.random.default_rng(seed)
+    spots = rng.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), np.uint8)
+    return Image.fromarray(spots).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def as_file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """Return the bytes of an image's file."""
+    held = io.BytesIO()
+    image.save(held, kind, **options)
+    return held.getvalue()
+
+
+def shown(text: str, *images: Image.Image) -> ChatMessage:
+    """Return a person's message with pictures."""
+    return ChatMessage("user", text, pictures=tuple(picture_text(as_file(i)) for i in images))
+
+
+def prompt_of(model: Model, messages: Sequence[ChatMessage]) -> Prompt:
+    """Return the prompt of a conversation."""
+    return model._prompts.chat(messages, model.n_ctx, continue_last=False, is_shortened=False)
+
+
+def prompt_logits(model: Model, prompt: Prompt) -> Any:
+    """Return the logits of all tokens of a prompt, computed in one pass: (tokens, n_vocab)."""
+    request = Request(_steps(prompt))
+    request.advance(None)
+    request.place = place = model.scheduler.places.open(())
+    try:
+        n = len(prompt.ids)
+        place.sequence.reserve(n)
+        rows = picture_rows(request, n, model.scheduler.encode)
+        piece = Piece(0, n, place.tables, place.slot, place.seat)
+        batch = Batch((piece,), 0, pictures=rows, places=request.pictures.places(0, n))
+        return model.runtime.runner.forward(with_text_alone(prompt.ids), batch)
+    finally:
+        model.scheduler.places.close(place, is_kept=False)
+        request.close()
+
+
+def _steps(prompt: Prompt) -> Steps:
+    yield Prefill(prompt.ids, pictures=PlacedPictures(prompt.ids, prompt.pictures))
