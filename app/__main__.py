@@ -34,6 +34,7 @@ COMMANDS = {
     "generate": ("answer one prompt", "talk"),
     "chat": ("chat in the terminal", "chat"),
     "serve": ("answer programs over HTTP, as OpenAI's servers do", "server.serve"),
+    "join": ("compute a model together with another machine", "server.join"),
     "bench": ("measure the speed of a model", "bench.bench"),
     "tune": ("find the fastest split by measuring", "tune.tune"),
     "tokenize": ("show the tokens of a text", "score"),

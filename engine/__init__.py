@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         EngineMissing,
         GrammarError,
         InvalidGGUF,
+        MachineLost,
         MissingShard,
         ModelBusy,
         ModelFileError,
@@ -139,6 +140,11 @@ if TYPE_CHECKING:
     from engine.limited.answering import answer_lines, ending_after
     from engine.limited.child import ChildEnded, LimitedChild
     from engine.links.proof import prove_links
+    from engine.machines.gathering import Gathering, JoinedMachine
+    from engine.machines.interfaces import default_address, listen_for_machines, parse_address
+    from engine.machines.joining import JoinRequest, join_machines
+    from engine.machines.lines import check_token
+    from engine.machines.machines_host import MachinesHost
     from engine.measuring.benchmark import BenchResult, BenchTest
     from engine.measuring.kernel_tuning import tune_kernels
     from engine.measuring.link_speed import LinkSpeed, measure_link
@@ -289,6 +295,7 @@ __all__ = [
     "Fit",
     "Forecast",
     "Forecaster",
+    "Gathering",
     "Generate",
     "Goal",
     "GpuPath",
@@ -298,6 +305,8 @@ __all__ = [
     "HostEvent",
     "Inspection",
     "InvalidGGUF",
+    "JoinRequest",
+    "JoinedMachine",
     "KVTypes",
     "KernelTuning",
     "LimitedChild",
@@ -311,6 +320,8 @@ __all__ = [
     "LoadProgress",
     "LoadState",
     "MachineFile",
+    "MachineLost",
+    "MachinesHost",
     "MemoryUse",
     "MissingShard",
     "Model",
@@ -399,11 +410,13 @@ __all__ = [
     "atomic_write",
     "card_problems",
     "check_grammar",
+    "check_token",
     "child_environment",
     "choose",
     "chosen_way",
     "collect_garbage",
     "cuda_status",
+    "default_address",
     "delete_pack",
     "ending_after",
     "error_line",
@@ -417,6 +430,7 @@ __all__ = [
     "import_plan",
     "inspect_model",
     "is_header_whole",
+    "join_machines",
     "join_texts",
     "json_escaped",
     "known_facts",
@@ -426,6 +440,7 @@ __all__ = [
     "leave_pack",
     "link_problems",
     "list_devices",
+    "listen_for_machines",
     "load_chat_template",
     "load_model",
     "load_tokenizer",
@@ -440,6 +455,7 @@ __all__ = [
     "one_line",
     "pack_folders",
     "package_version",
+    "parse_address",
     "parse_devices",
     "parse_rig",
     "parse_target",
@@ -493,7 +509,7 @@ _HOME = {
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
         "EngineMissing", "GrammarError",
-        "InvalidGGUF", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
+        "InvalidGGUF", "MachineLost", "MissingShard", "ModelBusy", "ModelFileError", "NoDevice",
         "OutOfDeviceMemory", "PictureError", "PromptError", "SplitError", "StateFileError",
         "TemplateError", "ToolError",
         "UnsupportedArchitecture", "UnsupportedQuant",
@@ -573,6 +589,11 @@ _HOME = {
     "planning.evaluation.evaluator": ("Evaluation",),
     "planning.speed.facts": ("DeviceFacts", "LinkFacts"),
     "planning.speed.machine_links": ("Links",),
+    "machines.gathering": ("Gathering", "JoinedMachine"),
+    "machines.interfaces": ("default_address", "listen_for_machines", "parse_address"),
+    "machines.joining": ("JoinRequest", "join_machines"),
+    "machines.lines": ("check_token",),
+    "machines.machines_host": ("MachinesHost",),
     "planning.speed.forecast": ("Forecast", "Forecaster"),
     "planning.speed.machine_file": (
         "MachineFile", "known_facts", "known_links", "use_measured_overheads",

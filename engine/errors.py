@@ -252,6 +252,10 @@ class LeftAlone(CommError):
         super().__init__(rank, "lost the other ranks in the middle of a step", device)
 
 
+class MachineLost(DeviceError):
+    """Error of a model whose machines are not all there, or of which one cannot go on."""
+
+
 class SplitError(EngineError):
     """Error of a split that cannot be made."""
 

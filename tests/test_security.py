@@ -33,7 +33,7 @@ SERVERS_OWN = {"app.server.web.running": {"asyncio", "socket"}, "app.server.web.
 """What modules of these import beside asyncio, which only waits."""
 
 SOCKETS = {
-    "app.process.signals": {"socketpair"}, "engine.distributed.wire": {"gethostname"},
+    "app.process.signals": {"socketpair"}, "engine.machines.identity": {"gethostname"},
     "app.serving.running": {"gethostname", "socket"},  # a datagram's, which sends nothing
 }  # fmt: skip
 """What the modules that import `socket` take from it: none of it reaches another machine."""
@@ -45,6 +45,7 @@ LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
 """What modules take from `PySide6.QtNetwork`: a named socket that only this machine's user has."""
 
 REACHES_OUT = {
+    "engine.machines.gathering", "engine.machines.interfaces", "engine.machines.lines",
     "app.downloads.transfer.source", "app.downloads.hub.client", "app.remote_models.connection",
     "app.tools.transports", "app.updates.source",
 }  # fmt: skip
@@ -121,7 +122,7 @@ def test_no_code_is_run_that_came_as_data() -> None:
 
 
 def test_nothing_opens_a_connection() -> None:
-    """`engine.distributed` speaks through torch, as it was started by torch's launcher."""
+    """`engine.distributed` speaks through torch, as torchrun's agents have started it."""
     for module, path in modules().items():
         found = {n for n in imported(path) if any(starts(n, known) for known in NETWORK)}
         if module in SOCKETS:

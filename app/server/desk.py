@@ -36,6 +36,7 @@ class Desk:
         admission: places of the engine.
         spelling: the bytes of the model's tokens.
         cache: how full the model's KV cache is.
+        problem: returns why the model cannot answer for now, as a sentence; "" if it can.
     """
 
     def __init__(self, link: EngineLink, models: Models, settings: ServerSettings) -> None:
@@ -44,6 +45,7 @@ class Desk:
         self.admission = Admission(settings.most_running, settings.most_waiting)
         self.spelling = Spelling()
         self.cache = CacheGauge(link)
+        self.problem: Callable[[], str] = str
 
     def find(self, name: str, record: RequestRecord) -> OfferedModel:
         """Return the model that a request asks for.

@@ -177,17 +177,22 @@ class SingleModel:
         assert isinstance(event, ModelLoaded), "the closing event of a load"
         return event
 
+    def load_soon(self) -> asyncio.Task[ModelLoaded]:
+        """Load the model unless that is under way already; return the task that does."""
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self.load())
+            self._loading.add_done_callback(_note_failure)
+        return self._loading
+
     async def ready(self, name: str) -> ModelLoaded:
         self._stay()
         if self._loaded is not None and self._unloading is None:
             return self._loaded
-        if self._loading is None or self._loading.done():
-            self._loading = asyncio.create_task(self.load())
+        loading = self.load_soon()
         try:
             # who waits may go, and others wait for the same load
-            return await asyncio.shield(self._loading)
+            return await asyncio.shield(loading)
         except EngineError as error:
-            log.warning("the model cannot be loaded again: %s", error)
             raise Refusal(
                 503, f"The model cannot be loaded: {error}", error.hint, retry_after_s=30
             ) from None
@@ -218,6 +223,12 @@ class SingleModel:
         """End the wait for unloading the model."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _note_failure(loading: asyncio.Task[ModelLoaded]) -> None:
+    """Log why a model was not loaded; whoever waits for it is told as well."""
+    if not loading.cancelled() and (error := loading.exception()) is not None:
+        log.warning("the model cannot be loaded again: %s", error)
 
 
 class HeldModel:

@@ -128,6 +128,8 @@ class LoadParams:
             device.
         draft_max: largest number of guesses for an answer that a pass checks. The state behind each
             takes memory in models with recurrent layers, which have room for three at most.
+        machines: number of ranks on each machine, of consecutive ones, where several machines
+            compute the model together; empty on a single one.
 
     Raises:
         EngineError: a value makes no sense.
@@ -160,6 +162,7 @@ class LoadParams:
     draft: DraftKind | str = "auto"
     draft_max: int = DEFAULT_DRAFTED
     mmproj: MmprojKind | str = "auto"
+    machines: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -189,6 +192,8 @@ class LoadParams:
         _count("n_batch", self.n_batch)
         for size in self.groups or ():
             _count("groups", size or 0)
+        for size in self.machines:
+            _count("machines", size or 0)
         _count("n_cpu_blocks", self.n_cpu_blocks, least=0)
         _count("n_cpu_moe", self.n_cpu_moe, least=0)
         for _, n_bytes in self.reserve:
@@ -232,9 +237,10 @@ class LoadParams:
 
     @property
     def draft_rank(self) -> int:
-        """Rank of the largest share, on whose device draft model and encoder of pictures lie."""
+        """Rank on whose device draft model and encoder of pictures lie: largest on machine 0."""
         shares = self.split or (1.0,) * len(self.devices)
-        return max(range(len(self.devices)), key=lambda rank: shares[rank : rank + 1])
+        n_here = self.machines[0] if self.machines else len(self.devices)
+        return max(range(n_here), key=lambda rank: shares[rank : rank + 1])
 
     @property
     def draft_device(self) -> str:
@@ -252,6 +258,8 @@ class LoadParams:
         """Sizes of the groups, as set or by default; empty in other modes."""
         if self.split_mode != "groups":
             return ()
+        if self.groups is None and self.machines:
+            return self.machines
         return default_groups(self.devices) if self.groups is None else self.groups
 
     def context_for(self, n_ctx_train: int) -> int:

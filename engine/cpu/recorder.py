@@ -44,6 +44,7 @@ class Recorder(DispatchMode):
     def __init__(self, team: Team, keeps: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = CallLog()
+        self.log.add_step = self._add
         self._team = team
         self._arithmetic = SmallOps(team)
         self._kept: list[object] = list(keeps)

@@ -50,13 +50,15 @@ class ProcessCommunicator:
     Args:
         wire: connections to the other ranks.
         device: device of this rank, to which results are copied.
+        tag: number of the connections' tensors, see `Wire.swap`.
 
     Attributes:
         rank: number of the rank.
         waited_s: seconds spent sending and receiving so far.
     """
 
-    def __init__(self, wire: Wire, device: torch.device) -> None:
+    def __init__(self, wire: Wire, device: torch.device, tag: int = 0) -> None:
+        self._tag = tag
         self.rank = wire.rank
         self.waited_s = 0.0
         self._device = device
@@ -196,6 +198,27 @@ class ProcessCommunicator:
         )
         return total
 
+    def sum_of_several(self, values: Sequence[Tensor | None], group: Group) -> Tensor:
+        """Return the sum over all members of what each of them has, in order.
+
+        Args:
+            values: this member's partial sums, of one shape; at least one member has some.
+        """
+        held = [_on_host(x) for x in values if x is not None]
+        stacked = torch.stack(held) if held else None
+        head = _header(stacked)
+        heads = {rank: head if rank == self.rank else torch.empty_like(head) for rank in group}
+        self._exchange(head, heads)
+        found = {rank: _empty_for(heads[rank]) for rank in group if heads[rank][HAS]}
+        if stacked is not None:
+            found[self.rank] = stacked
+        others = [] if stacked is None else [rank for rank in group if rank != self.rank]
+        self._swap(
+            [(rank, stacked) for rank in others if stacked is not None],
+            [(rank, x) for rank, x in found.items() if rank != self.rank],
+        )
+        return _sum(x for several in found.values() for x in several).to(self._device)
+
     def _exchange(self, mine: Tensor, shown: Mapping[int, Tensor]) -> None:
         """Send one tensor to all others and receive theirs into `shown`, by rank."""
         others = [rank for rank in shown if rank != self.rank]
@@ -204,7 +227,7 @@ class ProcessCommunicator:
     def _swap(self, out: Sequence[tuple[int, Tensor]], into: Sequence[tuple[int, Tensor]]) -> None:
         """Send and receive tensors, see `Wire.swap`, and count the time as waiting."""
         begun = time.perf_counter()
-        self._wire.swap(out, into)
+        self._wire.swap(out, into, self._tag)
         self.waited_s += time.perf_counter() - begun
 
     def _check_sums(self, sums: Mapping[int, int]) -> None:

@@ -1,214 +1,140 @@
-"""Connections between ranks that are processes, perhaps on several hosts.
+"""Connections between the processes of a model, one on each machine.
 
 They use `torch.distributed` with gloo, which sends tensors in host memory from one process to
-another. A process that fails tells the others why, if it can, so that all report the same cause.
+another. Whoever watches the processes ends them when one is lost, so that nobody waits in vain.
 """
 
 from __future__ import annotations
 
-import json
-import socket
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
 
 Parcel = tuple[int, Tensor]
-"""Rank to send to or receive from, and the tensor."""
+"""Machine to send to or receive from, and the tensor."""
 
-FAULT = "fault"
-"""Key of the first fault of any process in the store that all share."""
+JOIN_S = 60.0
+"""Seconds within which all processes must have connected."""
 
-STORE_S = 2.0
-"""Seconds to wait for the shared store, whose process may be gone."""
+IDLE = timedelta(days=30)
+"""Time after which gloo gives up waiting for a tensor: the next order may be long in coming."""
 
-JOIN_S = 600.0
-"""Seconds within which all processes must have started and loaded the model."""
+VERDICT_S = 4.0
+"""Seconds that whoever watches the processes gets to say which of them has failed: a connection may
+also be closed by one that was left alone itself."""
 
 
 class Peer(NamedTuple):
-    """Description of a process, sent to all others.
+    """Description of a process, known to all others.
 
     Attributes:
-        host: name of the host.
-        device: id of the rank's device.
-        kind: kind of the device; ranks of one kind compute the same bits.
-        holds: text that must be equal in all processes, such as the model's hash.
+        name: name of its machine.
+        kind: kind of its devices; equal kinds compute the same bits.
     """
 
-    host: str
-    device: str
+    name: str
     kind: str
-    holds: str
 
 
 class Wire(Protocol):
-    """Connections to the other ranks for tensors in host memory; used by one thread.
+    """Connections to the processes of the other machines, for tensors in host memory.
 
     Attributes:
-        rank: number of this process's rank.
-        peers: descriptions of all ranks, in rank order.
+        rank: number of this machine.
+        peers: descriptions of all machines' processes, by number.
     """
 
     rank: int
     peers: Sequence[Peer]
 
-    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel]) -> None:
-        """Send contiguous tensors and receive others, each to or from one rank.
+    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
+        """Send contiguous tensors and receive others, each to or from one machine.
 
-        Tensors from one rank to another arrive in the order in which they are sent.
+        Tensors with one tag arrive in the order in which they are sent.
 
         Args:
-            out: tensors to send, and the ranks to send to.
-            into: memory for the received tensors, and the ranks that send them.
+            out: tensors to send, and the machines to send to.
+            into: memory for the received tensors, and the machines that send them.
+            tag: number of what they belong to; threads that may be at different places use
+                different ones.
 
         Raises:
-            CommError: a rank is gone or does not answer; names it.
+            CommError: a process is gone; names its machine.
         """
         ...
 
 
 class GlooWire:
-    """Connections by gloo of one of the processes that a launcher such as torchrun has started.
+    """Connections by gloo of one of the processes that torchrun's agents have started.
 
-    The launcher sets the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    The agent sets the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
-        limit_s: seconds without data after which a rank that is waited for counts as lost.
+        name: name of this machine.
 
     Attributes:
-        rank: number of this process's rank.
-        peers: descriptions of all ranks, in rank order; empty texts before `introduce`.
+        rank: number of this machine.
+        peers: descriptions of all machines' processes, by number.
 
     Raises:
-        EngineError: there is no launcher, or the other processes cannot be reached.
+        EngineError: there is no agent, or the other processes cannot be reached.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, name: str) -> None:
         if not (dist.is_available() and dist.is_gloo_available()):
             raise EngineError(
                 "This build of PyTorch cannot connect processes.", "Install one with gloo."
             )
         try:
-            store, self.rank, n_ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-            dist.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=n_ranks,
-                timeout=timedelta(seconds=max(JOIN_S, limit_s)),
-            )  # fmt: skip
+            dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
+            self.rank, n = dist.get_rank(), dist.get_world_size()
+            mine, found = Peer(name, ""), [Peer("", "")] * n
+            dist.all_gather_object(found, mine)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(
-                f"The other processes cannot be reached ({_first_line(error)}).",
-                "Start them with torchrun.",
+                f"The other machines' processes cannot be reached ({_first_line(error)}).",
+                "Check the interface, and that firewalls let all ports through between them.",
             ) from None
-        self.peers: Sequence[Peer] = [Peer("", "", "", "")] * n_ranks
-        self._store = dist.PrefixStore("tandem", store)  # type: ignore[attr-defined]
-        self._store.set_timeout(timedelta(seconds=STORE_S))
-        self._limit_s = limit_s
+        self.peers: Sequence[Peer] = [Peer(*peer) for peer in found]
+        self._group = dist.group.WORLD
 
-    def introduce(self, device: str, kind: str, holds: str) -> None:
-        """Exchange descriptions with all other processes.
-
-        Args:
-            device: id of this rank's device.
-            kind: kind of the device, see `Peer`.
-            holds: text that must be equal in all processes, see `Peer`.
-
-        Raises:
-            CommError: a process is gone, or its `holds` differs from rank 0's.
-        """
-        mine = Peer(socket.gethostname(), device, kind, holds)
-        found: list[Peer] = [mine] * len(self.peers)
-        try:
-            dist.all_gather_object(found, mine)
-        except RuntimeError as error:
-            raise self._fault(self._unknown(), _first_line(error)) from None
-        self.peers = [Peer(*peer) for peer in found]
-        for rank, peer in enumerate(self.peers):
-            if peer.holds != self.peers[0].holds:
-                raise CommError(rank, "has another file than rank 0", name_of(self, rank))
-
-    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], limit_s: float = 0.0) -> None:
-        """Send and receive tensors, see `Wire.swap`; a `limit_s` replaces the usual limit."""
-        limit = limit_s or self._limit_s
-        works = [(peer, self._begun(dist.irecv, tensor, peer)) for peer, tensor in into]
-        works += [(peer, self._begun(dist.isend, tensor, peer)) for peer, tensor in out]
+    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
+        """Send and receive tensors, see `Wire.swap`."""
+        assert self._group is not None, "it is made with the connections"
+        works = [(peer, self._begun(self._group.recv, tensor, peer, tag)) for peer, tensor in into]
+        works += [(peer, self._begun(self._group.send, tensor, peer, tag)) for peer, tensor in out]
         for peer, work in works:
             try:
-                work.wait(timedelta(seconds=limit))
-            except RuntimeError as error:
-                raise self._fault(peer, str(error), limit) from None
+                work.wait(IDLE)
+            except RuntimeError:
+                raise self._lost(peer) from None
 
-    def _begun(self, begin: Callable[[Tensor, int], Any], tensor: Tensor, peer: int) -> Any:
+    def _begun(self, begin: Callable[..., Any], tensor: Tensor, peer: int, tag: int) -> Any:
         """Begin to send or receive a tensor; return the request to wait for."""
         try:
-            return begin(tensor, peer)
-        except RuntimeError as error:
-            raise self._fault(peer, str(error)) from None
+            return begin([tensor], peer, tag)
+        except RuntimeError:
+            raise self._lost(peer) from None
 
-    def least_of_all(self, n: int) -> int:
-        """Return the smallest number that any process calls this with.
-
-        They may still load the model, so it waits for the longer of `JOIN_S` and the limit.
-        """
-        others = [rank for rank in range(len(self.peers)) if rank != self.rank]
-        word = torch.tensor([n])
-        found = {rank: torch.empty_like(word) for rank in others}
-        self.swap(
-            [(rank, word) for rank in others], list(found.items()), max(JOIN_S, self._limit_s)
-        )
-        return min(n, *(int(x) for x in found.values())) if found else n
-
-    def tell(self, error: EngineError) -> None:
-        """Tell the others why this process ends, unless another fault came first."""
-        if isinstance(error, CommError):
-            self._first_fault(error.rank, error.problem)
-        else:
-            self._first_fault(self.rank, f"has failed: {str(error).rstrip('.')}")
+    def _lost(self, peer: int) -> CommError:
+        """Return the error for a machine whose process is gone, unless a better one is known."""
+        time.sleep(VERDICT_S)  # this process is ended meanwhile, with the reason
+        return CommError(peer, "has ended in the middle of a step", self.peers[peer].name)
 
     def close(self) -> None:
-        """Close the connections; waits for the others, which must close theirs as well."""
-        with suppress(RuntimeError):
-            dist.barrier()
+        """Close the connections."""
         dist.destroy_process_group()
 
-    def _fault(self, peer: int, text: str, limit_s: float = 0.0) -> CommError:
-        """Return the error for a rank that failed, or for the first fault if there was one before.
 
-        Args:
-            peer: number of the rank.
-            text: message of the failed request.
-            limit_s: time limit of the request in seconds; 0 for the usual one.
-        """
-        problem = "has ended in the middle of a step"
-        if "timed out" in text.lower():
-            problem = f"has not answered for {limit_s or self._limit_s:g} seconds"
-        rank, problem = self._first_fault(peer, problem)
-        return CommError(rank, problem, name_of(self, rank))
-
-    def _first_fault(self, rank: int, problem: str) -> tuple[int, str]:
-        """Store a fault for all processes unless there is one already; return the first fault."""
-        try:
-            kept = self._store.compare_set(FAULT, "", json.dumps([rank, problem]))
-            rank, problem = json.loads(kept)
-        except (RuntimeError, ValueError):  # the store was kept by a process that has ended
-            pass
-        return rank, problem
-
-    def _unknown(self) -> int:
-        """Return some other rank, for faults whose rank is not known."""
-        return 0 if self.rank else 1
-
-
-def name_of(wire: Wire, rank: int) -> str:
-    """Return the device and the host of a rank, for errors; "" if they are not known."""
-    peer = wire.peers[rank]
-    return f"{peer.device} on {peer.host}" if peer.host else ""
+def name_of(wire: Wire, machine: int) -> str:
+    """Return the name of a machine, for errors."""
+    return wire.peers[machine].name
 
 
 def _first_line(error: BaseException) -> str:

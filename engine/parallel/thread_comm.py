@@ -42,6 +42,7 @@ class ThreadGroup:
     Attributes:
         collectives: counter of the collectives of all ranks.
         notes: sentences for the user about the routes between devices.
+        abroad: ranks that wait for another machine now, which somebody else watches.
     """
 
     def __init__(self, *, spins: bool = False) -> None:
@@ -53,6 +54,7 @@ class ThreadGroup:
         self._is_aborted_for_good = False
         self.collectives = CollectiveCounter()
         self.notes: tuple[str, ...] = ()
+        self.abroad: set[int] = set()
 
     def meeting(self, group: Group) -> Meeting:
         """Return the meeting in which the members of a group exchange values."""
@@ -86,6 +88,8 @@ class ThreadGroup:
 
         A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
         """
+        if rank in self.abroad:
+            return True
         device = self._devices.get(rank)
         return None if device is None or device.type == "cpu" else True
 
@@ -205,12 +209,14 @@ class ThreadCommunicator:
         shown = self._shown(Slice(x, alike if is_alike else None), group)
         return self._join(shown, group) if self.rank == group[0] else None
 
-    def _join(self, shown: Sequence[Shown], group: Group) -> Tensor:
+    def _join(self, shown: Sequence[Shown], group: Group) -> Tensor | None:
         """Return the slices of all members joined along the last dimension, after checking them."""
         slices = [s for s in shown if isinstance(s, Slice)]
         if alike := _present([s.alike for s in slices], group):
             check_alike(alike, self._shared.device)
         values = _present([s.value for s in slices], group)
+        if not values:
+            return None
         check_fit(values, self._shared.device, all_but_last=True)
         found = [self._copier.to_device(value) for value in values.values()]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)

@@ -147,4 +147,5 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "draft": _text,
     "draft_max": _whole,
     "mmproj": _text,
+    "machines": _many(_whole),
 }

@@ -52,10 +52,10 @@ def main() -> int:
         return 1  # it has ended before
     _offer_memory()
     channel = Channel(inherited_connection(handle), FROM_ENGINE, TO_ENGINE)
-    return 0 if _serve(channel) else 1
+    return 0 if serve(channel) else 1
 
 
-def _serve(channel: Channel[FromEngine, ToEngine]) -> bool:
+def serve(channel: Channel[FromEngine, ToEngine]) -> bool:
     """Do what the window asks for until the end, and return whether the engine ended in time."""
     sender = EventSender(channel)
     numbers = CommandNumbers()

@@ -70,14 +70,17 @@ class RankBuilder:
         setup: facts that all ranks share.
         file: file of the model.
         params: parameters of the load.
-        declaration: declaration whose modules rank 0 uses.
+        declaration: declaration whose modules the first rank of this process uses.
+        first: number of that rank.
     """
 
     def __init__(
-        self, setup: RankSetup, file: GGUFFile, params: LoadParams, declaration: Declaration
-    ) -> None:
+        self, setup: RankSetup, file: GGUFFile, params: LoadParams, declaration: Declaration,
+        first: int = 0,
+    ) -> None:  # fmt: skip
         self.file = file
         self._setup, self._params, self._declaration = setup, params, declaration
+        self._first = first
 
     def empty(self, number: int) -> Rank:
         """Return a rank without weights and with a cache that has no layers."""
@@ -106,7 +109,7 @@ class RankBuilder:
 
     def _own_declaration(self, number: int) -> Declaration:
         """Return a declaration whose modules no other rank uses."""
-        return self._declaration if number == 0 else declare(self.file, self._params)
+        return self._declaration if number == self._first else declare(self.file, self._params)
 
     @contextmanager
     def _compiled(self, rank: Rank, progress: ByteProgress) -> Iterator[None]:

@@ -199,7 +199,12 @@ class ModelRunner(CacheMemory, GuessPasses):
 
     def _logits(self, compute: Callable[[int], Tensor | None]) -> Tensor:
         """Compute on all ranks; return the logits, which exactly one rank returns."""
-        return _only(self.executor.run(compute, is_watched=True))
+        return self._found(self.executor.run(compute, is_watched=True))
+
+    def _found(self, found: Sequence[Tensor | None]) -> Tensor:
+        """Return the only value that is not None."""
+        (logits,) = (x for x in found if x is not None)
+        return logits
 
     def _replayed(self, ids: Sequence[int], batch: Batch) -> Tensor:
         """Replay the recordings for single tokens; return the logits."""
@@ -215,7 +220,7 @@ class ModelRunner(CacheMemory, GuessPasses):
             self.executor.run(lambda rank: ranks[rank].restart(ids, batch), is_watched=True)
         if len(ranks) > 1:
             self.executor.wait()  # all devices may take part in the logits of one
-        return _only([replay.result for replay in replays])
+        return self._found([replay.result for replay in replays])
 
     @property
     def is_captured_whole(self) -> bool:
@@ -283,7 +288,7 @@ class ModelRunner(CacheMemory, GuessPasses):
                 for rank, part in zip(ranks, replays.parts, strict=True):
                     rank.recordings[len(ids)], rank.refusal = Replay(part), ""
                 self._note_parts(len(ids))
-                return _only(results)
+                return self._found(results)
 
     @property
     def _gpus(self) -> list[str]:
@@ -385,12 +390,6 @@ def _on_host(logits: Tensor) -> Logits:
     """Return logits as an array of the host."""
     found: Logits = logits.cpu().numpy()
     return found
-
-
-def _only(found: Sequence[Tensor | None]) -> Tensor:
-    """Return the only value that is not None."""
-    (logits,) = (x for x in found if x is not None)
-    return logits
 
 
 def _fail(runner: ModelRunner | None, error: Exception) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,8 +44,10 @@ from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
+    from engine.forward.communicator import Communicator
     from engine.gguf.reader import GGUFFile
     from engine.layers.hparams import HParams
+    from engine.models.declare import Declaration
     from engine.progress import IsCancelled, ProgressSink
     from engine.runtime.interface import TokenSource
 
@@ -68,7 +70,8 @@ class ThreadRuntime:
         used: slots of the cache to take from `donor`.
 
     Attributes:
-        devices: device of each rank.
+        local: numbers of the ranks of this process.
+        devices: device of each of them.
         directions: control vectors' sum for each layer, by the layer's number.
         fallbacks: list of what makes the GPUs slower than they could be.
         draft: kind of guesses for which a split of the same layers asks.
@@ -84,6 +87,9 @@ class ThreadRuntime:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
     """
 
+    _resident: ResidentPeak | None = None
+    _cached_at_load = 0
+
     def __init__(
         self,
         file: GGUFFile,
@@ -97,8 +103,10 @@ class ThreadRuntime:
             params = replace(params, n_batch=donor.n_batch)  # pages keep their numbers
             params = replace(params, draft=donor.draft, mmproj=donor.mmproj or "off")
         declaration = declare(file, params)
-        holders = declaration.split.holders
-        self.devices = torch_devices(declaration.devices, holders)
+        self.local = self._local_ranks(declaration)
+        holders = [rank for rank in declaration.split.holders if rank in self.local]
+        devices = self._torch_devices(declaration.devices, holders)
+        self.devices = [devices[rank] for rank in self.local]
         self.fallbacks = prove_kernels(declaration.devices[rank] for rank in holders)
         _use_measured_overheads(self.devices)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
@@ -113,7 +121,7 @@ class ThreadRuntime:
         if self.left_pictures:
             params = params.without_pictures
             self.plan = make_plan(declaration, params, free)
-        self.plan.check_fits(free)
+        self.local_plan.check_fits(free)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
         self.mmproj: str = tower_path(params, self.hp.architecture, self.hp.n_embd)
@@ -125,16 +133,14 @@ class ThreadRuntime:
         self.n_batch: int = self.plan.n_batch
         self._sights = sights_of(declaration.states)
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
-        self._resident: ResidentPeak | None = None
-        self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
         self._beside: dict[str, int] = dict.fromkeys(BESIDE, 0)
         self._start_threads(params)
         setup = RankSetup(
-            self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
-            self.group.communicator, self.fallbacks,
+            devices, self._kinds(devices), self.plan, self.hp, self.n_batch, self.threads_per_rank,
+            self._communicator, self.fallbacks,
         )  # fmt: skip
-        builder = RankBuilder(setup, file, params, declaration)
+        builder = RankBuilder(setup, file, params, declaration, self.local[0])
         try:
             if donor is None:
                 self._load(builder, on_progress, is_cancelled)
@@ -147,23 +153,48 @@ class ThreadRuntime:
 
     def _start_threads(self, params: LoadParams) -> None:
         """Make the group, the executor with its threads, and the runner."""
-        self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
-        self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
-        self.group = make_group(self.plan, self.devices, params, self.fallbacks)
+        plan = self.local_plan
+        self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, plan)
+        self.n_threads = threads * max(1, len(busy_on_cpu(plan)))
+        self.group = make_group(plan, self.devices, params, self.fallbacks)
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
         executor = RankExecutor(self.devices, self.group, threads)
         me = weakref.ref(self)  # a cycle would keep weights alive
-        self.runner = ModelRunner(
+        self.runner = self._runner_type()(
             executor, self.hp.n_vocab, self.plan.cache_size, self._sights,
             can_rewind=self.can_rewind,
             guard=lambda doing, n_tokens: _guard(me(), doing, n_tokens), fallbacks=self.fallbacks,
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, executor.close)
 
+    def _local_ranks(self, declaration: Declaration) -> Sequence[int]:
+        """Return the numbers of the ranks of this process: all of them."""
+        return range(len(declaration.devices))
+
+    def _torch_devices(
+        self, names: Sequence[str], holders: Collection[int]
+    ) -> Sequence[torch.device]:
+        """Return the torch device of each rank; see `torch_devices`."""
+        return torch_devices(names, holders)
+
+    def _kinds(self, devices: Sequence[torch.device]) -> Sequence[str]:
+        """Return the kind of each rank's device; ranks of one kind compute the same bits."""
+        return [kind_of(device) for device in devices]
+
+    def _communicator(self, rank: int, device: torch.device) -> Communicator:
+        """Return the communicator of a rank on a device."""
+        return self.group.communicator(rank, device)
+
+    def _runner_type(self) -> type[ModelRunner]:
+        """Return the class of the runner of forward passes."""
+        return ModelRunner
+
     @property
-    def kinds(self) -> list[str]:
-        """Kind of each rank's device; ranks of one kind compute the same bits."""
-        return [kind_of(device) for device in self.devices]
+    def local_plan(self) -> Plan:
+        """Part of the plan for the ranks of this process."""
+        if len(self.local) == len(self.plan.devices):
+            return self.plan
+        return replace(self.plan, devices=tuple(self.plan.devices[rank] for rank in self.local))
 
     @property
     def ranks(self) -> list[Rank]:
@@ -190,7 +221,7 @@ class ThreadRuntime:
 
         def load(number: int) -> Rank:
             try:
-                return builder.loaded(number, progress)
+                return builder.loaded(self.local[number], progress)
             except BaseException:
                 stop.set()
                 raise
@@ -198,6 +229,10 @@ class ThreadRuntime:
         with self._explaining("to load the model"):
             self.runner.ranks = self.runner.executor.run(load)
             self._steer()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Compute the first passes."""
         with self._explaining("to compute the first tokens"):
             self.runner.warm_up()
         self.runner.sample_on_device()
@@ -311,9 +346,10 @@ class ThreadRuntime:
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
         """Return the error that a rank's device is full."""
-        device = self.plan.devices[rank].device
+        plan = self.plan.devices[self.local[rank]]
+        device = plan.device
         free = free_bytes([device])[device]
-        needed = max(self.plan.devices[rank].memory.total, free + 1)
+        needed = max(plan.memory.total, free + 1)
         return OutOfDeviceMemory(device, needed, free, doing)
 
     def memory(self) -> list[DeviceMemory]:
@@ -325,7 +361,7 @@ class ThreadRuntime:
         proportion to the predictions.
         """
         result = []
-        for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
+        for plan, rank in zip(self.local_plan.devices, self.ranks, strict=True):
             compute = plan.memory.compute
             if compute:  # a GPU without a share must not be asked
                 compute *= self._measured_compute(plan.device)
@@ -356,7 +392,7 @@ class ThreadRuntime:
 
     def _on(self, device: str) -> list[DevicePlan]:
         """Return the plans of the ranks on a device."""
-        return [d for d in self.plan.devices if d.device == device]
+        return [d for d in self.local_plan.devices if d.device == device]
 
     def _watch_memory(self) -> None:
         """Start measuring the memory used beyond weights and cache."""
@@ -398,11 +434,38 @@ class ThreadRuntime:
         )
 
 
+def _without_machines(*_: object) -> ThreadRuntime:
+    """Refuse to load a model that several machines are to compute.
+
+    Raises:
+        EngineError: always.
+    """
+    raise EngineError(
+        "These settings are for a model on several machines, which have not joined.",
+        "Start them with tandem serve --nodes and tandem join.",
+    )
+
+
+_opener_on_machines: Callable[..., ThreadRuntime] = _without_machines
+
+
+def open_on_machines_by(opener: Callable[..., ThreadRuntime]) -> None:
+    """Set what loads models that several machines compute; it is called as `open_runtime`."""
+    global _opener_on_machines  # a process is one of several machines, or none
+    _opener_on_machines = opener
+
+
 def open_runtime(
     file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
     donor: ThreadRuntime | None = None, used: UsedSlots = (),
 ) -> ThreadRuntime:  # fmt: skip
-    """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference."""
+    """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference.
+
+    Raises:
+        EngineError: see `ThreadRuntime`; or several machines are to compute, and none have joined.
+    """
+    if params.machines:
+        return _opener_on_machines(file, params, on_progress, is_cancelled, donor, used)
     gpus = [torch.device(name) for name in params.all_devices if name != "cpu"]
     while True:
         try:

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -14,9 +15,10 @@ class Queues:
     """Connections between ranks: tensors that were sent and not yet received."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
-        n = range(len(kinds))
-        self.ways = {(a, b): queue.SimpleQueue[Tensor]() for a in n for b in n}
-        self.peers = [Peer(f"host{rank}", "cpu", kind, "") for rank, kind in enumerate(kinds)]
+        self.ways: defaultdict[tuple[int, int, int], queue.SimpleQueue[Tensor]]
+        self.ways = defaultdict(queue.SimpleQueue)
+        self.lock = threading.Lock()
+        self.peers = [Peer(f"host{rank}", kind) for rank, kind in enumerate(kinds)]
         self.is_broken = threading.Event()
 
 
@@ -27,21 +29,25 @@ class QueueWire:
         self.rank, self.peers, self._queues = rank, queues.peers, queues
         self.n_sent = 0
 
-    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel]) -> None:
+    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
         for peer, tensor in out:
             assert tensor.is_contiguous()
             assert peer != self.rank
-            self._queues.ways[self.rank, peer].put(tensor.clone())
+            self._way(self.rank, peer, tag).put(tensor.clone())
             self.n_sent += tensor.nbytes
         for peer, tensor in into:
-            found = self._received(peer)
+            found = self._received(peer, tag)
             assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype), "read as it was sent"
             tensor.copy_(found)
 
-    def _received(self, peer: int) -> Tensor:
+    def _way(self, source: int, goal: int, tag: int) -> queue.SimpleQueue[Tensor]:
+        with self._queues.lock:
+            return self._queues.ways[source, goal, tag]
+
+    def _received(self, peer: int, tag: int) -> Tensor:
         while not self._queues.is_broken.is_set():
             try:
-                return self._queues.ways[peer, self.rank].get(timeout=0.05)
+                return self._way(peer, self.rank, tag).get(timeout=0.05)
             except queue.Empty:
                 pass
         raise CommError(peer, "has ended in the middle of a step")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from app.cli.arguments import add_load, add_model, add_sampling, load_params, sampling_params
 from app.cli.server.further_models import further_models
+from app.cli.server.machines import ServedMachines, add_machines
 from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun
 from app.cli.split.default_split import with_default_split
 from app.server.settings import DEFAULT_PORT, ServerHints, ServerSettings
@@ -83,6 +84,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--log-prompts", action="store_true", help="write what is asked to stderr, too"
     )
+    add_machines(parser)
     add_load(parser)
     add_sampling(parser)
 
@@ -92,14 +94,18 @@ def run_serve(args: argparse.Namespace) -> None:
     given = load_params(args)
     if args.parallel is None and args.plan is None:
         given = replace(given, parallel=PARALLEL)
-    params = with_default_split(args, given)
+    machines = None if args.nodes is None else ServedMachines(args, given)
+    params = machines.wait() if machines else with_default_split(args, given)
     keep_s = None if args.keep is None else args.keep * 60
     sock = listen(settings)  # before the load, which may take minutes
     try:
-        others = None if args.only else further_models(args, given)
-        number = asyncio.run(ServerRun(settings, params, keep_s, sock, others).run())
+        others = None if args.only or machines else further_models(args, given)
+        run = ServerRun(settings, params, keep_s, sock, others, machines)
+        number = asyncio.run(run.run())
     finally:
         sock.close()
+        if machines:
+            machines.gathering.close()
     if number:
         signal.raise_signal(number)  # to whom it would have gone
 

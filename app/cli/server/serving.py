@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from app.cli.loading import LoadWatch
 from app.cli.output import note, note_progress, write
 from app.cli.server.further_models import FurtherModels
+from app.cli.server.machines import ServedMachines
 from app.process.engine_place import chosen_host
 from app.process.interruption import handle, restore
 from app.server.desk import Desk
@@ -51,9 +53,10 @@ class ServerRun:
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
         sock: Listener, others: FurtherModels | None = None,
+        machines: ServedMachines | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._params, self._sock = settings, params, sock
-        self._keep_s, self._others = keep_s, others
+        self._keep_s, self._others, self._machines = keep_s, others, machines
         self._host: EngineHost | None = None
         self._server: QuietServer | None = None
         self._main: asyncio.Task[None] | None = None
@@ -72,7 +75,8 @@ class ServerRun:
         first = SingleModel(link, self._params, info, self._settings.aliases, self._keep_s)
         models = self._models(link, first)
         link.open()
-        self._host = chosen_host()(link.on_event)
+        make_host = chosen_host() if self._machines is None else self._machines.make_host
+        self._host = make_host(link.on_event)
         try:
             with self._signals():
                 await self._serve(link, first, models)
@@ -106,8 +110,23 @@ class ServerRun:
         if isinstance(models, LibraryModels):
             models.open()
         desk = self._desk = Desk(link, models, self._settings)
+        if self._machines is not None:
+            desk.problem = partial(_problem, self._machines, link)
+            self._load_again(self._machines, first)
         desk.ledger.on_end = note_request
         await serve(desk, self._sock, self._tell_ready)
+
+    def _load_again(self, machines: ServedMachines, model: SingleModel) -> None:
+        """Load the model again whenever all machines are there after a loss."""
+        loop = asyncio.get_running_loop()
+
+        def on_change(sentence: str) -> None:
+            note(sentence)
+            if not machines.problem:
+                with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                    loop.call_soon_threadsafe(model.load_soon)
+
+        machines.gathering.on_change = on_change
 
     def _tell_ready(self, server: QuietServer) -> None:
         self._server = server
@@ -148,6 +167,11 @@ class ServerRun:
         if n_running := desk.admission.n_running + desk.admission.n_waiting:
             what = "an answer" if n_running == 1 else f"{n_running} answers"
             note(f"Waiting for {what} to end. Ctrl+C ends it now.")
+
+
+def _problem(machines: ServedMachines, link: EngineLink) -> str:
+    """Return why the model of several machines cannot answer now; "" if it can."""
+    return machines.problem or ("" if link.model else "The model is being loaded.")
 
 
 def example(address: str, *, has_key: bool) -> str:

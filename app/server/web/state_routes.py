@@ -15,7 +15,9 @@ from app.server.web.responses import Document, json_response
 
 
 async def _health(desk: Desk, record: RequestRecord, request: Request) -> Response:
-    """Return that the server is there; it needs no key, and so tells nothing else."""
+    """Return whether the server can answer; it needs no key, and so tells nothing else."""
+    if desk.problem():
+        return json_response({"status": "waiting"}, 503)
     return json_response({"status": "ok"})
 
 

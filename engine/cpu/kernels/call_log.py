@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.cpu.kernels.values import I64, Code, Value
-from engine.forward.recording import current_recording
+from engine.forward.recording import current_recording, recording_to, refuse_replay
 
 USED, ROOM, CALLS = 0, 8, 64
 """Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""
@@ -31,7 +31,7 @@ MAX_WORDS = 1 << 18
 """Capacity of a log, in words: more than any known model's token takes."""
 
 Finish = Callable[[], None]
-"""Function that completes a call in Python where a replay had to stop."""
+"""Function that completes a call in Python where a replay had to stop, or takes a whole step."""
 
 
 class CallLog:
@@ -42,6 +42,7 @@ class CallLog:
         refusal: why the calls cannot be replayed; "" if they can.
         finishes: functions to call where a replay stops, by the call's index in `words`.
         kept: objects that hold memory which the calls point to.
+        add_step: adds a step in Python behind the calls recorded so far; None where nobody can.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class CallLog:
         self.refusal = ""
         self.finishes: dict[int, Finish] = {}
         self.kept: list[object] = []
+        self.add_step: Callable[[Finish], None] | None = None
 
     @property
     def n_used(self) -> int:
@@ -81,6 +83,20 @@ def current_log() -> CallLog | None:
     """Return the log that this thread records its kernel calls in, None if it does not."""
     found = current_recording()
     return found if isinstance(found, CallLog) else None
+
+
+def take_step(step: Finish) -> None:
+    """Take a step in Python now, and in each replay of what this thread records.
+
+    It must read and write the same memory each time; what it does itself is not recorded.
+    """
+    log = current_log()
+    with recording_to(None):
+        step()
+    if log is not None and log.add_step is not None:
+        log.add_step(step)
+    else:
+        refuse_replay("it takes steps in Python")
 
 
 def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:

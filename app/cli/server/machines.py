@@ -1,0 +1,125 @@
+"""The machines of `tandem serve --nodes`: their options, and the wait for them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import engine  # what starts processes is resolved when it is used
+from app.cli.output import note
+from engine import EngineError, LoadParams, list_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine import EngineHost, Gathering, HostEvent
+
+TOKEN_VARIABLE = "TANDEM_TOKEN"
+"""Environment variable with the token that machines must know."""
+
+PORT = 11436
+"""Port at which other machines join, unless an option says otherwise."""
+
+DEFAULT_MODE = "groups"
+"""Split mode over machines: each has blocks of its own, cut over its devices."""
+
+
+def add_machines(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several machines")
+    group.add_argument(
+        "--nodes", type=int, metavar="N",
+        help="compute the model with N machines, of which this is the first; on each of the "
+        "others run `tandem join`",
+    )  # fmt: skip
+    group.add_argument(
+        "--rendezvous", metavar="HOST:PORT",
+        help="address of this machine at which they join, and the port; the next port must be free "
+        f"as well (default: that of the default route, and {PORT})",
+    )  # fmt: skip
+    add_token(group)
+
+
+def add_token(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--token", metavar="T",
+        help="what all machines must know; other programs can see it here, so better set "
+        f"{TOKEN_VARIABLE}",
+    )  # fmt: skip
+
+
+def token_of(args: argparse.Namespace) -> str:
+    """Return the token of the options, or else of the environment; "" for none.
+
+    Raises:
+        EngineError: it is too short.
+    """
+    given = args.token if args.token is not None else os.environ.get(TOKEN_VARIABLE, "")
+    return engine.check_token(given) if given else ""
+
+
+def local_devices(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the devices of this machine's ranks: those of the options, else its GPUs or CPU."""
+    if args.devices is not None:
+        return tuple(engine.parse_devices(args.devices))
+    gpus = tuple(device.id for device in list_devices() if device.id != "cpu")
+    return gpus or ("cpu",)
+
+
+class ServedMachines:
+    """The machines of a server.
+
+    Args:
+        args: options of `tandem serve`.
+        params: how the model is loaded, as far as options say.
+
+    Attributes:
+        gathering: the machines that join this one.
+
+    Raises:
+        EngineError: an option makes no sense, or nobody can join at the address.
+    """
+
+    def __init__(self, args: argparse.Namespace, params: LoadParams) -> None:
+        if args.nodes < 2:
+            raise EngineError("--nodes needs two machines or more.", "Leave it out for one.")
+        if args.plan is not None or args.models:
+            what = "--plan" if args.plan is not None else "--models"
+            raise EngineError(f"{what} is for a single machine.", "Leave it or --nodes out.")
+        self._own = local_devices(args)
+        self._given, self._has_mode = params, args.split_mode is not None
+        host, self._port = engine.parse_address(args.rendezvous or engine.default_address(), PORT)
+        token = token_of(args) or secrets.token_urlsafe(16)
+        sock = engine.listen_for_machines(host, self._port)
+        self._port = int(sock.getsockname()[1])
+        self.gathering: Gathering = engine.Gathering(sock, args.nodes, token, params.path)
+        shown = "" if token_of(args) else f" --token {token}"
+        note(
+            f"Waiting for {args.nodes - 1} more machine{'s' * (args.nodes > 2)}. On each of them "
+            f"run: tandem join {host}:{self._port}{shown or ' --token ...'}"
+        )
+        self.gathering.on_change = note
+
+    def wait(self) -> LoadParams:
+        """Wait until all machines are there; return how they load the model together."""
+        while not self.gathering.wait(0.5):  # a signal is taken in between
+            pass
+        self.gathering.keep_places()
+        joined = [machine.devices for machine in self.gathering.machines]
+        devices = [*self._own, *(device for found in joined for device in found)]
+        params = replace(
+            self._given, devices=tuple(devices),
+            machines=(len(self._own), *(len(found) for found in joined)), mmproj="off",
+        )  # fmt: skip
+        return params if self._has_mode else replace(params, split_mode=DEFAULT_MODE)
+
+    @property
+    def problem(self) -> str:
+        """What is missing, as a sentence; "" if all machines are there."""
+        return "" if self.gathering.is_complete else self.gathering.missing
+
+    def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
+        """Start the engine, which sends its events to `on_event`."""
+        return engine.MachinesHost(on_event, self.gathering, self._port + 1)

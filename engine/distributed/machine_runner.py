@@ -1,0 +1,291 @@
+"""Runner of forward passes on this machine's ranks of a model that several machines compute.
+
+Machine 0 says what is computed, and the others follow. All compute their part of the same passes;
+those with a slice of the output head send machine 0 its logits, or what sampling needs of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.distributed.machines import UNLOAD, ModelPlace
+from engine.errors import EngineError
+from engine.forward.batch import FIRST_TOKEN, Batch, Piece
+from engine.forward.state import RecurrentState
+from engine.runtime.model_runner import ModelRunner
+from engine.sampling.slices import (
+    SliceCandidates,
+    SliceQuery,
+    sample_gathered,
+    slice_candidates,
+    slice_query,
+)
+
+if TYPE_CHECKING:
+    from engine.runtime.interface import SlotState
+    from engine.sampling.token_source import Logits, SamplingWish
+
+INTERRUPTED = "The machines were interrupted in the middle of a step."
+"""Error of whatever is asked for once an order has ended without saying why."""
+
+Values = Sequence[Any]
+"""Values of a `Piece` or a `SliceQuery`, as they arrive from another machine."""
+
+
+class MachineRunner(ModelRunner):
+    """Runner of the ranks of one machine.
+
+    On machine 0 whoever has the model calls the methods of `PagedRuntime`; each of them is ordered
+    on the other machines as well, where `do` is called.
+    """
+
+    _joined: ModelPlace | None = None
+
+    def join(self, place: ModelPlace, *, finds_states: bool, pads: bool) -> None:
+        """Work with other machines from now on; called before the first pass.
+
+        Args:
+            place: place of the model among the machines.
+            finds_states: whether recurrent states may lie in any places, on all machines.
+            pads: whether any machine computes more rows than asked for, to repeat a capture.
+        """
+        self._joined, self._finds_states, self._pads = place, finds_states, pads
+        self._n_saved, self._dropped = 0, list[int]()
+        self._n_rows = 0
+        self._last: np.ndarray | None = None
+        self._ended: EngineError | None = None
+
+    @property
+    def _place(self) -> ModelPlace:
+        """ModelPlace of the model among the machines."""
+        assert self._joined is not None, "it is loaded"
+        return self._joined
+
+    @property
+    def finds_states(self) -> bool:
+        return super().finds_states if self._joined is None else self._finds_states
+
+    def leave(self) -> None:
+        """Have the other machines free the model, unless they are lost; safe to call twice."""
+        place, self._joined = self._joined, None
+        if place is not None and place.machines.number == 0 and self._ended is None:
+            with suppress(EngineError):
+                place.order(UNLOAD)
+
+    def do(self, order: str, *values: Any) -> Any:
+        """Do this machine's part of an order; on machine 0 return what the machines have found.
+
+        Raises:
+            EngineError: this machine cannot do it, or another one is gone.
+        """
+        return getattr(self, f"_do_{order}")(*values)
+
+    def _together(self, order: str, *values: Any) -> Any:
+        """Have all machines do something.
+
+        Whatever fails in the middle leaves machines at different places, so that is the end.
+
+        Raises:
+            EngineError: see `do`; or an earlier order has failed.
+        """
+        self._check_together()
+        try:
+            self._place.order(order, *values)
+            return self.do(order, *values)
+        except BaseException as error:
+            self._ended = EngineError(INTERRUPTED, "Load the model again.")
+            if isinstance(error, EngineError):
+                self._ended = EngineError(error.message, error.hint)
+            self._place.machines.fail(self._ended)
+            self.close()
+            raise
+
+    def _check_together(self) -> None:
+        """Check that no earlier order has failed.
+
+        Raises:
+            EngineError: one has.
+        """
+        if self._joined is None:
+            self.check_loaded()
+        if self._ended is not None:
+            raise EngineError(self._ended.message, self._ended.hint)
+
+    def _found(self, found: Sequence[Tensor | None]) -> Tensor:
+        """Return this machine's slice of the result, without columns where it has none."""
+        mine = [x for x in found if x is not None]
+        return mine[0] if mine else torch.empty(self._n_rows, 0)
+
+    # passes
+
+    def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
+        return self._step(ids, batch, ())
+
+    def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
+        return self._step(ids, batch, ())
+
+    def _step(self, ids: Sequence[int], batch: Batch, queries: Sequence[SliceQuery]) -> Logits:
+        """Run the rows of a batch on all machines; return logits, or candidates of each slice."""
+        found: Logits | None = self._together("step", list(ids), *batch[:3], queries)
+        return np.empty((0, self.n_vocab), np.float32) if found is None else found
+
+    def _do_step(
+        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int, wants_hidden: bool,
+        queries: Sequence[Values],
+    ) -> np.ndarray | None:  # fmt: skip
+        batch = batch_of(pieces, first_logit, wants_hidden)
+        self._n_rows = len(ids) - first_logit
+        with self._guard("to compute the next tokens", len(ids)):
+            found = super().compute(ids, batch)
+            return self._collected(found, queries) if self._n_rows else None
+
+    def _collected(self, mine: np.ndarray, queries: Sequence[Values]) -> np.ndarray | None:
+        """Send what this machine has of some rows to machine 0; return all of it there.
+
+        Args:
+            mine: logits (rows, n) of this machine's slice of the vocabulary; n may be 0.
+            queries: what sampling needs of each row; empty where all logits are wanted.
+        """
+        split = self.ranks[0].model.split
+        self._last = mine
+        held = None
+        if mine.shape[1] and queries:
+            first = self._place.first_logit(split)
+            asked = [SliceQuery(*query) for query in queries]
+            found = zip(mine, asked, strict=True)
+            rows = [slice_candidates(x, first, query).pack(query.n) for x, query in found]
+            held = torch.from_numpy(np.stack(rows))
+        elif mine.shape[1]:
+            held = torch.from_numpy(mine)
+        return self._place.collect(held, self._place.heads(split))
+
+    def _do_again(self) -> np.ndarray | None:
+        """Send the logits of the last pass, of which only candidates were sent."""
+        assert self._last is not None, "a pass was computed"
+        return self._collected(self._last, ())
+
+    def sample(
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+    ) -> Sequence[int | Logits]:
+        """Run the rows of a batch, and sample where the candidates of all slices suffice."""
+        queries = self._queries(wishes)
+        if not queries:
+            return list(self.forward(ids, batch))
+        packed = self._step(ids, batch, queries)
+        n_heads = len(self._place.heads(self.ranks[0].model.split))
+        found: list[int | None] = []
+        for wish, row in zip(wishes, packed, strict=True):
+            slices = [SliceCandidates.unpack(part) for part in np.split(row, n_heads)]
+            assert wish is not None, "all rows are sampled, or none"
+            found.append(sample_gathered(wish.sampler, slices))
+        if None not in found:
+            return [token for token in found if token is not None]
+        rows: Logits = self._together("again")
+        return [row if token is None else token for token, row in zip(found, rows, strict=True)]
+
+    def _queries(self, wishes: Sequence[SamplingWish | None]) -> list[SliceQuery]:
+        """Return what to ask of each slice; nothing where all logits of a row are needed."""
+        found: list[SliceQuery] = []
+        for wish in wishes:
+            if wish is None or wish.allowed is not None:
+                return []
+            query = slice_query(wish.sampler, self.n_vocab, wish.never)
+            if query is None:
+                return []
+            found.append(query)
+        most = max((query.n for query in found), default=0)
+        return [query._replace(n=most) for query in found]
+
+    def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
+        """Do nothing: no device has the candidates of all machines."""
+
+    # what sequences remember
+
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        self._together("copy_page", group, source, target)
+
+    def _do_copy_page(self, group: int, source: int, target: int) -> None:
+        super().copy_page(group, source, target)
+
+    def clear_slot(self, slot: int) -> None:
+        self._together("clear_slot", slot)
+
+    def _do_clear_slot(self, slot: int) -> None:
+        super().clear_slot(slot)
+
+    def move_slot(self, source: int, target: int) -> None:
+        self._together("move_slot", source, target)
+
+    def _do_move_slot(self, source: int, target: int) -> None:
+        super().move_slot(source, target)
+
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        """Keep a copy of the recurrent states of a place, each machine of its own part.
+
+        Returns:
+            What stands for the copy, and the bytes of all parts.
+        """
+        key, self._n_saved = self._n_saved, self._n_saved + 1
+        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
+        self._together("save_slot", slot, key, dropped)
+        saved = PartsElsewhere(key)
+        weakref.finalize(saved, self._dropped.append, key)
+        shapes = (s for _, state in self._recurrent_states() for s in state.whole_shapes().values())
+        return saved, sum(4 * int(np.prod(shape)) for shape in shapes)
+
+    def _do_save_slot(self, slot: int, key: int, dropped: Sequence[int]) -> None:
+        for old in dropped:
+            del self._place.kept[old]
+        self._place.kept[key] = [
+            {name: held.to("cpu", copy=True) for name, held in tensors.items()}
+            for tensors in self._states_of(slot)
+        ]
+
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        """Make the recurrent states of a place those of a copy that `save_slot` kept."""
+        assert isinstance(state, PartsElsewhere), "no other copies are known to the machines"
+        self._together("load_slot", slot, state.key)
+
+    @torch.inference_mode()
+    def _do_load_slot(self, slot: int, key: int) -> None:
+        kept = self._place.kept[key]
+        for tensors, saved in zip(self._states_of(slot), kept, strict=True):
+            for name, held in tensors.items():
+                held.copy_(saved[name])
+
+    def _states_of(self, slot: int) -> list[dict[str, Tensor]]:
+        """Return the recurrent states of a place on all ranks of this machine."""
+        return [
+            rank.context.cache.tensors(state, slot)
+            for rank in self.ranks
+            for state in rank.states
+            if isinstance(state, RecurrentState)
+        ]
+
+
+class PartsElsewhere(list["Mapping[str, Tensor]"]):
+    """Stand-in for copies of recurrent states that the machines keep, each of its own part.
+
+    Attributes:
+        key: number of the copies.
+    """
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self.key = key
+
+
+def batch_of(pieces: Sequence[Values], first_logit: int, wants_hidden: bool = False) -> Batch:
+    """Return a batch of its values, whose pieces may be lists."""
+    made = [
+        Piece(n_past, n, tuple(map(tuple, tables)), *places)
+        for n_past, n, tables, *places in pieces
+    ]
+    return Batch(tuple(made), first_logit, wants_hidden)

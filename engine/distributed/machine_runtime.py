@@ -1,0 +1,179 @@
+"""A loaded model of which this process has the ranks of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.cpu.kernels.isa import chosen
+from engine.distributed.machine_comm import MachineCommunicator
+from engine.distributed.machine_runner import MachineRunner
+from engine.distributed.machines import Machines, ModelPlace
+from engine.errors import EngineError, SplitError
+from engine.forward.batch_sizes import PROMPT_BATCH
+from engine.gguf.identity import model_hash
+from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
+from engine.planning.params_json import params_document
+from engine.runtime.thread_runtime import ThreadRuntime
+
+if TYPE_CHECKING:
+    from engine.config.load import LoadParams
+    from engine.forward.communicator import Communicator
+    from engine.gguf.reader import GGUFFile
+    from engine.models.declare import Declaration
+    from engine.progress import IsCancelled, ProgressSink
+    from engine.runtime.model_runner import ModelRunner
+    from engine.runtime.resplit import UsedSlots
+
+ELSEWHERE = 1 << 60
+"""Bytes assumed to be free on devices of other machines, which check them themselves."""
+
+
+class MachineRuntime(ThreadRuntime):
+    """A `ThreadRuntime` whose ranks on other machines belong to other processes.
+
+    All machines make one at the same time; those behind the first then call `follow`.
+
+    Args:
+        machines: connections to the other machines.
+        number: number of the model, equal on all machines.
+
+    Raises:
+        EngineError: this machine or another one cannot load the model; all of them raise it.
+    """
+
+    runner: MachineRunner
+
+    def __init__(
+        self, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
+        is_cancelled: IsCancelled, machines: Machines, number: int,
+    ) -> None:  # fmt: skip
+        self._place = ModelPlace(machines, params.machines, number)
+        self._is_agreed = False
+        self._all_kinds = self._introduced(file, params)
+        try:
+            super().__init__(file, params, on_progress, is_cancelled)
+        except EngineError as error:
+            if not self._is_agreed:
+                machines.agreed(error)
+            raise
+
+    def _introduced(self, file: GGUFFile, params: LoadParams) -> Sequence[str]:
+        """Return the kinds of all ranks' devices, once all machines have the same file.
+
+        Raises:
+            EngineError: a machine has another file, or lacks a device.
+        """
+        machines, found, problem = self._place.machines, None, None
+        try:
+            if len(params.all_devices) != sum(params.machines):
+                raise SplitError(
+                    "Parts of a model on several machines cannot go to further devices.",
+                    "Name one of the ranks, such as #0.",
+                )
+            names = [params.devices[rank] for rank in self._place.layout.local]
+            found = [model_hash(file), [_kind(name) for name in names]]
+        except EngineError as error:
+            problem = error
+        all_found = machines.agreed(problem, found)
+        for name, (digest, _) in zip(machines.names, all_found, strict=True):
+            if digest != all_found[0][0]:
+                raise EngineError(
+                    f"{name} has another file than {machines.names[0]}.", "Copy the file there."
+                )
+        return [kind for _, kinds in all_found for kind in kinds]
+
+    # what a runtime of one machine has of all ranks, this one has of its own
+
+    def _local_ranks(self, declaration: Declaration) -> Sequence[int]:
+        return self._place.layout.local
+
+    def _torch_devices(
+        self, names: Sequence[str], holders: Collection[int]
+    ) -> Sequence[torch.device]:
+        local = [name if rank in self.local else "cpu" for rank, name in enumerate(names)]
+        return torch_devices(local, holders)
+
+    def _kinds(self, devices: Sequence[torch.device]) -> Sequence[str]:
+        return self._all_kinds
+
+    def _communicator(self, rank: int, device: torch.device) -> Communicator:
+        inner = self.group.communicator(self._place.layout.seat(rank), device)
+        place = self._place
+        return MachineCommunicator(inner, place.machines.far_for, place.layout, self.group.abroad)
+
+    def _runner_type(self) -> type[ModelRunner]:
+        return MachineRunner
+
+    def _begin(self) -> None:
+        """Agree with the other machines, of which the first one then computes first passes."""
+        runner, captures = self.runner, any(rank.backend.captures for rank in self.ranks)
+        facts = [runner.finds_states, captures, self.plan.checkpoint_bytes]
+        self._is_agreed = True
+        found = self._place.machines.agreed(None, facts)
+        self.plan = replace(self.plan, checkpoint_bytes=min(kept for _, _, kept in found))
+        runner.join(
+            self._place, finds_states=all(can_find for can_find, _, _ in found),
+            pads=any(captures for _, captures, _ in found),
+        )  # fmt: skip
+        if self._place.machines.number == 0:
+            with self._explaining("to compute the first tokens"):
+                runner.warm_up()
+
+    def follow(self, order: str, values: Sequence[object]) -> None:
+        """Do what machine 0 orders.
+
+        Raises:
+            EngineError: this machine cannot do it, or another one is gone.
+        """
+        self.runner.do(order, *values)
+
+    def close(self) -> None:
+        """Free everything here, and have the other machines do so; safe to call twice."""
+        runner = getattr(self, "runner", None)
+        if runner is not None:
+            runner.leave()
+            super().close()
+
+
+def open_on_machines(
+    machines: Machines, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
+    is_cancelled: IsCancelled, donor: ThreadRuntime | None, used: UsedSlots,
+) -> MachineRuntime:  # fmt: skip
+    """Load a model on all machines; called on machine 0.
+
+    Raises:
+        EngineError: see `MachineRuntime`; or it is to be split anew.
+    """
+    if donor is not None:
+        raise SplitError(
+            "A model on several machines cannot be split anew while it is loaded.",
+            "End the server and start it with the other split.",
+        )
+    params = shared_params(params)
+    number = machines.announce({"path": params.path, **params_document(params)})
+    return MachineRuntime(file, params, on_progress, is_cancelled, machines, number)
+
+
+def shared_params(params: LoadParams) -> LoadParams:
+    """Return settings that are the same on all machines, whatever memory each has free.
+
+    MTP blocks and encoders of pictures are left out.
+    """
+    if params.n_batch is None:
+        params = replace(params, n_batch=PROMPT_BATCH)
+    draft = "ngram" if params.draft in ("auto", "mtp") else params.draft
+    return replace(params, draft=draft, mmproj="off")
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a device of this machine; ranks of one kind compute the same bits.
+
+    Raises:
+        NoDevice: it does not exist here.
+    """
+    device = torch_device(name)
+    return kind_of(device) if device.type == "cuda" else f"{name} {chosen()}"

@@ -1,0 +1,146 @@
+"""The machines that compute one model together, as the process on one of them sees them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.distributed.machine_comm import RankLayout
+from engine.distributed.orders import Orders
+from engine.distributed.process_comm import ProcessCommunicator
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from torch import Tensor
+
+    from engine.distributed.wire import Wire
+    from engine.sharding.split import ModelSplit
+
+LOAD, UNLOAD, END = "load", "unload", "end"
+"""Orders about models: load one, free it; and leave."""
+
+
+class Machines:
+    """The machines that compute one model together.
+
+    Args:
+        wire: connections to the other machines.
+        on_failure: called with what has failed in the middle of a step, which nobody survives.
+
+    Attributes:
+        number: number of this machine; machine 0 says what is computed.
+        orders: orders of machine 0.
+        far: communicator between machines outside of passes.
+    """
+
+    def __init__(self, wire: Wire, on_failure: Callable[[EngineError], None]) -> None:
+        self._wire, self._on_failure = wire, on_failure
+        self.number = wire.rank
+        self.orders = Orders(wire)
+        self.far = ProcessCommunicator(wire, torch.device("cpu"))
+        self._n_models = 0
+
+    def far_for(self, *group: Any) -> ProcessCommunicator:
+        """Return a communicator between machines for one group of ranks.
+
+        Threads of ranks that are at different places must not take each other's tensors.
+
+        Args:
+            group: what tells the group from others, the same on all machines.
+        """
+        tag = zlib.crc32(repr(group).encode()) >> 2 | 1
+        return ProcessCommunicator(self._wire, torch.device("cpu"), tag)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the machines."""
+        return [peer.name for peer in self._wire.peers]
+
+    def announce(self, params: Mapping[str, Any]) -> int:
+        """Have the other machines load a model as well; return its number.
+
+        Args:
+            params: settings of the load, as JSON.
+
+        Raises:
+            CommError: a machine is gone.
+        """
+        self._n_models += 1
+        self.orders.send(LOAD, self._n_models, params)
+        return self._n_models
+
+    def agreed(self, problem: EngineError | None, value: Any = None) -> list[Any]:
+        """Return all machines' values, once none of them has a problem.
+
+        Raises:
+            EngineError: the problem of this machine, or else of the first one that has any.
+        """
+        mine = None if problem is None else [problem.message, problem.hint]
+        found = self.orders.told([mine, value])
+        if problem is not None:
+            raise problem
+        for name, (theirs, _) in zip(self.names, found, strict=True):
+            if theirs is not None:
+                message, hint = theirs
+                raise EngineError(f"{name}: {message}", hint)
+        return [value for _, value in found]
+
+    def fail(self, error: EngineError) -> None:
+        """Tell whoever watches this process that it cannot go on."""
+        self._on_failure(error)
+
+
+class ModelPlace:
+    """The place of one model among the machines.
+
+    Args:
+        machines: connections to the other machines.
+        sizes: number of ranks of each machine.
+        number: number of the model, equal on all machines.
+
+    Attributes:
+        layout: numbers of the machines' ranks.
+        kept: this machine's parts of kept recurrent states, by number.
+    """
+
+    def __init__(self, machines: Machines, sizes: Sequence[int], number: int) -> None:
+        self.machines = machines
+        self.layout = RankLayout(sizes, machines.number)
+        self.kept: dict[int, list[dict[str, Tensor]]] = {}
+        self._number = number
+
+    def order(self, name: str, *values: Any) -> None:
+        """Send an order about this model to all other machines.
+
+        Raises:
+            CommError: a machine is gone.
+        """
+        self.machines.orders.send(name, self._number, *values)
+
+    def heads(self, split: ModelSplit) -> tuple[int, ...]:
+        """Return the machines that have a slice of the output head."""
+        return self.layout.parts(split.last_group)[1]
+
+    def first_logit(self, split: ModelSplit) -> int:
+        """Return the token of the first logit of this machine's slice of the output head."""
+        mine = next(rank for rank in split.last_group if rank in self.layout.local)
+        return split.output.spans[mine][0]
+
+    def collect(self, held: Tensor | None, heads: tuple[int, ...]) -> np.ndarray | None:
+        """Join the rows of several machines along the last dimension, on machine 0.
+
+        Args:
+            held: this machine's rows; None if it has none.
+            heads: machines that have some.
+        """
+        group = heads if 0 in heads else (0, *heads)
+        if self.machines.number not in group:
+            return None
+        found = self.machines.far.gather(held, group)
+        return None if found is None or self.machines.number else found.numpy()

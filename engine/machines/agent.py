@@ -1,0 +1,194 @@
+"""The program that runs torchrun's agent for this machine: `python -m engine.machines.agent TASK`.
+
+TASK is the JSON of an `AgentTask`. Further arguments, if there are any, are the handle of a
+connection to this program's parent, which goes on to the worker, and the parent's id. It starts one
+worker (`engine.machines.worker`), watches it, and ends with it.
+
+On its output it writes a line of JSON for whatever the parent should know.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, Listener
+
+import psutil
+
+from engine.programs import program_command, tie_to_parent
+
+VARIABLE = "TANDEM_MACHINE"
+"""Environment variable of the worker with the task."""
+
+PLACE_VARIABLE, KEY_VARIABLE = "TANDEM_AGENT", "TANDEM_AGENT_KEY"
+"""Environment variables of the worker: where it finds the agent, and what it must know."""
+
+LOOK_S = 0.25
+"""Seconds between two looks at the worker."""
+
+MOST_STOPPED = 6
+"""Number of looks in a row that find the worker stopped before it counts as lost."""
+
+MOST_SILENT = 120
+"""Number of looks without a sign of life before it does: some libraries hold Python's lock."""
+
+CONNECT_S = 60
+"""Seconds in which all machines must have started their workers."""
+
+FAULT_STATUS = 70
+"""Exit status after a fault that was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """What an agent is to do.
+
+    Attributes:
+        n_machines: number of machines.
+        number: number of this machine.
+        name: name of this machine.
+        master: address of machine 0, where the agents meet.
+        port: port there.
+        interface: network interface to use.
+        path: path of this machine's copy of the model's file; "" for the path on machine 0.
+        cpu_threads: number of threads of this machine's CPU ranks; None is one per core.
+    """
+
+    n_machines: int
+    number: int
+    name: str
+    master: str
+    port: int
+    interface: str
+    path: str = ""
+    cpu_threads: int | None = None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Command line of the agent."""
+        return (*program_command("engine.machines.agent"), json.dumps(asdict(self)))
+
+    def network(self) -> dict[str, str]:
+        """Return the variables by which gloo and NCCL choose the interface."""
+        return {
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "NCCL_SOCKET_IFNAME": f"={self.interface}",  # without the sign it is a prefix
+            "TP_SOCKET_IFNAME": self.interface,
+        }
+
+
+def task_of_environment() -> AgentTask:
+    """Return the task that the environment names."""
+    return AgentTask(**json.loads(os.environ[VARIABLE]))
+
+
+def main() -> int:
+    """Run a worker under torchrun's agent; return the exit status."""
+    tie_to_parent()
+    text, *inherited = sys.argv[1:]
+    if inherited and sys.platform == "linux" and os.getppid() != int(inherited[1]):
+        return 1  # it has ended before
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    task, key = AgentTask(**json.loads(text)), secrets.token_bytes(16)
+    os.environ.update(task.network(), **{VARIABLE: text})
+    handle = int(inherited[0]) if inherited else None
+    with Listener(authkey=key) as listener:
+        threading.Thread(target=_watch, args=(listener, handle), daemon=True).start()
+        os.environ[PLACE_VARIABLE], os.environ[KEY_VARIABLE] = str(listener.address), key.hex()
+        return _launch(task)
+
+
+def _launch(task: AgentTask) -> int:
+    """Run the worker until it ends; return the exit status."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    config = LaunchConfig(
+        min_nodes=task.n_machines, max_nodes=task.n_machines, nproc_per_node=1,
+        run_id="tandem", rdzv_backend="static", rdzv_endpoint=f"{task.master}:{task.port}",
+        rdzv_configs={"rank": task.number, "timeout": CONNECT_S}, max_restarts=0,
+        monitor_interval=0.1, start_method="spawn",
+    )  # fmt: skip
+    try:
+        launch_agent(config, sys.executable, ["-P", "-m", "engine.machines.worker"])
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        _tell_fault(_end_of(failure.exitcode))
+        return FAULT_STATUS
+    return 0
+
+
+def _end_of(code: int) -> str:
+    """Return how a worker ended that nobody asked to."""
+    if code < 0:
+        return f"its process was ended by signal {-code}"
+    return f"its process ended by itself (exit status {code})"
+
+
+def _tell_fault(why: str) -> None:
+    """Tell the parent why this machine cannot go on, unless it knows already."""
+    if _told.acquire(blocking=False):
+        with suppress(OSError):
+            os.write(1, json.dumps({"fault": why}).encode() + b"\n")
+        logging.getLogger(__name__).error("%s", why)
+
+
+_told = threading.Lock()
+
+
+def _watch(listener: Listener, handle: int | None) -> None:
+    """Wait for the worker, give it the handle, and watch it; runs on a thread."""
+    connection = listener.accept()
+    pid = int(connection.recv_bytes().decode())
+    if handle is not None:
+        reduction.send_handle(connection, handle, pid)
+        _close_handle(handle)
+    why = _fault(connection, pid)
+    if why:
+        _tell_fault(why)
+        os._exit(FAULT_STATUS)  # the worker ends with this process
+
+
+def _close_handle(handle: int) -> None:
+    """Close this process's copy of the handle, so that the worker's end is seen."""
+    if sys.platform == "win32":
+        import _winapi
+
+        _winapi.CloseHandle(handle)
+    else:
+        os.close(handle)
+
+
+def _fault(connection: Connection, pid: int) -> str:
+    """Watch the worker until it fails; return why, or "" once it has ended."""
+    n_stopped = n_silent = 0
+    while True:
+        try:
+            if connection.poll(LOOK_S):
+                n_silent = 0
+                found = json.loads(connection.recv_bytes())
+                if "fault" in found:
+                    time.sleep(LOOK_S)  # its last events still go out
+                    return str(found["fault"])
+                continue
+            n_silent += 1
+            is_stopped = psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        except (OSError, EOFError, psutil.Error):
+            return ""
+        n_stopped = n_stopped + 1 if is_stopped else 0
+        if n_stopped >= MOST_STOPPED:
+            return "its process was stopped"
+        if n_silent >= MOST_SILENT:
+            return f"its process has shown no sign of life for {MOST_SILENT * LOOK_S:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The side of a machine that joins machine 0: it waits to be started, and starts again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import EngineError
+from engine.machines.agent import AgentTask
+from engine.machines.identity import checked_path, file_facts, machine_facts
+from engine.machines.interfaces import connect, interface_of
+from engine.machines.lines import LineError, Lines, join
+from engine.programs import NO_WINDOW, child_environment, tie_child
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""Seconds between two attempts to join again."""
+
+KILLED_S = 5.0
+"""Seconds in which a killed agent and its worker end."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """How a machine joins.
+
+    Attributes:
+        host: address of machine 0.
+        port: port there.
+        token: what both must know.
+        devices: devices of this machine's ranks.
+        path: path of this machine's copy of the model's file; "" for the path on machine 0.
+        interface: name or address of the interface to use; "" for the one that routes there.
+        cpu_threads: number of threads of this machine's CPU ranks; None is one per core.
+    """
+
+    host: str
+    port: int
+    token: str
+    devices: Sequence[str]
+    path: str = ""
+    interface: str = ""
+    cpu_threads: int | None = None
+
+
+def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
+    """Join machine 0 and compute with it, again and again, until it says that this is the end.
+
+    Args:
+        note: receiver of sentences about what happens.
+
+    Raises:
+        EngineError: machine 0 cannot be reached at first, or refuses this machine.
+    """
+    is_first = True
+    while True:
+        try:
+            sock = connect(request.host, request.port, request.interface)
+        except EngineError:
+            if is_first:
+                raise
+            time.sleep(AGAIN_S)
+            continue
+        try:
+            lines = join(sock, request.token)
+            stay = Stay(request, lines, note)
+            try:
+                if stay.run():
+                    return
+            finally:
+                stay.end()
+                lines.close()
+            why = "The server has not answered for some seconds."
+        except OSError:
+            sock.close()
+            why = "The connection to the server is lost."
+        except BaseException:
+            sock.close()
+            raise
+        note(f"{why} Joining again.")
+        is_first = False
+
+
+class Stay:
+    """The time of this machine with machine 0 over one connection.
+
+    Args:
+        request: how it joins.
+        lines: connection to machine 0.
+        note: receiver of sentences.
+    """
+
+    def __init__(self, request: JoinRequest, lines: Lines, note: Callable[[str], None]) -> None:
+        self._request, self._lines, self._note = request, lines, note
+        self._agent: Agent | None = None
+        self._faults: queue.SimpleQueue[tuple[Agent, str]] = queue.SimpleQueue()
+        self._path, self._name = "", ""
+        self._number, self._n = 0, 0
+
+    def run(self) -> bool:
+        """Do what machine 0 says; return whether it has said that this is the end.
+
+        Raises:
+            EngineError: this machine is refused.
+            OSError: machine 0 is gone.
+        """
+        facts = machine_facts()
+        self._name = facts["name"]
+        self._lines.send("hello", devices=list(self._request.devices), **facts)
+        watch = threading.Thread(target=self._pass_on, name="tandem-faults", daemon=True)
+        watch.start()
+        try:
+            for line in self._lines.alive():
+                if line["kind"] == "bye":
+                    self._note("The server has ended.")
+                    return True
+                self._take(line)
+        finally:
+            self._faults.put((Agent.none(), ""))
+        return False
+
+    def _take(self, line: dict[str, Any]) -> None:
+        """Do what a line says."""
+        kind = line["kind"]
+        if kind == "refused":
+            raise LineError(f"The server refuses this machine: {str(line.get('why'))[:300]}")
+        if kind == "file":
+            self._tell_file(str(line.get("path")))
+        elif kind == "welcome":
+            self._number, self._n = int(line["number"]), int(line["n"])
+            self._note(f"Joined as machine {self._number + 1} of {self._n}.")
+        elif kind == "start":
+            self._start(int(line["port"]))
+        elif kind == "end":
+            self.end()
+            self._note(str(line.get("why"))[:300])
+
+    def _tell_file(self, path: str) -> None:
+        """Tell machine 0 what this machine's copy of the file is.
+
+        Raises:
+            EngineError: there is none.
+        """
+        self._path = checked_path(self._request.path or path)
+        self._lines.send("has", **file_facts(self._path))
+
+    def _start(self, port: int) -> None:
+        """Start to compute."""
+        self.end()
+        task = AgentTask(
+            self._n, self._number, self._name, self._lines.peer_address, port,
+            interface_of(self._lines.own_address), self._path, self._request.cpu_threads,
+        )  # fmt: skip
+        self._agent = Agent(task, lambda agent, why: self._faults.put((agent, why)))
+        self._note("Computing.")
+
+    def _pass_on(self) -> None:
+        """Tell machine 0 about faults of this machine until the end; runs on a thread."""
+        while True:
+            agent, why = self._faults.get()
+            if not why:
+                return
+            if agent is self._agent:
+                self._note(f"This machine: {why}.")
+                with suppress(OSError):
+                    self._lines.send("fault", why=why)
+
+    def end(self) -> None:
+        """End what computes here, at once."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.kill()
+
+
+class Agent:
+    """torchrun's agent on this machine, as a child process.
+
+    Args:
+        task: what it is to do.
+        on_fault: called on a thread with this object, if it ends though nobody wants it to.
+    """
+
+    def __init__(self, task: AgentTask, on_fault: Callable[[Agent, str], None]) -> None:
+        self._on_fault = on_fault
+        self._process = subprocess.Popen(
+            task.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=child_environment(),
+            creationflags=NO_WINDOW,
+        )  # fmt: skip
+        tie_child(self._process.pid)
+        self._thread = threading.Thread(target=self._follow, name="tandem-agent", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def none() -> Agent:
+        """Return what stands for no agent."""
+        return Agent.__new__(Agent)
+
+    def _follow(self) -> None:
+        """Read what the agent tells until it ends; runs on a thread."""
+        assert self._process.stdout is not None
+        why = ""
+        for line in self._process.stdout:
+            with suppress(ValueError, KeyError, TypeError):
+                why = str(json.loads(line)["fault"])
+                self._on_fault(self, why)
+        status = self._process.wait()
+        if status and not why:
+            self._on_fault(self, f"torchrun's agent has ended (exit status {status})")
+
+    def kill(self) -> None:
+        """End the agent and its worker at once."""
+        with suppress(OSError):
+            self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILLED_S)

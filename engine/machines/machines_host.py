@@ -1,0 +1,157 @@
+"""An engine whose models several machines compute, on machine 0."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from engine.errors import EngineError, MachineLost
+from engine.events import Command, Failed, HostEvent, ModelLoaded
+from engine.host import EventSink
+from engine.machines.agent import AgentTask
+from engine.machines.gathering import Gathering
+from engine.machines.interfaces import free_port, interface_of
+from engine.remote.child import EngineProcess
+from engine.remote.process_host import CLOSING_EVENTS, ProcessHost
+
+log = logging.getLogger(__name__)
+
+
+class SessionHost(ProcessHost):
+    """A `ProcessHost` of which no second process is wanted once the first has ended.
+
+    Args:
+        on_end: called on a thread when it has ended.
+    """
+
+    def __init__(self, on_event: EventSink, task: AgentTask, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        super().__init__(on_event, task.command)
+
+    def _leave(self, process: EngineProcess) -> None:
+        super()._leave(process)
+        self._on_end()
+
+
+class MachinesHost:
+    """Engine of which the processes on all machines are started and ended together.
+
+    A command that comes while machines are missing fails with a sentence. A fault on any machine
+    ends the processes on all of them and fails what is under way; the next command starts them
+    anew, once all machines are there.
+
+    Args:
+        on_event: receiver of events, called on threads of this process; it must return quickly.
+        gathering: the other machines.
+        port: port of this machine at which torchrun's agents meet, if it is free.
+    """
+
+    def __init__(self, on_event: EventSink, gathering: Gathering, port: int) -> None:
+        self._on_event, self._gathering, self._port = on_event, gathering, port
+        self._lock = threading.RLock()
+        self._generation = 0
+        self._session: SessionHost | None = None
+        self._numbers: dict[int, int] = {}  # of the session's commands: its number -> ours
+        self._unanswered: set[int] = set()
+        self._has_model = False
+        gathering.on_fault = lambda number, why: self._end(why)
+
+    def submit(self, command: Command) -> int:
+        """Queue a command and return the generation number that its events will carry."""
+        with self._lock:
+            self._generation += 1
+            number = self._generation
+            self._unanswered.add(number)
+            try:
+                if self._session is None:
+                    self._start()
+            except EngineError as error:
+                self._tell(HostEvent(number, Failed(error)))
+            else:
+                assert self._session is not None, "it has just been started"
+                self._numbers[self._session.submit(command)] = number
+            return number
+
+    def cancel(self, generation: int | None = None) -> None:
+        """Ask a command to end, or all that run and wait; return at once."""
+        with self._lock:
+            if self._session is None:
+                return
+            if generation is None:
+                self._session.cancel()
+            for inner, outer in self._numbers.items():
+                if outer == generation:
+                    self._session.cancel(inner)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Cancel, free the model and end all processes; return whether they ended in time."""
+        with self._lock:
+            session, self._session = self._session, None
+        is_ended = session is None or session.close(timeout_s)
+        self._gathering.close()
+        return is_ended
+
+    def _start(self) -> None:
+        """Start the processes of all machines.
+
+        Raises:
+            EngineError: a machine is missing, or the others have no common way here.
+        """
+        gathering = self._gathering
+        if not gathering.is_complete:
+            raise MachineLost(gathering.missing, "Run tandem join there.")
+        address = gathering.interface_address()
+        port = free_port(address, self._port)
+        n = 1 + len(gathering.machines)
+        task = AgentTask(n, 0, gathering.name, address, port, interface_of(address))
+        gathering.tell("start", port=port)
+        self._numbers.clear()
+        session: list[SessionHost] = []
+        host = SessionHost(
+            lambda event: self._pass_on(session[0], event), task,
+            lambda: self._ended(session[0]),
+        )  # fmt: skip
+        session.append(host)
+        self._session = host
+
+    # everything below may run on any thread
+
+    def _pass_on(self, session: SessionHost, event: HostEvent) -> None:
+        with self._lock:
+            if session is not self._session:
+                return
+            number = self._numbers.get(event.generation, 0) if event.generation else 0
+            self._tell(HostEvent(number, event.event))
+
+    def _tell(self, event: HostEvent) -> None:
+        """Send an event, and note what it says."""
+        if isinstance(event.event, CLOSING_EVENTS):
+            self._unanswered.discard(event.generation)
+        if isinstance(event.event, Failed) and event.event.is_model_lost:
+            self._has_model = False
+        elif isinstance(event.event, ModelLoaded):
+            self._has_model = True
+        self._on_event(event)
+
+    def _ended(self, session: SessionHost) -> None:
+        """Note that this machine's process has ended by itself, which has told its commands so."""
+        with self._lock:
+            if session is self._session:
+                self._end(f"{self._gathering.name}: the engine's process has ended.")
+
+    def _end(self, why: str) -> None:
+        """End the processes of all machines and fail what is under way with a sentence."""
+        with self._lock:
+            session, self._session = self._session, None
+            if session is None:
+                return
+            log.error("%s", why)
+            self._gathering.tell("end", why=why)
+            threading.Thread(target=partial(session.close, 0), daemon=True).start()
+            error = MachineLost(why, "The model is loaded again once all machines are there.")
+            numbers = sorted(self._unanswered) or [0]
+            for number in numbers:
+                is_lost = self._has_model and number == numbers[0]
+                self._tell(HostEvent(number, Failed(error, is_lost)))

@@ -1,0 +1,114 @@
+"""The program of a process that has the ranks of one machine: `python -m engine.machines.worker`.
+
+torchrun's agent starts it (`engine.machines.agent`). On machine 0 it is an engine like that of
+`engine.remote.program`, whose models the other machines compute as well; there it follows.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from multiprocessing import reduction
+from multiprocessing.connection import Client, Connection
+
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+from engine.distributed.follower import follow
+from engine.distributed.machine_runtime import open_on_machines
+from engine.distributed.machines import END, Machines
+from engine.distributed.wire import GlooWire
+from engine.errors import EngineError
+from engine.machines.agent import (
+    FAULT_STATUS,
+    KEY_VARIABLE,
+    PLACE_VARIABLE,
+    task_of_environment,
+)
+from engine.programs import tie_to_parent
+from engine.remote.channel import Channel, inherited_connection
+from engine.remote.messages import FROM_ENGINE, TO_ENGINE
+from engine.remote.program import serve
+from engine.runtime.thread_runtime import open_on_machines_by
+
+BEAT_S = 1.0
+"""Seconds between two signs of life."""
+
+
+def main() -> int:
+    """Compute with the other machines until machine 0's parent wants the end."""
+    tie_to_parent()
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for name in ("SIGINT", "SIGHUP"):  # a terminal sends them to all its processes
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: None)
+    task = task_of_environment()
+    agent = AgentLink()
+    channel = None
+    if task.number == 0:
+        channel = Channel(inherited_connection(agent.handle()), FROM_ENGINE, TO_ENGINE)
+    agent.begin()
+    try:
+        wire = GlooWire(task.name)
+        machines = Machines(wire, agent.tell_fault)
+        if channel is None:
+            follow(machines, task.path, task.cpu_threads)
+        else:
+            open_on_machines_by(partial(open_on_machines, machines))
+            serve(channel)
+            machines.orders.send(END)
+    except EngineError as error:
+        return _failed(agent, error)
+    return 0
+
+
+def _failed(agent: AgentLink, error: EngineError) -> int:
+    """Tell the agent why this machine cannot go on, and wait for it to end this process."""
+    agent.tell_fault(error)
+    threading.Event().wait(10)
+    return FAULT_STATUS
+
+
+class AgentLink:
+    """The worker's connection to the agent, with signs of life."""
+
+    def __init__(self) -> None:
+        key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))
+        self._connection: Connection = Client(os.environ[PLACE_VARIABLE], authkey=key)
+        self._connection.send_bytes(str(os.getpid()).encode())
+        self._lock = threading.Lock()
+
+    def handle(self) -> int:
+        """Receive the handle of the connection to the engine's parent."""
+        return reduction.recv_handle(self._connection)
+
+    def begin(self) -> None:
+        """Show signs of life from now on."""
+        threading.Thread(target=self._beat, name="tandem-beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        stop = threading.Event()
+        while not stop.wait(BEAT_S):
+            self._send({})
+
+    def tell_fault(self, error: EngineError) -> None:
+        """Tell why this machine cannot go on; the agent then ends this process."""
+        self._send({"fault": error.message.rstrip(".")})
+
+    def _send(self, value: dict[str, str]) -> None:
+        with self._lock:
+            try:
+                self._connection.send_bytes(json.dumps(value).encode())
+            except OSError:  # the agent is gone, and this process with it
+                os._exit(FAULT_STATUS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
