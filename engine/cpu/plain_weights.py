@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.cpu.kernels import compiled
+from engine.cpu.kernels.result_memory import result
 from engine.cpu.kernels.team import Team
 from engine.cpu.worker import Worker
 from engine.forward.expert_rows import Groups
@@ -127,7 +128,7 @@ class PlainWeight:
         is_short = data.dtype != torch.float32
         if x.shape[0] >= BF16_BATCH and is_short and worker.is_bf16_fast:
             return self._bf16_product(x.bfloat16())
-        y = torch.empty(x.shape[0], data.shape[0])
+        y = result(x.shape[0], data.shape[0])
         if data.dtype == torch.bfloat16 and worker.uses_bf16_dots:
             dot_product(worker, data, x, y)
         else:

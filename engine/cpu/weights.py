@@ -14,6 +14,7 @@ from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
+from engine.cpu.kernels.result_memory import result
 from engine.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.cpu.worker import Worker
 from engine.forward.expert_rows import Groups
@@ -66,7 +67,7 @@ class PlaneWeight:
             return self._bf16_product(x)
         if n_tokens <= self.n_tokens_per_pass:
             return self._gemv.joined(x)
-        y = torch.empty(n_tokens, self.n_rows)
+        y = result(n_tokens, self.n_rows)
         panels = worker.panels(x, extent)
         worker.team.wake()
         self._multiply(
@@ -129,7 +130,7 @@ class PlaneWeight:
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         extent, worker = self.extent, self.worker
-        y = torch.empty(groups.n_row, self.n_rows)
+        y = result(groups.n_row, self.n_rows)
         is_shared = x.stride(0) == 0  # all rows are the same token
         if is_shared:
             panels, row_bytes = worker.shared_panels(x, extent), 0

@@ -14,6 +14,7 @@ from engine.cpu.bf16_rows import Bf16Rows
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.result_memory import free_blocks
 from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import Extent, panel_block_bytes
@@ -192,6 +193,7 @@ class Worker:
     def release(self) -> None:
         """Free the working memory."""
         self.forget()
+        free_blocks().clear()
         self.bf16_rows.release()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0

@@ -20,6 +20,7 @@ from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import Isa, chosen, named
 from engine.cpu.kernels.pass_rows import GroupTables, PassRows
 from engine.cpu.kernels.query_heads import QueryHeads
+from engine.cpu.kernels.result_memory import result
 from engine.cpu.kernels.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
 from engine.cpu.kernels.team import Team
 from engine.forward.batch import MOST_AT_ONCE
@@ -157,7 +158,7 @@ class CacheOps:
             return None
         if rows.tables(held.group).n_slots > layer.k.n_slots:
             return None
-        out = torch.empty(n_rows, n_heads, layer.v.head_dim)
+        out = result(n_rows, n_heads, layer.v.head_dim)
         tiling = heads.tiling(rows, self._team.n_threads)
         self._run(layer, rows.n_seen)(
             self._address, tiling.layer, rows.words(scores, held.group), q.data_ptr(),

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.cpu.kernels import activation, elementwise, functions, jit, norm, rope
 from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import Isa, chosen, named
+from engine.cpu.kernels.result_memory import SMALLEST, result
 from engine.cpu.kernels.team import Team
 
 F32 = torch.float32
@@ -112,7 +113,7 @@ class SmallOps:
         places = rows and _weights(weight, bias, rows)
         if rows is None or places is None:
             return None
-        out = torch.empty_like(x) if x.is_contiguous() else _empty(x)
+        out = _empty(x)
         run = self._binding(kernel, out)
         run(self._address, x.data_ptr(), *rows, *places, f32_bits(eps), out.data_ptr())
         return out
@@ -150,7 +151,7 @@ class SmallOps:
         if not _is_f32(x):
             return None
         x = x.contiguous()
-        out = torch.empty_like(x)
+        out = _empty(x)
         bits = [f32_bits(number) for number in parameters]
         bits += [0] * (len(functions.PARAMETERS) - len(bits))
         run = self._binding(self._functions[name], out)
@@ -180,7 +181,7 @@ class SmallOps:
             return None
         if not is_plain(x) or not is_plain(y):
             return None
-        out = torch.empty_like(long)
+        out = _empty(long)
         run = self._binding(self._pairwise[name], out)
         run(self._address, x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr())
         return out
@@ -241,6 +242,8 @@ def _is_f32(x: Tensor) -> bool:
 
 def _empty(x: Tensor) -> Tensor:
     """Return an empty contiguous tensor of x's shape."""
+    if 4 * x.numel() >= SMALLEST:
+        return result(*x.shape)
     if x.is_contiguous():
         return torch.empty_like(x)
     return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,0 +1,81 @@
+"""Memory of large results is used again, but never while something refers to it."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from engine.cpu.kernels.result_memory import MOST_KEPT, SMALLEST, free_blocks, result
+
+ROWS = SMALLEST // 4 // 64
+
+
+def in_new_thread(test: Callable[[], None]) -> None:
+    """Run a test in a thread of its own, which has no free blocks yet."""
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(test).result()
+
+
+def test_freed_memory_is_used_again() -> None:
+    def test() -> None:
+        first = result(2 * ROWS, 64)
+        assert first.shape == (2 * ROWS, 64)
+        assert first.dtype == torch.float32
+        place = first.data_ptr()
+        del first
+        assert free_blocks().n_bytes == 2 * SMALLEST
+        assert result(ROWS, 2, 64).data_ptr() == place
+        smaller = result(ROWS - 1, 64)
+        assert smaller.numel() * 4 < SMALLEST
+        assert free_blocks().n_bytes == 2 * SMALLEST
+
+    in_new_thread(test)
+
+
+def test_memory_in_use_is_not_lent_twice() -> None:
+    def test() -> None:
+        first = result(ROWS, 64)
+        view = first[1:, :3].t()
+        view.fill_(7)
+        del first
+        second = result(ROWS, 64).fill_(1)
+        assert bool((view == 7).all())
+        assert second.data_ptr() not in range(view.data_ptr() - 64 * 4, view.data_ptr() + SMALLEST)
+
+    in_new_thread(test)
+
+
+def test_memory_returns_to_the_thread_that_asked_for_it() -> None:
+    def test() -> None:
+        held, free = [result(ROWS, 64)], free_blocks()
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+        assert free.n_bytes == SMALLEST
+        free.clear()
+        assert free.n_bytes == 0
+
+    in_new_thread(test)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    def test() -> None:
+        columns = MOST_KEPT // 4 // 64 // 2
+        results = [result(columns + n, 64) for n in range(3)]
+        place = results[2].data_ptr()
+        del results[2], results[1], results[0]
+        assert 0 < free_blocks().n_bytes <= MOST_KEPT
+        assert result(columns, 64).data_ptr() != place  # what was freed first went first
+
+    in_new_thread(test)
+
+
+def test_much_larger_blocks_are_left_to_larger_results() -> None:
+    def test() -> None:
+        place = result(5 * ROWS, 64).data_ptr()
+        assert result(ROWS, 64).data_ptr() != place
+        assert result(4 * ROWS, 64).data_ptr() == place
+
+    in_new_thread(test)
