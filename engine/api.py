@@ -22,7 +22,7 @@ from engine.events import Generate
 from engine.generation.answers import Answers
 from engine.generation.draft_model.loading import DraftModel
 from engine.generation.occupancy import Occupancy
-from engine.generation.pictures.eyes import Eyes
+from engine.generation.pictures.support import PictureSupport
 from engine.generation.prompts import Prompts
 from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.drafts import Drafts
@@ -159,7 +159,9 @@ class Model(Inquiries, SavedStates):
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)
-            self._eyes = Eyes(params, self.runtime, self._prompts, self.scheduler, is_cancelled)
+            self._pictures = PictureSupport(
+                params, self.runtime, self._prompts, self.scheduler, is_cancelled
+            )
         except BaseException:
             self._close()
             raise
@@ -230,7 +232,7 @@ class Model(Inquiries, SavedStates):
     @property
     def other_warnings(self) -> tuple[str, ...]:
         """Sentences of `warnings` that are not about `fallbacks`."""
-        found = self.plan.warnings + self._prompts.warnings + self._eyes.warnings
+        found = self.plan.warnings + self._prompts.warnings + self._pictures.warnings
         return (*found, IDLE_DRAFT) if self._draft and self.runtime.token_source else found
 
     @property
@@ -349,7 +351,7 @@ class Model(Inquiries, SavedStates):
             with GGUFFile.open(params.path) as file:
                 check_unchanged(file, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
-                self._eyes.make_way(self.runtime, params.draft_device)
+                self._pictures.make_way(self.runtime, params.draft_device)
                 try:
                     with self.scheduler.emptied() as places, self._draft_beside(params):
                         runtime = open_runtime(
@@ -359,7 +361,7 @@ class Model(Inquiries, SavedStates):
                         self._mtp.move(runtime.runner)
                         self.runtime, self.params = runtime, params
                 finally:
-                    self._eyes.attach(self.runtime, self.params.draft_device)
+                    self._pictures.attach(self.runtime, self.params.draft_device)
 
     @property
     def n_cached(self) -> int:

@@ -44,7 +44,6 @@ class Recorder(DispatchMode):
     def __init__(self, team: Team, keeps: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = CallLog()
-        self.log.add_step = self._add
         self._team = team
         self._arithmetic = SmallOps(team)
         self._kept: list[object] = list(keeps)
@@ -62,10 +61,12 @@ class Recorder(DispatchMode):
         """Compute a token and record it."""
         with self, recording_to(self.log):
             self._team.log_calls(self.log.address)
+            self.log.add_step = self._add
             try:
                 result = compute()
             finally:
                 self._team.log_calls(0)
+                self.log.add_step = None  # else only the garbage collection frees a recorder
         return None if result is None else result.clone()
 
     def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:

@@ -14,7 +14,7 @@ from engine.cpu.bf16_rows import Bf16Rows
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.result_memory import free_blocks
+from engine.cpu.kernels.result_memory import free_results
 from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import Extent, panel_block_bytes
@@ -193,7 +193,7 @@ class Worker:
     def release(self) -> None:
         """Free the working memory."""
         self.forget()
-        free_blocks().clear()
+        free_results()
         self.bf16_rows.release()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0

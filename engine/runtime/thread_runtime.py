@@ -297,10 +297,10 @@ class ThreadRuntime:
         for rank in self.ranks if "cpu" in total else ():
             held = rank.held
             total["cpu"] += held.host_kv + (held.weights + held.kv) * (rank.device.type == "cpu")
-        for rank_plan in self.plan.devices:
-            for kind, n_bytes in self._beside.items():
-                if getattr(rank_plan.memory, kind) and rank_plan.device in total:
-                    total[rank_plan.device] += n_bytes  # it stays, and is planned for again
+        for rank_plan in self.plan.devices if "cpu" in total else ():
+            for kind, n_bytes in self._beside.items():  # they stay, and are planned for again
+                if getattr(rank_plan.memory, kind) and rank_plan.device == "cpu":
+                    total["cpu"] += n_bytes  # those of GPUs are among what torch holds
         return total
 
     def kernel_s(self) -> list[float] | None:

@@ -26,7 +26,7 @@ LEAST_TOKENS, MOST_TOKENS = 64, 4096
 model's processor, with more than the most a picture takes minutes and gigabytes."""
 
 
-class StillPatches(PatchEmbedding):
+class TwoFramePatches(PatchEmbedding):
     """Convolution over patches in two frames, which are both the picture."""
 
     second: Linear
@@ -45,7 +45,7 @@ class StillPatches(PatchEmbedding):
         return super().__call__(x) + self.second(x)
 
 
-class TurningBlock(TowerBlock):
+class RotaryBlock(TowerBlock):
     """Block whose queries and keys are rotated by the rows and columns of their patches."""
 
     def __init__(self, sizes: TowerSizes) -> None:
@@ -53,7 +53,7 @@ class TurningBlock(TowerBlock):
         del self.attn_q, self.attn_k, self.attn_v
         self.attn_qkv = Linear(sizes.n_embd, 3 * sizes.n_embd, WHOLE)
 
-    def turned(self, x: Tensor, angles: tuple[Tensor, Tensor], ops: PictureOps) -> Tensor:
+    def rotated(self, x: Tensor, angles: tuple[Tensor, Tensor], ops: PictureOps) -> Tensor:
         """Map the residual stream x (T, n_embd) to the next block's."""
         heads = self.attn_qkv(self.ln1.apply(x, ops)).reshape(len(x), 3, self.n_head, -1)
         q, k = ops.ropes((heads[:, 0], heads[:, 1]), *angles, "neox")
@@ -102,13 +102,13 @@ class Deepstack(Module):
         ]
 
 
-class TurningTransformer(Module):
+class RotaryTransformer(Module):
     """The vision transformer of Qwen 3-VL."""
 
     def __init__(self, sizes: TowerSizes, deep: dict[int, DeepMerger]) -> None:
-        self.patch_embd = StillPatches(sizes)
+        self.patch_embd = TwoFramePatches(sizes)
         self.position_embd = Vector((sizes.n_side**2, sizes.n_embd), WHOLE)
-        self.blk = [TurningBlock(sizes) for _ in range(sizes.n_layer)]
+        self.blk = [RotaryBlock(sizes) for _ in range(sizes.n_layer)]
         self.post_ln = LayerNorm(sizes.n_embd, sizes.eps, WHOLE)
         self.deepstack = Deepstack(deep)
 
@@ -127,7 +127,7 @@ class Qwen3VLTower(Tower):
         is_deep = keys.flags("vision.is_deepstack_layers", sizes.n_layer, (False,) * sizes.n_layer)
         layers = [layer for layer, is_it in enumerate(is_deep) if is_it]
         deep = {layer: DeepMerger(n_in, n_text, sizes.eps) for layer in layers}
-        self.v = TurningTransformer(sizes, deep)
+        self.v = RotaryTransformer(sizes, deep)
         self.mm = Merger(n_in, n_text)
         cell = merge * sizes.patch
         least = keys.integer("vision.image_min_pixels", LEAST_TOKENS * cell * cell)
@@ -147,7 +147,7 @@ class Qwen3VLTower(Tower):
         angles = self._angles(rows, columns, x, ops)
         found: list[Tensor] = []
         for layer, block in enumerate(self.v.blk):
-            x = block.turned(x, angles, ops)
+            x = block.rotated(x, angles, ops)
             if (merger := self.v.deepstack.mergers.get(layer)) is not None:
                 found.append(merger(x.reshape(-1, merger.fc1.shape[1]), ops))
         merged = self.v.post_ln.apply(x, ops).reshape(-1, self.mm.fc1.shape[1])

@@ -156,6 +156,8 @@ class SplitToy:
     """
 
     n_running = 0
+    guesser = None
+    finds_states = False
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]

@@ -54,7 +54,7 @@ class FreeBlocks:
 
     def clear(self) -> None:
         """Free all blocks."""
-        self._blocks.clear()
+        self._blocks = []
 
     @property
     def n_bytes(self) -> int:
@@ -67,14 +67,22 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.free = FreeBlocks()
+        _all_threads.add(self.free)
 
 
+_all_threads: weakref.WeakSet[FreeBlocks] = weakref.WeakSet()
 _thread = _OfThread()
 
 
 def free_blocks() -> FreeBlocks:
     """Return the free blocks of the calling thread."""
     return _thread.free
+
+
+def free_results() -> None:
+    """Free the memory of results that no thread uses."""
+    for free in list(_all_threads):
+        free.clear()
 
 
 def result(*shape: int) -> Tensor:

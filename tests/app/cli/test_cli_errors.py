@@ -182,6 +182,7 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
         "generate",
         "chat",
         "serve",
+        "join",
         "bench",
         "tune",
         "perplexity",

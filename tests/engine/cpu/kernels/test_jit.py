@@ -17,7 +17,8 @@ from engine.files import exposed, exposure
 from tests.helpers.golden import REPO
 
 WITHOUT_IR = {
-    "engine.config.kv_types", "engine.errors", "engine.files", "engine.forward.cache",
+    "engine.config.kv_types", "engine.cpu.large_pages", "engine.errors", "engine.files",
+    "engine.forward.cache",
     "engine.forward.batch", "engine.forward.recording", "engine.layers.mixers.attention",
 }  # fmt: skip
 """Modules that kernel modules import for Python code and types alone."""

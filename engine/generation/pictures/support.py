@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 
-class Eyes:
-    """What lets a model see, if an mmproj file is loaded with it.
+class PictureSupport:
+    """Encoder of pictures of a loaded model, if an mmproj file is loaded with it.
 
     Args:
         params: settings of the load.
