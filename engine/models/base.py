@@ -95,7 +95,8 @@ class CausalLM(Module):
             (rows, n_embd) if the batch wants these, on the first rank of the output head; None on
             the others, and on all if there are no such rows.
         """
-        x = embedded = ctx.with_pictures(self.embed(ids, ctx))
+        x = ctx.with_pictures(self.embed(ids, ctx))
+        embedded = x if self.mtp is not None else None  # else its memory is free after a block
         for block in self.trunk:
             if not block.split.group:  # it has no part that a rank could hold
                 continue

@@ -59,8 +59,8 @@ def answered(model: Model, messages: list[ChatMessage]) -> tuple[list[int], int]
 
 
 def n_encoded(model: Model) -> int:
-    assert model._eyes.encoder is not None
-    return model._eyes.encoder.n_encoded
+    assert model._pictures.encoder is not None
+    return model._pictures.encoder.n_encoded
 
 
 @all_families
@@ -180,7 +180,7 @@ def test_a_wrong_file_is_refused_by_name_and_not_found_beside(
         opened(folder, mmproj=wrong)
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
     with opened(tmp_path) as model:
-        assert model._eyes.encoder is None
+        assert model._pictures.encoder is None
 
 
 def test_batches_too_small_for_a_picture_are_told(folder: Path) -> None:

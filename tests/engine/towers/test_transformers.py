@@ -70,7 +70,7 @@ def their_logits(seeing: Seeing, ids: list[int]) -> Any:
 
 
 def test_pixels_equal_those_of_the_image_processor(seeing: Seeing) -> None:
-    encoder = seeing.one_rank._eyes.encoder
+    encoder = seeing.one_rank._pictures.encoder
     assert encoder is not None
     pictures = list(prompt_of(seeing.one_rank, seeing.messages).pictures.values())
     wanted = seeing.family.pixels(seeing.inputs)
@@ -86,7 +86,7 @@ def test_tokens_equal_those_of_the_processor(seeing: Seeing) -> None:
 
 
 def test_features_equal_transformers(seeing: Seeing) -> None:
-    encoder = seeing.one_rank._eyes.encoder
+    encoder = seeing.one_rank._pictures.encoder
     assert encoder is not None
     pictures = prompt_of(seeing.one_rank, seeing.messages).pictures.values()
     ours = np.concatenate([encoder.encode(picture).numpy() for picture in pictures])
