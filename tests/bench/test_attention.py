@@ -9,6 +9,7 @@ from tests.bench import attention
 TOKEN = attention.Case(4, 2, 32, "q8_0", 1, 300, 2)
 
 
+@pytest.mark.slow
 def test_each_case_has_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
