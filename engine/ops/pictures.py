@@ -12,6 +12,8 @@ from engine.towers.footprint import most_queries
 from engine.towers.operations import PictureOps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -21,7 +23,10 @@ class TorchPictureOps(ReferenceOps, PictureOps):
     Its scores are computed for some queries at a time, so that they never all exist.
     """
 
-    def attend_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_all(self, q: Tensor, k: Tensor, v: Tensor, windows: Sequence[int] = ()) -> Tensor:
+        if windows:
+            cut = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)
+            return torch.cat([self.attend_all(*window) for window in cut])
         n, n_head, _ = q.shape
         step = most_queries(n, n_head)
         keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
@@ -37,6 +42,9 @@ class TorchPictureOps(ReferenceOps, PictureOps):
         channels = grid.permute(2, 0, 1)[None]
         resized = interpolate(channels, (rows, columns), mode="bilinear", align_corners=True)
         return resized[0].permute(1, 2, 0)
+
+    def joined(self, *parts: Tensor) -> Tensor:
+        return torch.cat(parts)
 
     def gelu_erf(self, x: Tensor) -> Tensor:
         return gelu(x)

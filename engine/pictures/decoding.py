@@ -9,7 +9,7 @@ from io import BytesIO
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.pictures.limits import FORMATS, MOST_PIXELS
-from engine.pictures.resizing import Resizing, TooNarrow
+from engine.pictures.resizing import Resizing, TooNarrow, Views
 
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -29,8 +29,9 @@ def prepared(data: str, resizing: Resizing) -> Answer:
         data: bytes of its file, as base64.
 
     Returns:
-        "width" and "height" of the picture, "resized" with both of the resized one, and "pixels"
-        with its RGB bytes row by row as base64; or "problem" with the end of a sentence.
+        "width" and "height" of the picture, "grid" with the rows and columns of its tiles, and
+        "views" with the "size" of each and its "pixels", RGB bytes row by row as base64; or
+        "problem" with the end of a sentence.
     """
     Image.MAX_IMAGE_PIXELS = None  # the limit below counts
     warnings.simplefilter("ignore")  # such as of metadata that is of no use here
@@ -40,7 +41,7 @@ def prepared(data: str, resizing: Resizing) -> Answer:
             if width * height > MOST_PIXELS:
                 return _too_large(width, height)
             upright = in_rgb(ImageOps.exif_transpose(image))
-        target = resizing.target(*upright.size)
+        views = resizing.views(*upright.size)
     except UnidentifiedImageError:
         return {"problem": f"it is none of {', '.join(FORMATS)}"}
     except TooNarrow:
@@ -49,14 +50,32 @@ def prepared(data: str, resizing: Resizing) -> Answer:
         raise
     except Exception as error:  # noqa: BLE001 Pillow raises all kinds for damaged files
         return {"problem": f"it is damaged ({type(error).__name__})"}
-    if target != upright.size:
-        resized = upright.resize(target, FILTERS[resizing.resample])
-    else:
-        resized = upright
-    pixels = b64encode(resized.tobytes()).decode("ascii")
     return {
-        "width": upright.width, "height": upright.height, "resized": target, "pixels": pixels,
+        "width": upright.width, "height": upright.height, "grid": views.grid,
+        "views": [
+            {"size": view.size, "pixels": b64encode(view.tobytes()).decode("ascii")}
+            for view in _cut(upright, views, FILTERS[resizing.resample])
+        ],
     }  # fmt: skip
+
+
+def _cut(image: Image.Image, views: Views, resample: Image.Resampling) -> list[Image.Image]:
+    """Return what a tower sees of an image: all of it, or its tiles and then all of it."""
+    last = image
+    for size in views.sizes:
+        last = _resized(last, size, resample)
+    rows, columns = views.grid
+    if rows * columns == 1:
+        return [last]
+    wide, high = last.width // columns, last.height // rows
+    corners = [(column * wide, row * high) for row in range(rows) for column in range(columns)]
+    tiles = [last.crop((left, top, left + wide, top + high)) for left, top in corners]
+    whole = last if views.is_whole_last else image
+    return [*tiles, _resized(whole, (wide, high), resample)]
+
+
+def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampling) -> Image.Image:
+    return image if image.size == size else image.resize(size, resample)
 
 
 def in_rgb(image: Image.Image) -> Image.Image:

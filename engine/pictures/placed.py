@@ -32,12 +32,12 @@ MOST_TOKENS = 1 << INDEX_BITS
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A resized picture with its place in the numbering of tokens.
+    """A resized picture, or a tile of one, with its place in the numbering of tokens.
 
     Attributes:
         pixels: its pixels in RGB, (height, width, 3).
-        size: width and height before it was resized, in pixels.
-        grid: rows and columns of its tokens.
+        size: width and height of the picture before it was resized, in pixels.
+        grid: rows and columns of its tokens, without breaks between rows.
         number: hash of the pixels and of what encodes them, of 48 bits.
     """
 
@@ -64,7 +64,8 @@ class Picture:
     @property
     def n(self) -> int:
         """Number of its tokens."""
-        return self.grid[0] * self.grid[1]
+        height, width, _ = self.pixels.shape
+        return self.rule.n_tokens(width, height)
 
     @property
     def n_positions(self) -> int:

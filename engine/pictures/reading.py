@@ -6,7 +6,7 @@ import json
 from base64 import b64decode, b64encode
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.pictures.resizing import Resizing
+    from engine.pictures.tiling import Size
 
 COMMAND = program_command("engine.pictures.program")
 """Command of the child."""
-
-Size = tuple[int, int]
 
 
 def picture_text(file: str | Path | bytes) -> str:
@@ -49,8 +48,22 @@ def picture_text(file: str | Path | bytes) -> str:
     return b64encode(file).decode("ascii")
 
 
-def read_pixels(picture: str, resizing: Resizing) -> tuple[NDArray[np.uint8], Size]:
-    """Return the pixels of a resized picture, (height, width, 3), and its own width and height.
+class ReadPicture(NamedTuple):
+    """What a tower sees of a picture's file.
+
+    Attributes:
+        size: width and height of the picture.
+        grid: rows and columns of its tiles; (1, 1) where it is seen as a whole alone.
+        views: RGB pixels of the tiles row by row and then of the whole, each (height, width, 3).
+    """
+
+    size: Size
+    grid: Size
+    views: tuple[NDArray[np.uint8], ...]
+
+
+def read_views(picture: str, resizing: Resizing) -> ReadPicture:
+    """Return a picture's size and what a tower sees of it.
 
     Args:
         picture: see `picture_text`.
@@ -64,9 +77,14 @@ def read_pixels(picture: str, resizing: Resizing) -> tuple[NDArray[np.uint8], Si
     answer = _asked(request.encode("ascii", "replace"))
     if "problem" in answer:
         raise PictureError(f"A picture cannot be used: {answer['problem']}.")
-    width, height = answer["resized"]
-    pixels = np.frombuffer(b64decode(answer["pixels"]), np.uint8)
-    return pixels.reshape(height, width, 3), (answer["width"], answer["height"])
+    rows, columns = answer["grid"]
+    views = tuple(_pixels(view) for view in answer["views"])
+    return ReadPicture((answer["width"], answer["height"]), (rows, columns), views)
+
+
+def _pixels(view: dict[str, Any]) -> NDArray[np.uint8]:
+    width, height = view["size"]
+    return np.frombuffer(b64decode(view["pixels"]), np.uint8).reshape(height, width, 3)
 
 
 def _asked(request: bytes) -> dict[str, Any]:

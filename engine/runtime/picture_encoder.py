@@ -77,6 +77,10 @@ class PictureEncoder:
             with self._explaining("to load the encoder of pictures"):
                 load_rank(file, slots, 0, self._torch_device, STORAGE, ReferenceBackend(), progress)
 
+    def has(self, picture: Picture) -> bool:
+        """Return whether the result for a picture is kept."""
+        return picture.number in self._kept
+
     def encode(self, picture: Picture) -> Tensor:
         """Return the features of a picture, (tokens, n_text), in the host's memory.
 

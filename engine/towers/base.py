@@ -1,4 +1,4 @@
-"""Base classes of towers: a vision transformer, and what brings its result to the text model."""
+"""Base classes of towers: their sizes, and what all of them can do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from engine.forward.operands import GELU, SILU
-from engine.layers.linear import Linear
-from engine.layers.module import Module, Slot, TensorSource
-from engine.layers.norm import LayerNorm
+from engine.layers.fused import separate
+from engine.layers.module import Module, TensorSource
 from engine.sharding.placement import Replicate
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 WHOLE = Replicate((0,))
 """Placement of all tensors of a tower: whole on the one rank that encodes."""
-
-N_CHANNELS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,60 +83,24 @@ class TowerSizes:
         """Number of patches along a side of the picture that it was trained with."""
         return self.image // self.patch
 
+    @property
+    def head_dim(self) -> int:
+        """Number of elements of a head of its attention."""
+        return self.n_embd // self.n_head
+
+    def check_rotation(self, keys: Keys) -> None:
+        """Check that heads can be rotated by rows and columns.
+
+        Raises:
+            InvalidGGUF: they cannot.
+        """
+        if self.head_dim % 4:
+            raise keys.invalid("heads of its vision encoder cannot be rotated in two dimensions")
+
 
 def _channels(keys: Keys, name: str) -> Channels:
-    red, green, blue = keys.numbers(name, N_CHANNELS, 0.5)
+    red, green, blue = keys.numbers(name, 3, 0.5)
     return red, green, blue
-
-
-class PatchEmbedding(Linear):
-    """Convolution over patches that do not overlap, as a product with their pixels."""
-
-    def __init__(self, sizes: TowerSizes) -> None:
-        self.kernel = (N_CHANNELS, sizes.patch, sizes.patch)
-        super().__init__(N_CHANNELS * sizes.patch**2, sizes.n_embd, WHOLE)
-
-    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        source.get(f"{name}.weight", (self.shape[0], *self.kernel))
-        weight = source.get(f"{name}.weight", self.shape, (self.shape[0], *self.kernel))
-        slots = [Slot(self, "weight", weight, WHOLE, is_matrix=True)]
-        if f"{name}.bias" in source:
-            bias = source.get(f"{name}.bias", self.shape[:1])
-            slots.append(Slot(self, "bias", bias, WHOLE, is_matrix=False))
-        return slots
-
-
-def patches(pixels: Tensor, patch: int) -> Tensor:
-    """Return the patches of pixels (3, height, width), row by row: (rows, columns, 3 × patch²)."""
-    n, height, width = pixels.shape
-    cut = pixels.reshape(n, height // patch, patch, width // patch, patch)
-    return cut.permute(1, 3, 0, 2, 4).reshape(height // patch, width // patch, -1)
-
-
-class TowerBlock(Module):
-    """Block of a vision transformer: `x + attention(ln1(x))`, then `x + ffn(ln2(x))`."""
-
-    def __init__(self, sizes: TowerSizes) -> None:
-        n, self.n_head, self.act = sizes.n_embd, sizes.n_head, sizes.act
-        self.ln1 = LayerNorm(n, sizes.eps, WHOLE)
-        self.attn_q, self.attn_k, self.attn_v = (Linear(n, n, WHOLE) for _ in range(3))
-        self.attn_out = Linear(n, n, WHOLE)
-        self.ln2 = LayerNorm(n, sizes.eps, WHOLE)
-        self.ffn_up = Linear(n, sizes.n_ff, WHOLE)
-        self.ffn_down = Linear(sizes.n_ff, n, WHOLE)
-
-    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
-        """Map the residual stream x (T, n_embd) to the next block's."""
-        normed = self.ln1.apply(x, ops)
-        heads = [
-            matrix(normed).reshape(len(x), self.n_head, -1)
-            for matrix in (self.attn_q, self.attn_k, self.attn_v)
-        ]
-        return self.fed(x + self.attn_out(ops.attend_all(*heads).flatten(1)), ops)
-
-    def fed(self, x: Tensor, ops: PictureOps) -> Tensor:
-        """Return `x + ffn(ln2(x))`."""
-        return x + self.ffn_down(ops.activate(self.act, self.ffn_up(self.ln2.apply(x, ops))))
 
 
 class Tower(Module, ABC):
@@ -165,17 +126,22 @@ class Tower(Module, ABC):
 
     @classmethod
     def adapt(cls, source: TensorSource, keys: Keys) -> None:
-        """Exchange the matrices of FFNs in files that have them under each other's names.
-
-        Early converters wrote them so; their shapes tell.
-        """
-        first = source.tensors.get("v.blk.0.ffn_down.weight")
+        """Rename and split tensors of `source` to those that towers declare."""
+        n_layer = keys.integer("vision.block_count")
         n_embd, n_ff = (keys.integer(f"vision.{x}_length") for x in ("embedding", "feed_forward"))
-        if first is None or n_embd == n_ff or first.shape != (n_ff, n_embd):
-            return
-        for layer in range(keys.integer("vision.block_count")):
-            for kind in ("weight", "bias"):
-                names = [f"v.blk.{layer}.ffn_{part}.{kind}" for part in ("up", "down")]
-                if all(name in source.tensors for name in names):
-                    up, down = (source.tensors[name] for name in names)
-                    source.tensors |= {names[0]: down, names[1]: up}
+        down = source.tensors.get("v.blk.0.ffn_down.weight")
+        is_exchanged = down is not None and n_embd != n_ff and down.shape == (n_ff, n_embd)
+        for block in (f"v.blk.{layer}." for layer in range(n_layer)):
+            parts = tuple((f"{block}attn_{part}", n_embd) for part in "qkv")
+            separate(source, f"{block}attn_qkv", parts, (n_embd,))
+            if is_exchanged:
+                _exchange_ffn(source, block)
+
+
+def _exchange_ffn(source: TensorSource, block: str) -> None:
+    """Exchange the matrices of an FFN that an early converter wrote under each other's names."""
+    for kind in ("weight", "bias"):
+        names = [f"{block}ffn_{part}.{kind}" for part in ("up", "down")]
+        if all(name in source.tensors for name in names):
+            up, down = (source.tensors[name] for name in names)
+            source.tensors |= {names[0]: down, names[1]: up}

@@ -1,17 +1,18 @@
-"""Gemma 3's tower: SigLIP (arXiv 2303.15343), whose patches are averaged 4 x 4 to 256 tokens."""
+"""Gemma 3's tower: SigLIP, whose patches are averaged 4 x 4 to 256 tokens."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.linear import HeadLinear, Vector
+from engine.layers.linear import HeadLinear
 from engine.layers.module import Module
-from engine.layers.norm import LayerNorm, RMSNorm
+from engine.layers.norm import RMSNorm
 from engine.pictures.resizing import Resizing
 from engine.pictures.rule import PictureRule
 from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges
-from engine.towers.base import WHOLE, PatchEmbedding, Tower, TowerBlock, TowerSizes, patches
+from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.siglip import SigLIP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,24 +22,6 @@ if TYPE_CHECKING:
 
 POOL = 4
 """Number of patches along each side of the square that a token stands for."""
-
-
-class SigLIP(Module):
-    """The vision transformer of Gemma 3."""
-
-    def __init__(self, sizes: TowerSizes) -> None:
-        self.patch_embd = PatchEmbedding(sizes)
-        self.position_embd = Vector((sizes.n_side**2, sizes.n_embd), WHOLE)
-        self.blk = [TowerBlock(sizes) for _ in range(sizes.n_layer)]
-        self.post_ln = LayerNorm(sizes.n_embd, sizes.eps, WHOLE)
-        self._patch = sizes.patch
-
-    def __call__(self, pixels: Tensor, ops: PictureOps) -> Tensor:
-        """Map normalised pixels (3, side, side) to (patches, n_embd)."""
-        x = self.patch_embd(patches(pixels, self._patch).flatten(0, 1)) + self.position_embd()
-        for block in self.blk:
-            x = block(x, ops)
-        return self.post_ln.apply(x, ops)
 
 
 class Gemma3Projector(Module):

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Protocol
 from engine.forward.ops import Ops
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
 class PictureOps(Ops, Protocol):
     """Operations on all patches of one picture at once."""
 
-    def attend_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_all(self, q: Tensor, k: Tensor, v: Tensor, windows: Sequence[int] = ()) -> Tensor:
         """Attend with q over k and v, all (T, n_head, head_dim), without a mask or a cache.
 
         Scores are divided by sqrt(head_dim).
+
+        Args:
+            windows: numbers of patches that see each other, one after the other; all see all
+                without any.
 
         Returns:
             (T, n_head, head_dim)
@@ -29,6 +35,10 @@ class PictureOps(Ops, Protocol):
         Returns:
             (rows, columns, channels)
         """
+        ...
+
+    def joined(self, *parts: Tensor) -> Tensor:
+        """Join the parts along the first dimension."""
         ...
 
     def gelu_erf(self, x: Tensor) -> Tensor:

@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
 from engine.towers.gemma3 import Gemma3Tower
+from engine.towers.idefics3 import Idefics3Tower
+from engine.towers.internvl import InternVLTower
+from engine.towers.pixtral import PixtralTower
 from engine.towers.qwen3vl import Qwen3VLTower
+from engine.towers.qwen25vl import Qwen25VLTower
 
 if TYPE_CHECKING:
     from engine.gguf.metadata import Metadata
     from engine.towers.base import Tower
 
-TOWERS: dict[str, type[Tower]] = {"gemma3": Gemma3Tower, "qwen3vl_merger": Qwen3VLTower}
+TOWERS: dict[str, type[Tower]] = {
+    "gemma3": Gemma3Tower,
+    "idefics3": Idefics3Tower,
+    "internvl": InternVLTower,
+    "pixtral": PixtralTower,
+    "qwen2.5vl_merger": Qwen25VLTower,
+    "qwen3vl_merger": Qwen3VLTower,
+}
 """Class of each projector type."""
 
 

@@ -50,7 +50,7 @@ def prompt_logits(model: Model, prompt: Prompt) -> Any:
     try:
         n = len(prompt.ids)
         place.sequence.reserve(n)
-        rows = picture_rows(request, n, model.scheduler.encode)
+        rows = picture_rows(request, n, model.scheduler.encoder)
         piece = Piece(0, n, place.tables, place.slot, place.seat)
         batch = Batch((piece,), 0, pictures=rows, places=request.pictures.places(0, n))
         return model.runtime.runner.forward(with_text_alone(prompt.ids), batch)

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import PictureError
 from engine.pictures.placed import Picture
-from engine.pictures.reading import read_pixels
+from engine.pictures.reading import read_views
 from engine.text.messages import PICTURE_PLACE
 
 if TYPE_CHECKING:
@@ -27,7 +27,20 @@ MOST_PICTURES = 64
 _NUMBERED = re.compile(f"{PICTURE_PLACE}([0-9]+){PICTURE_PLACE}")
 """Place of a picture in a prompt's text, with its number in the conversation."""
 
-Seen = Sequence[Picture]
+
+class SeenPicture(NamedTuple):
+    """A picture of a conversation as its prompt has it.
+
+    Attributes:
+        views: the picture; or its tiles, and then the whole of it.
+        texts: texts before each of them, and behind the last.
+    """
+
+    views: tuple[Picture, ...]
+    texts: Sequence[str]
+
+
+Seen = Sequence[SeenPicture]
 """Pictures of a conversation, in order."""
 
 
@@ -42,7 +55,7 @@ class PictureReader:
     def __init__(self, rule: PictureRule, encoder: str) -> None:
         self.rule = rule
         self._encoder = encoder
-        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
+        self._kept: OrderedDict[bytes, SeenPicture] = OrderedDict()
 
     def read(self, messages: Sequence[ChatMessage]) -> Seen:
         """Return the pictures of a conversation.
@@ -57,12 +70,13 @@ class PictureReader:
             )
         return [self._read(picture) for picture in found]
 
-    def _read(self, text: str) -> Picture:
+    def _read(self, text: str) -> SeenPicture:
         key = blake2b(text.encode("ascii", "replace"), digest_size=16).digest()
         found = self._kept.pop(key, None)
         if found is None:
-            pixels, size = read_pixels(text, self.rule.resizing)
-            found = Picture.of(pixels, size, self.rule, self._encoder)
+            size, grid, views = read_views(text, self.rule.resizing)
+            pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
+            found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
         self._kept[key] = found
         while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
             self._kept.popitem(last=False)
@@ -70,12 +84,12 @@ class PictureReader:
 
     @property
     def _n_bytes(self) -> int:
-        return sum(picture.pixels.nbytes for picture in self._kept.values())
+        return sum(view.pixels.nbytes for seen in self._kept.values() for view in seen.views)
 
 
 def by_number(seen: Seen) -> Mapping[int, Picture]:
-    """Return pictures by their number."""
-    return {picture.number: picture for picture in seen}
+    """Return pictures and tiles by their number."""
+    return {view.number: view for picture in seen for view in picture.views}
 
 
 def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -113,15 +127,18 @@ def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> 
             "The model's chat template leaves pictures out.",
             "Choose another chat template for this model.",
         )
-    before = [picture.rule.before for picture in seen] + [""]
-    behind = ["", *(picture.rule.behind for picture in seen)]
-    ids = list[int]()
-    for index, part in enumerate(texts[::2]):
-        ids += encode(behind[index] + part + before[index], index == 0)
-        ids += seen[index].ids if index < len(seen) else ()
-    return ids
+    ids, held, is_first = list[int](), texts[0], True
+    for (views, around), behind in zip(seen, texts[2::2], strict=True):
+        for view, before in zip(views, around[:-1], strict=True):
+            if held + before or is_first:  # a prompt may begin with a token of its own
+                ids += encode(held + before, is_first)
+            ids += view.ids
+            held, is_first = "", False
+        held = around[-1] + behind
+    return ids + encode(held, is_first)
 
 
 def without_numbers(text: str, rule: PictureRule) -> str:
     """Return a prompt's text in which a picture is what stands around its tokens."""
-    return _NUMBERED.sub(lambda _: rule.before + rule.behind, text)
+    around = "".join(rule.texts(1, 1))
+    return _NUMBERED.sub(lambda _: around, text)

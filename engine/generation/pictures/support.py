@@ -53,7 +53,7 @@ class PictureSupport:
             self.warnings = (f"The model reads text only: {error.message}",)
 
     def _open(self, runtime: ThreadRuntime, device: str, is_cancelled: IsCancelled) -> None:
-        self.encoder = self._prompts.pictures = self._scheduler.encode = None
+        self.encoder = self._prompts.pictures = self._scheduler.encoder = None
         if not runtime.mmproj:
             return
         hp = runtime.hp
@@ -68,13 +68,13 @@ class PictureSupport:
             )
         self.encoder = encoder
         self._prompts.pictures = PictureReader(rule, encoder.hash)
-        self._scheduler.encode = encoder.encode
+        self._scheduler.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 
     def make_way(self, runtime: ThreadRuntime, device: str) -> None:
         """Free the encoder before a re-split behind which it lies on another device."""
         if self.encoder is not None and self.encoder.device != device:
-            self.encoder = self._scheduler.encode = None
+            self.encoder = self._scheduler.encoder = None
             runtime.note_beside("pictures", 0)
 
     def attach(self, runtime: ThreadRuntime, device: str) -> None:

@@ -23,7 +23,12 @@ from engine.generation.scheduling.pace import Pace
 from engine.generation.scheduling.places import CHECKPOINT_BYTES, Places
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.seats import Seats
-from engine.generation.scheduling.seeing import Encode, picture_rows, with_text_alone
+from engine.generation.scheduling.seeing import (
+    PictureFeatures,
+    n_with_one_new,
+    picture_rows,
+    with_text_alone,
+)
 from engine.generation.work import Follow, Prefill, check_prompt
 from engine.paging.keys import PAGE
 from engine.pictures.placed import NO_PICTURES
@@ -51,8 +56,7 @@ class Scheduler:
     Attributes:
         places: the cache that the answers share.
         drafts: the guesses; may be replaced between two steps.
-        encode: returns the features of a picture, (tokens, n_embd); None where the model cannot
-            see.
+        encoder: encoder of pictures; None where the model cannot see.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Scheduler:
         self._seats = Seats(self.places, self._ahead)
         self._pace = Pace()
         self.drafts = drafts or Drafts()
-        self.encode: Encode | None = None
+        self.encoder: PictureFeatures | None = None
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -162,7 +166,7 @@ class Scheduler:
             None if that has failed, which ends the answer.
         """
         found: list[PictureRows] = []
-        self._advance(request, lambda: found.extend(picture_rows(request, n, self.encode)))
+        self._advance(request, lambda: found.extend(picture_rows(request, n, self.encoder)))
         return None if request.is_over else tuple(found)
 
     def _can_add(self, request: Request) -> bool:
@@ -178,7 +182,7 @@ class Scheduler:
         assert request.place is not None
         n = min(request.n_missing, self._runtime.n_batch - n_singles)
         if n_singles:
-            n = min(n, self._pace.n)
+            n = n_with_one_new(request, min(n, self._pace.n), self.encoder)
         if not self._runtime.can_rewind:
             n = min([n, *(mark - request.place.n for mark in _marks(request, request.place.n))])
         while self.places.room(request.place) < n and self._seats.preempt_unread(request):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from engine.forward.batch import PictureRows
 from engine.pictures.placed import FIRST_ID
@@ -14,11 +14,37 @@ if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
     from engine.pictures.placed import Picture
 
-Encode = Callable[["Picture"], "Tensor"]
-"""Function that returns the features of a picture, (tokens, n_embd)."""
+
+class PictureFeatures(Protocol):
+    """The features of pictures, of which the last ones are kept."""
+
+    def has(self, picture: Picture) -> bool:
+        """Return whether the result for a picture is kept."""
+        ...
+
+    def encode(self, picture: Picture) -> Tensor:
+        """Return the features of a picture, (tokens, n_embd)."""
+        ...
 
 
-def picture_rows(request: Request, n: int, encode: Encode | None) -> tuple[PictureRows, ...]:
+def n_with_one_new(request: Request, n: int, encoder: PictureFeatures | None) -> int:
+    """Return how many of the next n tokens of a prompt to compute while other answers wait.
+
+    Of the pictures and tiles among them, one at most is not encoded yet.
+    """
+    assert request.place is not None
+    at = request.place.n
+    new = [
+        placed.start
+        for placed in request.pictures.among(at, at + n)
+        if encoder is not None and not encoder.has(placed.picture)
+    ]
+    return n if len(new) < 2 else new[1] - at
+
+
+def picture_rows(
+    request: Request, n: int, encoder: PictureFeatures | None
+) -> tuple[PictureRows, ...]:
     """Return the rows of pictures among the next n tokens of an answer's prompt.
 
     Raises:
@@ -27,9 +53,9 @@ def picture_rows(request: Request, n: int, encode: Encode | None) -> tuple[Pictu
     assert request.place is not None
     at, found = request.place.n, list[PictureRows]()
     for start, picture in request.pictures.among(at, at + n):
-        assert encode is not None, "who has prompts with pictures can encode them"
+        assert encoder is not None, "who has prompts with pictures can encode them"
         first, stop = max(at, start), min(at + n, start + picture.n)
-        features = encode(picture)[first - start : stop - start]
+        features = encoder.encode(picture)[first - start : stop - start]
         whole = (start, stop) if picture.rule.is_two_way else None
         found.append(PictureRows(first - at, features, whole))
     return tuple(found)

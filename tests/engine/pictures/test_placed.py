@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.pictures.placed import FIRST_ID, Picture, PlacedPictures, n_before_picture, text_ids
 from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule
+from engine.pictures.rule import PictureRule, TileTexts
 
 RULE = PictureRule(
     Resizing("bilinear", side=12), 4, (0.5,) * 3, (0.5,) * 3, "<", ">", is_two_way=True
@@ -71,3 +71,15 @@ def test_positions_behind_pictures_go_on_from_their_longer_side() -> None:
     assert columns == [1, 2, 3, 4, 5, 2, 3, 4, 5, 6, 7]
     assert found.places(10, 1) == ()
     assert placed().places(0, 5) == ()
+
+
+def test_texts_stand_around_the_tiles_of_a_picture() -> None:
+    tiles = TileTexts("<", "[{row},{column}]", "\n", "all")
+    rule = replace(RULE, tiles=tiles)
+    assert rule.texts(1, 1) == ["<", ">"]
+    assert rule.texts(1, 2) == ["<[1,1]", "[1,2]", "\nall", ">"]
+    assert rule.texts(2, 1) == ["<[1,1]", "\n[2,1]", "\nall", ">"]
+
+
+def test_breaks_between_rows_are_tokens_of_a_picture() -> None:
+    assert len(picture(1, replace(RULE, has_breaks=True)).ids) == 11

@@ -6,22 +6,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from transformers import Idefics3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from engine import EngineError, picture_text
 from engine.pictures.limits import MOST_FILE_BYTES
-from engine.pictures.reading import read_pixels
+from engine.pictures.reading import read_views
 from engine.pictures.resizing import Resizing, TooNarrow
 from tests.helpers.pictures import as_file, random_picture
 
 SQUARE = Resizing("bilinear", side=32)
+SIZES = [(100, 70), (1, 150), (3000, 2000), (5, 5), (641, 479)]
 ORIENTATION = 0x0112
 QUARTER_TURN = 6
 """EXIF's value for a picture that is to be turned by 90 degrees clockwise."""
 
 
 def read(data: bytes, rule: Resizing = SQUARE) -> np.ndarray:
-    return read_pixels(picture_text(data), rule)[0]
+    return read_views(picture_text(data), rule).views[0]
 
 
 def test_a_picture_is_resized_as_by_pillow() -> None:
@@ -38,7 +42,7 @@ def test_a_picture_is_resized_as_by_pillow() -> None:
 def test_a_turned_photograph_stands_upright() -> None:
     image, exif = random_picture(60, 30), Image.Exif()
     exif[ORIENTATION] = QUARTER_TURN
-    pixels, size = read_pixels(picture_text(as_file(image, exif=exif)), SQUARE)
+    size, _, (pixels,) = read_views(picture_text(as_file(image, exif=exif)), SQUARE)
     upright = image.transpose(Image.Transpose.ROTATE_270)
     assert size == (30, 60)
     assert (pixels == np.asarray(upright.resize((32, 32), Image.Resampling.BILINEAR))).all()
@@ -57,12 +61,41 @@ def test_sixteen_bits_of_grey_are_eight() -> None:
     assert (read(as_file(grey)) == 0x80).all()
 
 
-@pytest.mark.parametrize("size", [(100, 70), (1, 150), (3000, 2000), (5, 5), (641, 479)])
+@pytest.mark.parametrize("size", SIZES)
 def test_sizes_that_keep_proportions_are_those_of_smart_resize(size: tuple[int, int]) -> None:
     rule = Resizing("bicubic", factor=32, least=65536, most=500_000)
     height, width = smart_resize(size[1], size[0], 32, 65536, 500_000)
     assert rule.target(*size) == (width, height)
     assert width * height <= rule.most_pixels
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_with_a_longest_side_are_those_of_pixtral(size: tuple[int, int]) -> None:
+    rule = Resizing("bicubic", factor=28, longest=1540)
+    shape = np.empty((3, size[1], size[0]))
+    height, width = get_resize_output_image_size(shape, 1540, 28, "channels_first")
+    assert rule.target(*size) == (width, height)
+    assert width * height <= rule.most_pixels
+
+
+@pytest.mark.parametrize("size", [*SIZES, (448, 448), (900, 451), (4000, 500)])
+def test_grids_of_tiles_are_those_of_internvl(size: tuple[int, int]) -> None:
+    rule = Resizing("bicubic", side=448, least_tiles=1, most_tiles=12)
+    columns, rows = get_optimal_tiled_canvas(size[::-1], (448, 448), 1, 12)
+    assert rule.views(*size) == (((448 * columns, 448 * rows),), (rows, columns), False)
+
+
+def test_tiles_are_those_of_idefics3() -> None:
+    processor = Idefics3ImageProcessorPil(
+        size={"longest_edge": 128}, max_image_size={"longest_edge": 32}, do_normalize=False
+    )
+    for size in [(100, 70), (1, 150), (33, 77), (64, 64), (400, 50)]:
+        image = random_picture(*size)
+        theirs = processor([[image]], return_tensors="np", return_row_col_info=True)
+        found = read_views(picture_text(as_file(image)), Resizing("lanczos", side=32, longest=128))
+        assert found.grid == (theirs["rows"][0][0], theirs["cols"][0][0])
+        pixels = (theirs["pixel_values"][0] * 255).round().transpose(0, 2, 3, 1)
+        assert (np.stack(found.views) == pixels).all()
 
 
 def test_a_strip_is_refused() -> None:
@@ -94,10 +127,10 @@ def test_files_that_are_too_large_or_not_there_are_refused(tmp_path: Path) -> No
     with pytest.raises(EngineError, match=r"missing\.png cannot be read"):
         picture_text(tmp_path / "missing.png")
     with pytest.raises(EngineError, match="more than 32 MiB"):
-        read_pixels("A" * (2 * MOST_FILE_BYTES), SQUARE)
+        read_views("A" * (2 * MOST_FILE_BYTES), SQUARE)
 
 
 def test_what_is_not_base64_is_refused() -> None:
     text = b64encode(as_file(random_picture(8, 8))).decode()
     with pytest.raises(EngineError, match="damaged"):
-        read_pixels("?" + text[1:], SQUARE)
+        read_views("?" + text[1:], SQUARE)
