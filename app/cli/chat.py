@@ -6,17 +6,26 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from app import paths
 from app.chat.message import split_thought
 from app.cli.arguments import add_json, add_load, add_sampling, sampling_params
 from app.cli.output import note, note_error, write, write_json
-from app.cli.talk import add_talk_model, answer, open_talk_model, reading_input
+from app.cli.talk import (
+    add_images,
+    add_talk_model,
+    answer,
+    open_talk_model,
+    pictures_of,
+    reading_input,
+)
 from app.cli.typed import MessageEditor
-from engine import ChatMessage, EngineError, Generate
+from engine import ChatMessage, EngineError, Generate, picture_text
 
 COMMANDS = {
     "/help": "shows this list",
+    "/image FILE": "adds a picture to the next message, if the model can see",
     "/new": "starts a new chat; the system prompt stays",
     "/quit": "ends the program, as Ctrl+D does",
 }
@@ -27,6 +36,7 @@ KEYS = "Alt+Enter starts a new line, Ctrl+C stops an answer or clears what is ty
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     add_talk_model(parser)
+    add_images(parser, "the first message")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "-n", "--n-predict", type=int, default=1024, metavar="N",
@@ -41,14 +51,19 @@ def run_chat(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     messages = [ChatMessage("system", args.system)] if args.system else []
     turns: list[dict[str, object]] = []
+    pictures = pictures_of(args)  # of the next message
     with open_talk_model(args) as model:
         if not args.json:
             note("Ctrl+D quits, Ctrl+C stops an answer, /help shows more.")
         for text in _messages(is_silent=args.json):
             if text == "/new":
-                messages = [m for m in messages if m.role == "system"]
+                messages, pictures = [m for m in messages if m.role == "system"], ()
                 continue
-            messages.append(ChatMessage("user", text))
+            if image := re.fullmatch(r"/image\s+(.+)", text):
+                pictures += _picture(image[1].strip("'\""), is_remote=args.url is not None)
+                continue
+            messages.append(ChatMessage("user", text, pictures=pictures))
+            pictures = ()
             request = Generate(tuple(messages), sampling=sampling)
             try:
                 result = answer(model, request, is_silent=args.json)
@@ -65,16 +80,34 @@ def run_chat(args: argparse.Namespace) -> None:
         write_json({"turns": turns})
 
 
+def _picture(name: str, *, is_remote: bool) -> tuple[str, ...]:
+    """Return the picture of a file for the next message; none, with a sentence, if it has none."""
+    try:
+        if is_remote:
+            raise EngineError("Pictures cannot be sent to a remote model.")
+        found = picture_text(Path(name).expanduser())
+    except EngineError as error:
+        note_error(error)
+        return ()
+    note("The picture goes with the next message.")
+    return (found,)
+
+
 def _messages(*, is_silent: bool) -> Iterator[str]:
-    """Yield what a person types or a file holds: messages, and "/new"; do all other commands."""
+    """Yield what a person types or a file holds: messages, "/new" and "/image FILE".
+
+    All other commands are done here.
+    """
     for text in _lines(is_silent=is_silent):
         word = text.strip()
         if word == "/quit":
             return
         if word == "/help":
             note("\n".join([*(f"{name} {does}" for name, does in COMMANDS.items()), KEYS]))
-        elif word == "/new":
+        elif word == "/new" or word.startswith("/image "):
             yield word
+        elif word == "/image":
+            note("/image needs a file: /image FILE.")
         elif re.fullmatch(r"/[a-z]+", word):
             note(f"There is no command {word}; /help shows all.")
         elif word:

@@ -151,11 +151,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "-n", "--n-predict", type=int, default=512, metavar="N",
         help="most tokens to generate (default: 512; -1: no limit)",
     )  # fmt: skip
-    parser.add_argument(
-        "--image", action="append", default=[], metavar="FILE",
-        help="picture before the prompt: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs "
-        "its mmproj file, see --mmproj",
-    )  # fmt: skip
+    add_images(parser, "the prompt")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "--raw", action="store_true", help="complete the text without the chat template"
@@ -168,10 +164,9 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 def run_generate(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     text = prompt_of(args)
-    pictures = tuple(map(picture_text, args.image))
-    if pictures and (args.raw or args.url):
-        place = "a raw text" if args.raw else "a remote model"
-        raise EngineError(f"--image has no effect on {place}.", "Leave it out.")
+    pictures = pictures_of(args)
+    if pictures and args.raw:
+        raise EngineError("--image has no effect on a raw text.", "Leave it out.")
     with open_talk_model(args) as model:
         if args.raw or not model.info.has_chat_template:
             request = Generate(prompt=text, sampling=sampling)
@@ -185,6 +180,30 @@ def run_generate(args: argparse.Namespace) -> None:
     else:
         write()
         note(_footer(result))
+
+
+def add_images(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add `--image`.
+
+    Args:
+        text: what pictures stand before, for the help.
+    """
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE",
+        help=f"picture before {text}: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs "
+        "its mmproj file, see --mmproj",
+    )  # fmt: skip
+
+
+def pictures_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the pictures that `--image` names, as messages have them.
+
+    Raises:
+        EngineError: one cannot be read, or the model is a remote one.
+    """
+    if args.image and args.url:
+        raise EngineError("--image has no effect on a remote model.", "Leave it out.")
+    return tuple(map(picture_text, args.image))
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`generate --image`: pictures before a prompt."""
+"""`--image` and `/image`: pictures before a prompt, and in a chat."""
 
 from pathlib import Path
 
@@ -24,6 +24,19 @@ def test_a_picture_stands_before_the_prompt(run: Run, seeing: Path) -> None:
     one = run(*asked, "--image", picture).document["usage"]["prompt_tokens"]
     two = run(*asked, "--image", picture, "--image", picture).document["usage"]["prompt_tokens"]
     assert two - one == one - blind > 16
+
+
+def test_pictures_go_with_one_message_of_a_chat(run: Run, seeing: Path) -> None:
+    picture = seeing / "picture.jpg"
+    typed = f"hello\n/new\n/image {seeing}/none.png\n/image '{picture}'\nhello\n/new\nhello\n"
+    chat = run("chat", seeing / "model.gguf", *GREEDY, "--json", stdin=typed)
+    blind, seen, again = (turn["usage"]["prompt_tokens"] for turn in chat.document["turns"])
+    assert "none.png cannot be read" in chat.err
+    assert seen > blind + 16
+    assert again == blind
+    asked = ("chat", seeing / "model.gguf", *GREEDY, "--json", "--image", picture)
+    (turn,) = run(*asked, stdin="hello").document["turns"]
+    assert turn["usage"]["prompt_tokens"] == seen
 
 
 def test_a_plan_shows_the_memory_for_pictures(run: Run, seeing: Path) -> None:
