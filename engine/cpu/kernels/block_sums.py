@@ -73,7 +73,7 @@ class _Block:
         """Return the dot products with each token in units, F32; they are added up in integers."""
         totals = [self._code.constant(INTS, 0) for _ in self._tokens]
         for half in range(2):
-            for token, number in enumerate(self._half_sums(half)):
+            for token, number in enumerate(self._sums([half])):
                 units = self._number(self._offsets.units(token, half), I32)
                 product = self._reader.isa.word_products(self._code, number, units)
                 totals[token] = totals[token] + product
@@ -96,7 +96,12 @@ class _Block:
 
     def float_sums(self, n_scales: int) -> list[list[Value]]:
         """Return for each token its dot products in units, F32: one, or one for each 16 columns."""
-        halves = [[number.to(FLOATS) for number in self._half_sums(half)] for half in range(2)]
+        if n_scales == 1 and self._offsets.x_bytes > 1:
+            return [
+                [number.to(FLOATS) * self._code.splat(self._scale(token, 0))]
+                for token, number in enumerate(self._sums(range(2)))
+            ]
+        halves = [[number.to(FLOATS) for number in self._sums([half])] for half in range(2)]
         found = []
         for token, (first, second) in enumerate(zip(*halves, strict=True)):
             scale = [self._code.splat(self._scale(token, half)) for half in range(2)]
@@ -119,31 +124,33 @@ class _Block:
             found.append(stored * (-1 / SUM_FACTOR) * self._scale(token, half))
         return [self._code.splat(number) for number in found]
 
-    def _half_sums(self, half: int) -> list[Value]:
-        """Return the integer dot products of 16 rows × 16 columns with each token."""
-        weights, offsets = self._lines[4 * half : 4 * half + 4], self._offsets
-        totals: list[Value] = []
+    def _sums(self, halves: Sequence[int]) -> list[Value]:
+        """Return the integer dot products of 16 rows × one or both halves with each token."""
+        code, offsets = self._code, self._offsets
+        lines = [(half, n) for half in halves for n in range(4)]
+        weights = [self._lines[4 * half + n] for half, n in lines]
+        totals = [code.constant(INTS, 0) for _ in self._tokens]
         for part in range(offsets.x_bytes):
-            is_last = part == offsets.x_bytes - 1
+            if part == offsets.x_bytes - 1:
+                totals = [total + self._correction(t, halves) for t, total in enumerate(totals)]
             x = [
-                [self._number(offsets.numbers(t, part, half, n), I32) for n in range(4)]
+                [self._number(offsets.numbers(t, part, *line), I32) for line in lines]
                 for t in self._tokens
             ]
-            zero = self._code.constant(INTS, 0)
-            starts = [self._correction(t, half) if is_last else zero for t in self._tokens]
-            largest = self._reader.largest_weight
-            sums = self._reader.isa.dots(self._code, weights, x, starts, largest)
-            if totals:
-                sums = [(t << 8) - t + s for t, s in zip(totals, sums, strict=True)]  # t × BASE + s
-            totals = sums
+            totals = self._reader.isa.dots(code, weights, x, totals, self._reader.largest_weight)
+            if part < offsets.x_bytes - 1:
+                totals = [(total << 8) - total for total in totals]  # times BASE
         return totals
 
-    def _correction(self, token: int, half: int) -> Value:
+    def _correction(self, token: int, halves: Sequence[int]) -> Value:
         """Return what corrects a sum of products by weights that were made positive."""
         zero_point = self._reader.zero_point
         if not zero_point:
             return self._code.constant(INTS, 0)
-        stored = self._number(self._offsets.minus_sum(token, half), I32)
+        first, *others = [
+            self._number(self._offsets.minus_sum(token, half), I32) for half in halves
+        ]
+        stored = sum(others, first)
         if zero_point < SUM_FACTOR:
             stored = stored.arithmetic_shift((SUM_FACTOR // zero_point).bit_length() - 1)
         return self._code.splat(stored)

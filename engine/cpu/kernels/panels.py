@@ -14,7 +14,8 @@ first i32 of their pair.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
 whose router sends tokens to experts. Then m × 32 high bytes, worth 255 each, stand before the low
-bytes; both are within ±127, so that the same instructions multiply them.
+bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a block
+have the same scale then: two bytes are exact enough, and a block's product is scaled only once.
 """
 
 from __future__ import annotations
@@ -176,11 +177,13 @@ def _add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     with code.loop(code.number(0), n_blocks) as index:
         at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
+        columns = [code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS) for half in range(2)]
+        sizes = [code.unary("fabs", column) for column in columns]
+        if x_bytes > 1:
+            sizes = [code.maximum(*sizes)] * 2
         halves = [
-            _rounded(
-                code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS), steps, LARGEST[x_bytes]
-            )
-            for half in range(2)
+            _rounded(column, size, steps, LARGEST[x_bytes])
+            for column, size in zip(columns, sizes, strict=True)
         ]
         parts = zip(*(_bytes(whole, x_bytes) for whole, _ in halves), strict=True)
         for part, (first, second) in enumerate(parts):
@@ -224,18 +227,18 @@ def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value
     return steps, size * (1 / (largest * MOST_UNITS)) + (size - size)  # NaN where size is infinite
 
 
-def _rounded(values: Value, steps: Value, largest: int) -> tuple[Value, Value]:
+def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[Value, Value]:
     """Quantise 16 numbers to integers within ±largest, as `_whole` returns them.
 
     Args:
+        sizes: 16 numbers, of which the largest decides the scale.
         steps: see `_steps_and_unit`.
 
     Returns:
         The integers, and the scale in units as i32, at least 1.
     """
     code = values.code
-    size = code.reduce("max", code.unary("fabs", values))
-    units = _integers(_whole(size * steps)) + 1
+    units = _integers(_whole(code.reduce("max", sizes) * steps)) + 1
     units = code.min_signed(units, code.constant(I32, MOST_UNITS))
     units = code.where(units < 1, code.constant(I32, 1), units)  # of what is no number
     inverse = steps * float(largest) / units.to(F32)
