@@ -154,7 +154,11 @@ if TYPE_CHECKING:
     from engine.models.info import inspect_model, read_model_info
     from engine.models.registry import supported_architectures
     from engine.pack import delete_pack, leave_pack, make_holdable, pack_folders, use_pack
-    from engine.pictures.reading import picture_text
+    from engine.pictures.decoding import UnusablePicture, decode_picture
+    from engine.pictures.limits import MOST_PICTURES
+    from engine.pictures.reading import picture_bytes, picture_text
+    from engine.pictures.resizing import TooNarrow
+    from engine.pictures.sight import PictureSight
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
@@ -222,7 +226,7 @@ if TYPE_CHECKING:
     from engine.sampling.on_device import why_sampled_on_host
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_chat_template, load_tokenizer
-    from engine.text.messages import PICTURE_PLACE, ChatMessage, Tool, ToolCall
+    from engine.text.messages import PICTURE_PLACE, ChatMessage, PictureFile, Tool, ToolCall
     from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
     from engine.tuning import tune
     from engine.version import package_version
@@ -236,6 +240,7 @@ __all__ = [
     "KV_TYPES",
     "MMPROJ_KINDS",
     "MOST_DRAFTED",
+    "MOST_PICTURES",
     "NO_WINDOW",
     "PEER_MODES",
     "PICTURE_PLACE",
@@ -338,6 +343,8 @@ __all__ = [
     "PeerMode",
     "Perplexity",
     "PictureError",
+    "PictureFile",
+    "PictureSight",
     "PlacementMap",
     "Plan",
     "PlanBadge",
@@ -384,6 +391,7 @@ __all__ = [
     "Tokenized",
     "TokensCounted",
     "TokensScored",
+    "TooNarrow",
     "Tool",
     "ToolCall",
     "ToolCallBegun",
@@ -404,6 +412,7 @@ __all__ = [
     "Unload",
     "UnsupportedArchitecture",
     "UnsupportedQuant",
+    "UnusablePicture",
     "Usage",
     "Way",
     "answer_lines",
@@ -416,6 +425,7 @@ __all__ = [
     "chosen_way",
     "collect_garbage",
     "cuda_status",
+    "decode_picture",
     "default_address",
     "delete_pack",
     "ending_after",
@@ -460,6 +470,7 @@ __all__ = [
     "parse_rig",
     "parse_target",
     "perplexity",
+    "picture_bytes",
     "picture_text",
     "printable",
     "process_mark",
@@ -534,11 +545,15 @@ _HOME = {
     "programs": (
         "NO_WINDOW", "child_environment", "program_command", "tie_child", "tie_to_parent",
     ),
-    "pictures.reading": ("picture_text",),
+    "pictures.decoding": ("UnusablePicture", "decode_picture"),
+    "pictures.limits": ("MOST_PICTURES",),
+    "pictures.reading": ("picture_bytes", "picture_text"),
+    "pictures.resizing": ("TooNarrow",),
+    "pictures.sight": ("PictureSight",),
     "progress": (
         "LoadProgress", "StateProgress",
     ),
-    "text.messages": ("PICTURE_PLACE", "ChatMessage", "Tool", "ToolCall"),
+    "text.messages": ("PICTURE_PLACE", "ChatMessage", "PictureFile", "Tool", "ToolCall"),
     "generation.parts.thought_text": ("thought_apart",),
     "text.thinking": ("THINK_CLOSE", "THINK_OPEN", "ThoughtMarker"),
     "hardware.card_records": ("card_problems",),

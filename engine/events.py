@@ -45,6 +45,7 @@ from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
 from engine.hardware.fallbacks import Fallback
 from engine.inquiries.questions import Question, Reply
 from engine.models.description import ModelInfo
+from engine.pictures.sight import PictureSight
 from engine.planning.memory import DeviceMemory
 from engine.progress import LoadProgress, StateProgress
 from engine.text.messages import ChatMessage, Tool
@@ -82,6 +83,7 @@ class ModelLoaded:
         model_hash: hash of the file's contents, whatever its name; the saved state of a
             conversation fits only a model with the same hash.
         n_batch: number of prompt tokens that are computed at once; 0 if unknown.
+        sight: how it sees pictures; None where it does not, or that is unknown.
     """
 
     info: ModelInfo
@@ -93,6 +95,7 @@ class ModelLoaded:
     model_hash: str = ""
     fallbacks: tuple[Fallback, ...] = ()
     n_batch: int = 0
+    sight: PictureSight | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,7 @@ class ThreadHost:
             model_hash=model.model_hash,
             fallbacks=self._told,
             n_batch=model.plan.n_batch,
+            sight=model.sight,
         )
 
     def _loaded(self) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -245,8 +245,10 @@ class Prompts:
             return None, n_draft
         asked = list(messages)
         text = draft.strip() or "?"  # many templates refuse to answer nothing
-        before = asked.pop().content + "\n\n" if asked and asked[-1].role == "user" else ""
-        asked.append(ChatMessage("user", before + text))
+        last = ChatMessage("user", text)
+        if asked and asked[-1].role == "user":
+            last = replace(asked[-1], content=f"{asked.pop().content}\n\n{text}")
+        asked.append(last)
         wishes = PromptWishes(tools=tuple(tools))
         n_all = len(self._encode_chat(asked, continue_last=False, wishes=wishes))
         return max(0, n_all - len(tokenizer.encode(text, add_special=False))), n_draft

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from engine.generation.occupancy import Occupancy
     from engine.generation.prompts import Prompts
     from engine.models.description import ModelInfo
+    from engine.pictures.sight import PictureSight
     from engine.text.chat_template import ChatTemplate
     from engine.text.messages import ChatMessage, Tool
     from engine.text.tokenizer import Tokenizer
@@ -41,6 +42,12 @@ class TextInquiries:
             PromptError: the file has no vocabulary.
         """
         return self._prompts.template
+
+    @property
+    def sight(self) -> PictureSight | None:
+        """How the model sees pictures; None where it does not."""
+        reader = self._prompts.pictures
+        return None if reader is None else reader.sight
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True

@@ -22,6 +22,34 @@ WHITE = (255, 255, 255, 255)
 Answer = dict[str, object]
 
 
+class UnusablePicture(Exception):
+    """Error of a file that is no picture, damaged or too large; its text ends a sentence."""
+
+
+def decode_picture(data: bytes) -> Image.Image:
+    """Return the picture of a file's bytes as it is to be seen, in RGB.
+
+    Raises:
+        UnusablePicture: it cannot be used.
+        MemoryError: there is too little memory.
+    """
+    Image.MAX_IMAGE_PIXELS = None  # the limit below counts
+    warnings.simplefilter("ignore")  # such as of metadata that is of no use here
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                most = MOST_PIXELS // 1_000_000
+                raise UnusablePicture(f"{width} x {height} pixels are more than {most} megapixels")
+            return in_rgb(ImageOps.exif_transpose(image))
+    except UnidentifiedImageError:
+        raise UnusablePicture(f"it is none of {', '.join(FORMATS)}") from None
+    except (MemoryError, UnusablePicture):
+        raise
+    except Exception as error:  # noqa: BLE001 Pillow raises all kinds for damaged files
+        raise UnusablePicture(f"it is damaged ({type(error).__name__})") from None
+
+
 def prepared(data: str, resizing: Resizing) -> Answer:
     """Return a picture as it is resized, or what is wrong with it.
 
@@ -33,23 +61,16 @@ def prepared(data: str, resizing: Resizing) -> Answer:
         "views" with the "size" of each and its "pixels", RGB bytes row by row as base64; or
         "problem" with the end of a sentence.
     """
-    Image.MAX_IMAGE_PIXELS = None  # the limit below counts
-    warnings.simplefilter("ignore")  # such as of metadata that is of no use here
     try:
-        with Image.open(BytesIO(b64decode(data, validate=True)), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                return _too_large(width, height)
-            upright = in_rgb(ImageOps.exif_transpose(image))
+        upright = decode_picture(b64decode(data, validate=True))
+    except UnusablePicture as error:
+        return {"problem": str(error)}
+    except ValueError:
+        return {"problem": "it is damaged"}
+    try:
         views = resizing.views(*upright.size)
-    except UnidentifiedImageError:
-        return {"problem": f"it is none of {', '.join(FORMATS)}"}
     except TooNarrow:
-        return {"problem": f"{width} x {height} pixels are too narrow"}
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 Pillow raises all kinds for damaged files
-        return {"problem": f"it is damaged ({type(error).__name__})"}
+        return {"problem": f"{upright.width} x {upright.height} pixels are too narrow"}
     return {
         "width": upright.width, "height": upright.height, "grid": views.grid,
         "views": [
@@ -86,8 +107,3 @@ def in_rgb(image: Image.Image) -> Image.Image:
         layered = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, WHITE), layered).convert("RGB")
     return image.convert("RGB")
-
-
-def _too_large(width: int, height: int) -> Answer:
-    most = MOST_PIXELS // 1_000_000
-    return {"problem": f"{width} x {height} pixels are more than {most} megapixels"}

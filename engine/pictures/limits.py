@@ -5,6 +5,9 @@ from __future__ import annotations
 MOST_FILE_BYTES = 32 << 20
 """Largest number of bytes of a picture's file."""
 
+MOST_PICTURES = 64
+"""Largest number of pictures of a conversation."""
+
 MOST_PIXELS = 1 << 26
 """Largest number of pixels of a picture: 67 megapixels."""
 

@@ -34,18 +34,25 @@ def picture_text(file: str | Path | bytes) -> str:
     Raises:
         PictureError: it cannot be read, or is too large.
     """
-    if not isinstance(file, bytes):
-        path = Path(file)
-        try:
-            if path.stat().st_size > MOST_FILE_BYTES:
-                raise PictureError(f"{path.name} cannot be used: {_too_many_bytes()}.")
-            file = path.read_bytes()
-        except OSError as error:
-            problem = error.strerror or str(error)
-            raise PictureError(f"{path.name} cannot be read: {problem}.") from error
-    if len(file) > MOST_FILE_BYTES:
+    data = file if isinstance(file, bytes) else picture_bytes(Path(file))
+    if len(data) > MOST_FILE_BYTES:
         raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
-    return b64encode(file).decode("ascii")
+    return b64encode(data).decode("ascii")
+
+
+def picture_bytes(path: Path) -> bytes:
+    """Return the bytes of a picture's file.
+
+    Raises:
+        PictureError: it cannot be read, or is too large.
+    """
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise PictureError(f"{path.name} cannot be used: {_too_many_bytes()}.")
+        return path.read_bytes()
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise PictureError(f"{path.name} cannot be read: {problem}.") from error
 
 
 class ReadPicture(NamedTuple):

@@ -37,6 +37,17 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture in a file of this machine, which is read when it is needed.
+
+    Attributes:
+        path: path of the file, whose content does not change.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One turn: role is "system", "user", "assistant" or "tool".
 
@@ -46,8 +57,9 @@ class ChatMessage:
         tool_calls: calls that the assistant asks for behind its text.
         tool_call_id: name of the call whose result a "tool" message is.
         name: name of the function whose result it is, where it is known.
-        pictures: files of pictures as base64, see `engine.pictures.reading.picture_text`. Each
-            `PICTURE_PLACE` in the text stands for the next one; those that are left come first.
+        pictures: pictures, or the bytes of their files as base64, see
+            `engine.pictures.reading.picture_text`. Each `PICTURE_PLACE` in the text stands for the
+            next one; those that are left come first.
     """
 
     role: str
@@ -56,4 +68,4 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
-    pictures: tuple[str, ...] = ()
+    pictures: tuple[PictureFile | str, ...] = ()

@@ -7,22 +7,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import PictureError
+from engine.pictures.limits import MOST_PICTURES
 from engine.pictures.placed import Picture
-from engine.pictures.reading import read_views
-from engine.text.messages import PICTURE_PLACE
+from engine.pictures.reading import picture_text, read_views
+from engine.text.messages import PICTURE_PLACE, PictureFile
 
 if TYPE_CHECKING:
     from engine.pictures.rule import PictureRule
+    from engine.pictures.sight import PictureSight
     from engine.text.messages import ChatMessage
 
 MOST_KEPT_BYTES = 64 << 20
 """Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
-
-MOST_PICTURES = 64
-"""Largest number of pictures of a conversation."""
 
 _NUMBERED = re.compile(f"{PICTURE_PLACE}([0-9]+){PICTURE_PLACE}")
 """Place of a picture in a prompt's text, with its number in the conversation."""
@@ -48,14 +48,19 @@ class PictureReader:
     """Reader of the pictures of conversations with one model.
 
     Args:
-        rule: how the model takes pictures.
+        sight: how the model sees them.
         encoder: hash of what encodes them.
     """
 
-    def __init__(self, rule: PictureRule, encoder: str) -> None:
-        self.rule = rule
+    def __init__(self, sight: PictureSight, encoder: str) -> None:
+        self.sight = sight
         self._encoder = encoder
         self._kept: OrderedDict[bytes, SeenPicture] = OrderedDict()
+
+    @property
+    def rule(self) -> PictureRule:
+        """How the model takes pictures."""
+        return self.sight.rule
 
     def read(self, messages: Sequence[ChatMessage]) -> Seen:
         """Return the pictures of a conversation.
@@ -70,11 +75,13 @@ class PictureReader:
             )
         return [self._read(picture) for picture in found]
 
-    def _read(self, text: str) -> SeenPicture:
-        key = blake2b(text.encode("ascii", "replace"), digest_size=16).digest()
+    def _read(self, picture: PictureFile | str) -> SeenPicture:
+        key = _key(picture)
         found = self._kept.pop(key, None)
         if found is None:
-            size, grid, views = read_views(text, self.rule.resizing)
+            if isinstance(picture, PictureFile):
+                picture = picture_text(picture.path)
+            size, grid, views = read_views(picture, self.rule.resizing)
             pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
             found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
         self._kept[key] = found
@@ -85,6 +92,18 @@ class PictureReader:
     @property
     def _n_bytes(self) -> int:
         return sum(view.pixels.nbytes for seen in self._kept.values() for view in seen.views)
+
+
+def _key(picture: PictureFile | str) -> bytes:
+    """Return what tells a picture from others: of a file its name, size and time."""
+    if isinstance(picture, PictureFile):
+        try:
+            found = Path(picture.path).stat()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise PictureError(f"A picture cannot be read: {problem}.") from error
+        picture = f"{picture.path}\0{found.st_size} {found.st_mtime_ns}"
+    return blake2b(picture.encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def by_number(seen: Seen) -> Mapping[int, Picture]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine.errors import EngineError
 from engine.forward.batch import MOST_AT_ONCE
 from engine.generation.pictures.prompt_text import PictureReader
+from engine.pictures.sight import PictureSight
 from engine.runtime.picture_encoder import PictureEncoder
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class PictureSupport:
                 "Load it with larger batches of prompts, or without pictures.",
             )
         self.encoder = encoder
-        self._prompts.pictures = PictureReader(rule, encoder.hash)
+        self._prompts.pictures = PictureReader(PictureSight(runtime.mmproj, rule), encoder.hash)
         self._scheduler.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 

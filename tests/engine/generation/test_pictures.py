@@ -9,11 +9,11 @@ import gguf
 import pytest
 
 from engine import ChatMessage, EngineError, Finished, Generate, Model, SamplingParams, load_model
-from engine.text.messages import PICTURE_PLACE
+from engine.text.messages import PICTURE_PLACE, PictureFile
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.hf_models.seeing import SEEING
 from tests.helpers.model_draft import ModelDraft
-from tests.helpers.pictures import prompt_logits, prompt_of, random_picture, shown
+from tests.helpers.pictures import as_file, prompt_logits, prompt_of, random_picture, shown
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 FIRST = shown("the split model", random_picture(90, 60), random_picture(50, 120, seed=1))
@@ -138,6 +138,41 @@ def test_pictures_stand_where_their_message_says(folder: Path) -> None:
         assert model._prompts.tokenizer.decode(ids[at + picture.n :]).startswith(
             "<end_of_image>\n\n world"
         )
+
+
+@all_families
+def test_the_tokens_of_a_picture_follow_from_its_size(folder: Path) -> None:
+    with opened(folder) as model:
+        assert model.sight is not None
+        assert model.sight.mmproj == str(folder / "mmproj.gguf")
+        for width, height in ((90, 60), (50, 120)):
+            read = model._prompts._seen([shown("", random_picture(width, height))])
+            n = sum(view.n for view in read[0].views)
+            assert model.sight.n_tokens(width, height) == n
+    with opened(folder, mmproj="off") as model:
+        assert model.sight is None
+
+
+def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> None:
+    image = tmp_path / "spots.png"
+    image.write_bytes(as_file(random_picture(90, 60)))
+    (held,) = shown("", random_picture(90, 60)).pictures
+    named, text = PictureFile(str(image)), "the split model"
+    with opened(folder) as model:
+        asked = [ChatMessage("user", text, pictures=(named,))]
+        ids = prompt_of(model, asked).ids
+        assert ids == prompt_of(model, [ChatMessage("user", text, pictures=(held,))]).ids
+        n_before, _ = model.count_tokens(asked, "hello")
+        n_without, _ = model.count_tokens([ChatMessage("user", text)], "hello")
+        assert model.sight is not None
+        assert n_before is not None
+        assert n_without is not None
+        assert n_before >= n_without + model.sight.n_tokens(90, 60)
+        image.write_bytes(as_file(random_picture(90, 60, seed=1)))
+        assert prompt_of(model, asked).ids != ids
+        image.unlink()
+        with pytest.raises(EngineError, match="A picture cannot be read: No such file"):
+            prompt_of(model, asked)
 
 
 def test_a_conversation_with_pictures_is_not_shifted(folder: Path) -> None:
