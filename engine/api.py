@@ -39,6 +39,7 @@ from engine.inquiries.in_passes import Inquiries
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.description import ModelInfo
 from engine.models.info import describe
+from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.draft.vocabulary import check_vocabulary
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
@@ -146,13 +147,15 @@ class Model(Inquiries, SavedStates):
         self.params = params
         with GGUFFile.open(params.path) as file:
             self.info: ModelInfo = describe(file)
-            self._stamps = file.stamps
             self.model_hash = model_hash(file)
-            if params.draft_path:
-                with GGUFFile.open(params.draft_path) as draft:
+            if path := draft_model_path(params):
+                with GGUFFile.open(path) as draft:
                     check_vocabulary(draft, file)
             self._prompts = Prompts(file, self.info.name, params.chat_template)
-            self.runtime = open_runtime(file, params, on_progress, is_cancelled)
+            self._mtp_path = mtp_path(file, params)
+            with with_mtp_file(file, self._mtp_path) as whole:
+                self._stamps = whole.stamps
+                self.runtime = open_runtime(whole, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
         self._draft: DraftModel[Request] | None = None
         self._mtp = MTPSource(self.runtime.runner)
@@ -176,7 +179,7 @@ class Model(Inquiries, SavedStates):
             EngineError: it cannot be loaded, or it was cancelled.
         """
         self._draft = None
-        if self.params.draft_path:
+        if draft_model_path(self.params):
             self._draft = DraftModel(self.params, self.runtime, is_cancelled)
         sources = guess_sources(self.params, self._mtp)
         if self._draft is not None:
@@ -348,14 +351,17 @@ class Model(Inquiries, SavedStates):
         with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
             arguments.check_kept(self.params, params)
-            with GGUFFile.open(params.path) as file:
-                check_unchanged(file, self._stamps)
+            with (
+                GGUFFile.open(params.path) as file,
+                with_mtp_file(file, self._mtp_path) as whole,
+            ):
+                check_unchanged(whole, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
                 self._pictures.make_way(self.runtime, params.draft_device)
                 try:
                     with self.scheduler.emptied() as places, self._draft_beside(params):
                         runtime = open_runtime(
-                            file, params, on_progress, is_cancelled, self.runtime, places.used
+                            whole, params, on_progress, is_cancelled, self.runtime, places.used
                         )
                         self.scheduler.move(runtime.runner)
                         self._mtp.move(runtime.runner)

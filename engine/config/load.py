@@ -121,8 +121,9 @@ class LoadParams:
             from what has followed the last tokens earlier in the text, "mtp" from the block for
             that which some files have (multi-token prediction), where CPUs compute all; "auto" from
             whatever there is, "off" from nowhere; or the path of a GGUF file: from the text and
-            from that smaller model, the draft model, which has the same vocabulary. They are left
-            out where they do not pay. The answers are those without guesses.
+            from that smaller model, the draft model, which has the same vocabulary, or from the MTP
+            block that is all it holds. A file "mtp-….gguf" beside a model without such a block is
+            found. They are left out where they do not pay. The answers are those without guesses.
         mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
             that fits, where there is memory for it, "off" for none. It lies whole on one rank's
             device.
@@ -232,7 +233,7 @@ class LoadParams:
 
     @property
     def draft_path(self) -> str:
-        """Path of the draft model; "" for none."""
+        """Path of the file that guesses, a draft model or an MTP block alone; "" for none."""
         return "" if self.draft in DRAFT_KINDS else self.draft
 
     @property

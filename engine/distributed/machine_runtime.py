@@ -16,6 +16,7 @@ from engine.errors import EngineError, SplitError
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.gguf.identity import model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
+from engine.planning.draft.mtp_file import is_mtp_file
 from engine.planning.params_json import params_document
 from engine.runtime.thread_runtime import ThreadRuntime
 
@@ -165,7 +166,8 @@ def shared_params(params: LoadParams) -> LoadParams:
     """
     if params.n_batch is None:
         params = replace(params, n_batch=PROMPT_BATCH)
-    draft = "ngram" if params.draft in ("auto", "mtp") else params.draft
+    is_mtp = params.draft in ("auto", "mtp") or is_mtp_file(params.draft_path)
+    draft = "ngram" if is_mtp else params.draft
     return replace(params, draft=draft, mmproj="off")
 
 

@@ -7,7 +7,7 @@ outlive the file and cannot change under their reader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.errors import InvalidGGUF
 
-BOOL, STRING, ARRAY = 7, 8, 9
+U32, BOOL, STRING, ARRAY = 4, 7, 8, 9
 
 # The types of a fixed size. A boolean is read as its byte: any value but zero means true.
 DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
@@ -240,6 +240,25 @@ class Metadata:
         """
         value = self._store.values.get(key)
         return default if value is None else self._store.decode(value, limit)
+
+    def changed(self, values: Mapping[str, int | Sequence[float]]) -> Metadata:
+        """Return a copy in which some keys have other numbers or lists of numbers.
+
+        Their types stay as they are; those of new keys are "uint32".
+
+        Raises:
+            InvalidGGUF: a number does not fit its type.
+        """
+        data, places = bytearray(self.data), dict(self._store.values)
+        for key, value in values.items():
+            kind = places[key].kind if key in places else U32
+            length = len(value) if isinstance(value, Sequence) else None
+            places[key] = MetadataValue(kind, len(data), length)
+            try:
+                data += np.asarray(value, DTYPES[kind]).tobytes()
+            except OverflowError:
+                raise InvalidGGUF(self._store.path, f"'{key}' cannot be {value}") from None
+        return Metadata(self._store.path, data, places)
 
     def array_length(self, key: str) -> int | None:
         """Return the number of elements of an array; None where the key is missing or no array."""

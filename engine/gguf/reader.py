@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,12 +34,14 @@ class GGUFFile:
         version: version of the GGUF format.
         meta: metadata of the first part; usable after `close` too.
         tensors: tensors of all parts by name, in file order.
+        companion: path of another file that some of them are from; None for none.
         n_bytes: total size of the files, in bytes.
         stamps: what tells these files from others that come to lie under their paths.
     """
 
     def __init__(self, parts: list[OpenPart], headers: list[Header]) -> None:
         self._parts = parts
+        self.companion: Path | None = None
         self.paths = paths = tuple(part.path for part in parts)
         self.path = paths[0]
         self.version = headers[0].version
@@ -74,6 +77,28 @@ class GGUFFile:
             file = cls(parts, headers)
             undo.pop_all()
         return file
+
+    def joined(
+        self, kept: Mapping[str, TensorInfo], other: GGUFFile, added: Mapping[str, TensorInfo],
+        meta: Metadata,
+    ) -> GGUFFile:  # fmt: skip
+        """Return this model with tensors of another file beside some of its own.
+
+        The result can be read as long as both are open.
+
+        Args:
+            kept: tensors of this file, by name.
+            added: tensors of the other file, by name.
+            meta: metadata of the result.
+        """
+        whole = copy(self)
+        whole._parts = [*self._parts, *other._parts]
+        first = len(self._parts)
+        moved = {name: replace(t, part=first + t.part) for name, t in added.items()}
+        whole.tensors = MappingProxyType({**kept, **moved})
+        whole.companion, whole.meta = other.path, meta
+        whole.stamps = (*self.stamps, *other.stamps)
+        return whole
 
     def raw(self, tensor: TensorInfo) -> TensorBytes:
         """Return the bytes of a tensor, or of a range of its rows, to be sliced and read.

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 JOINT = "nextn.eh_proj.weight"
 """Name within its block of the matrix that every MTP block has."""
 
+HEAD = "nextn.shared_head_head.weight"
+"""Name within its block of an output head of its own."""
+
 
 class MTPInput(Module):
     """Input of an MTP block: a token's embedding and the hidden state of the token before.

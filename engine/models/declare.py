@@ -83,7 +83,7 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
     """
     cls = model_class(file.meta.architecture, str(file.path))
     found = None
-    if params.draft == "mtp":
+    if params.draft == "mtp" or (params.draft_path and file.companion is not None):
         _require_mtp(file, cls)
         found = HParams.read(file, cls.traits, n_mtp=1)
     elif params.draft == "auto" and set(params.all_devices) == {CPU}:
@@ -96,7 +96,7 @@ def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
 
     A block that is not as expected is left out: without it the model answers as well.
     """
-    if cls.traits.mtp_hidden is None or not _has_mtp(file):
+    if cls.traits.mtp_hidden is None or not has_mtp(file):
         return None
     try:
         found = HParams.read(file, cls.traits, n_mtp=1)
@@ -108,7 +108,7 @@ def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
     return found
 
 
-def _has_mtp(file: GGUFFile) -> bool:
+def has_mtp(file: GGUFFile) -> bool:
     """Return whether there is an MTP block behind those that every token goes through."""
     keys = Keys(file.meta)
     layer = n_trunk_blocks(keys)
@@ -121,10 +121,11 @@ def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
     Raises:
         EngineError: there is none, or its architecture's are not used.
     """
-    if not _has_mtp(file):
+    if not has_mtp(file):
         raise EngineError(
             f"{file.path.name} has no MTP block to guess with.",
-            "Choose another source of guesses, or a file of the model with MTP.",
+            "Choose another source of guesses, a file of the model with MTP, or put its mtp-….gguf "
+            "beside it.",
         )
     if cls.traits.mtp_hidden is None:
         raise EngineError(

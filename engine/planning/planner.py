@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.gguf.reader import GGUFFile
 from engine.models.description import ModelInfo
 from engine.models.info import describe
+from engine.planning.draft.mtp_file import mtp_path, with_mtp_file
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.evaluation.handle_positions import Positions, positions_of
@@ -35,7 +37,9 @@ class Planner:
 
     def __init__(self, path: str | Path) -> None:
         self._file = GGUFFile.open(path)
-        self._evaluator = Evaluator(self._file)
+        self._open = ExitStack()
+        self._open.callback(self._file.close)
+        self._evaluators: dict[str, Evaluator] = {}  # by the path of a file with an MTP block
         self._known: dict[object, Evaluation] = {}
         self.info: ModelInfo = describe(self._file)
 
@@ -52,8 +56,16 @@ class Planner:
         if found is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            found = self._known[key] = self._evaluator.evaluate(params, free_bytes)
+            found = self._known[key] = self._evaluator(params).evaluate(params, free_bytes)
         return found
+
+    def _evaluator(self, params: LoadParams) -> Evaluator:
+        """Return the evaluator of the model with the MTP block that is loaded with it."""
+        path = mtp_path(self._file, params)
+        if path not in self._evaluators:
+            whole = self._open.enter_context(with_mtp_file(self._file, path))
+            self._evaluators[path] = Evaluator(whole)
+        return self._evaluators[path]
 
     def positions(
         self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None
@@ -64,17 +76,17 @@ class Planner:
             ModelFileError: see `Evaluator.evaluate`.
             SplitError: the present split is invalid.
         """
-        dims = self._evaluator.dims(params)
+        dims = self._evaluator(params).dims(params)
         return positions_of(params, handle, dims, lambda asked: self.plan(asked, free_bytes))
 
     def placement(self, params: LoadParams) -> PlacementMap:
         """Return the ranks of every tensor; see `placement_map`."""
-        return placement_map(self._file, params)
+        return placement_map(self._evaluator(params).file, params)
 
     def fit(self, rooms: Sequence[Room]) -> Fit:
         """Return the finder of splits and contexts that fit on these devices."""
         return Fit(self.plan, rooms, self.info.n_ctx_train, self.info.n_layer)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._open.close()

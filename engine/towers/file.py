@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError, InvalidGGUF, ModelFileError
+from engine.gguf.companions import files_beside
 from engine.gguf.reader import GGUFFile
 from engine.gguf.tensors import quote
 from engine.layers.keys import Keys
@@ -89,16 +89,7 @@ def find_tower(model: Path, architecture: str, n_text: int) -> Path | None:
 
     Of several, the one whose name begins most like the model's comes first.
     """
-    try:
-        names = [path for path in model.parent.iterdir() if _is_tower(path.name)]
-    except OSError:
-        return None
-
-    def likeness(path: Path) -> tuple[int, str]:
-        plain = path.name.lower().replace(MARK, "").strip("-_.")
-        return -_n_alike(plain, model.name.lower()), path.name
-
-    for path in sorted(names, key=likeness):
+    for path in files_beside(model, MARK):
         try:
             with GGUFFile.open(path) as file:
                 declare_tower(file, architecture, n_text)
@@ -106,12 +97,3 @@ def find_tower(model: Path, architecture: str, n_text: int) -> Path | None:
             continue
         return path
     return None
-
-
-def _n_alike(one: str, other: str) -> int:
-    """Return the number of characters with which both begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-def _is_tower(name: str) -> bool:
-    return MARK in name.lower() and name.lower().endswith(".gguf")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.plain_llama import Array, PlainLlama
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -56,6 +57,39 @@ def mtp_gguf(
     return tiny_gguf(
         path, arch=arch, n_layer=N_LAYER + n_mtp, n_embd=N_EMBD, seed=seed, extra=changed, **sizes
     )
+
+
+def apart(path: Path, name: str = "mtp-m.gguf", **changed: DraftTensor | None) -> tuple[Path, Path]:
+    """Write a model with an MTP block as two files beside it, as llama.cpp's converter does.
+
+    Args:
+        name: name of the file of the block.
+        changed: tensors of that file to replace, or None to leave one out, by names without
+            ".weight".
+
+    Returns:
+        The file without the block, under `path`, and the file of the block.
+    """
+    whole = ModelDraft.read(path)
+    arch = whole.meta["general.architecture"]
+    n_layer = whole.meta[f"{arch}.block_count"]
+    own = f"blk.{n_layer - 1}."
+    trunk = whole.changed({"block_count": n_layer - 1, "nextn_predict_layers": None}, f"{arch}.")
+    for key, value in trunk.meta.items():
+        if key.startswith(f"{arch}.") and isinstance(value, list):
+            trunk.meta[key] = value[: n_layer - 1]
+    trunk.tensors = {n: t for n, t in whole.tensors.items() if not n.startswith(own)}
+    shared = ("token_embd.weight", "output_norm.weight", "output.weight")
+    block = ModelDraft(whole.meta, {})
+    for tensor, value in whole.tensors.items():
+        if tensor in shared or tensor.startswith(own):
+            block.tensors[tensor] = value
+    for tensor, other in changed.items():
+        key = tensor if tensor == "d2t" else f"{tensor}.weight"
+        block.tensors.pop(key, None)
+        if other is not None:
+            block.tensors[key] = other
+    return trunk.write(path), block.write(path.with_name(name))
 
 
 def _norm(rng: np.random.Generator) -> np.ndarray:

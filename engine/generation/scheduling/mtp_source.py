@@ -75,7 +75,7 @@ def guess_sources(params: LoadParams, mtp: MTPSource) -> list[GuessSource[Reques
     sources: list[GuessSource[Request]] = []
     if params.draft not in ("off", "mtp"):
         sources.append(NgramSource())
-    if params.draft in ("auto", "mtp") and mtp.can_guess:
+    if mtp.can_guess:
         sources.append(mtp)
     return sources
 

@@ -1,1 +1,1 @@
-"""Draft models: small models that guess for the one that is loaded; their settings and memory."""
+"""Files that guess for a loaded model: draft models, their settings and memory, and MTP blocks."""

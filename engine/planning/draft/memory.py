@@ -11,9 +11,11 @@ from engine.config.load import LoadParams
 from engine.errors import EngineError
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.forward.state import RecurrentState
+from engine.gguf.companions import Stamp, stamp_of
 from engine.gguf.reader import GGUFFile
 from engine.hardware.backend_choice import uses_kernels
 from engine.models.declare import declare, read_sizes
+from engine.planning.draft.mtp_file import draft_model_path
 from engine.planning.rank_size import rank_memory, rank_size
 
 if TYPE_CHECKING:
@@ -55,13 +57,9 @@ def draft_bytes(params: LoadParams, n_ctx: int) -> int:
     Raises:
         EngineError: its file cannot be read, or is of a model that cannot be one.
     """
-    if not params.draft_path:
+    if not draft_model_path(params):
         return 0
-    try:
-        stat = Path(params.draft_path).stat()
-        stamp = stat.st_mtime_ns, stat.st_size
-    except OSError:
-        stamp = 0, 0  # opening it tells what is wrong
+    stamp = stamp_of(Path(params.draft_path))  # of no file: opening it tells what is wrong
     wanted = LoadParams(
         path="", devices=params.devices, split=params.split, parallel=params.parallel,
         draft=params.draft, fast_prompts=params.fast_prompts,
@@ -70,7 +68,7 @@ def draft_bytes(params: LoadParams, n_ctx: int) -> int:
 
 
 @lru_cache(MOST_KEPT)
-def _bytes(params: LoadParams, n_ctx: int, stamp: tuple[int, int]) -> int:
+def _bytes(params: LoadParams, n_ctx: int, stamp: Stamp) -> int:
     wanted = draft_params(params, n_ctx)
     with GGUFFile.open(wanted.path) as file:
         declaration = declare(file, wanted)

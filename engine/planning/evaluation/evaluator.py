@@ -53,10 +53,14 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluator of the splits of one file."""
+    """Evaluator of the splits of one file.
+
+    Attributes:
+        file: file of the model.
+    """
 
     def __init__(self, file: GGUFFile) -> None:
-        self._file = file
+        self.file = file
         self._names = tuple(file.tensors)
         self._models: dict[tuple[bool, int], _Model] = {}
         self._read: dict[object, tuple[type[CausalLM], HParams]] = {}
@@ -122,7 +126,7 @@ class Evaluator:
         """Return the model's class, and its sizes with the requested context."""
         asked = params.draft, frozenset(params.all_devices)
         if asked not in self._read:
-            self._read[asked] = read_sizes(self._file, params)
+            self._read[asked] = read_sizes(self.file, params)
         cls, hp = self._read[asked]
         key = params.n_ctx, asked
         if key not in self._sizes:
@@ -135,7 +139,7 @@ class Evaluator:
         """Return the declared model; its context matters only for long-context RoPE frequencies."""
         key = hp.n_ctx > hp.rope.n_ctx_orig, hp.n_mtp
         if key not in self._models:
-            self._models[key] = _Model(self._file, cls, hp)
+            self._models[key] = _Model(self.file, cls, hp)
         return self._models[key]
 
 

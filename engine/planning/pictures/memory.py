@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.gguf.companions import Stamp, stamp_of
 from engine.gguf.reader import GGUFFile
 from engine.planning.footprint import held_bytes
 from engine.towers.file import declare_tower, find_tower
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 8
 """Most files whose sizes are remembered: a plan is made for each move of the mouse."""
-
-Stamp = tuple[int, int]
 
 
 def tower_path(params: LoadParams, architecture: str, n_embd: int) -> str:
@@ -32,7 +31,7 @@ def tower_path(params: LoadParams, architecture: str, n_embd: int) -> str:
     if params.mmproj != "auto":
         return params.mmproj
     folder = Path(params.path).parent
-    return _beside(params.path, architecture, n_embd, _stamp(folder))
+    return _beside(params.path, architecture, n_embd, stamp_of(folder))
 
 
 @lru_cache(MOST_KEPT)
@@ -51,7 +50,7 @@ def tower_bytes(params: LoadParams, architecture: str, n_embd: int) -> int:
         EngineError: its file cannot be read, or is not for the model.
     """
     path = tower_path(params, architecture, n_embd)
-    return _bytes(path, architecture, n_embd, _stamp(Path(path))) if path else 0
+    return _bytes(path, architecture, n_embd, stamp_of(Path(path))) if path else 0
 
 
 @lru_cache(MOST_KEPT)
@@ -60,12 +59,3 @@ def _bytes(path: str, architecture: str, n_embd: int, stamp: Stamp) -> int:
         declaration = declare_tower(file, architecture, n_embd)
         held = sum(held_bytes(slot, 0, STORAGE) for slot in declaration.slots)
     return held + work_bytes(declaration.tower)
-
-
-def _stamp(path: Path) -> Stamp:
-    """Return what changes with a file or folder; opening it tells what is wrong."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return 0, 0
-    return stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,166 @@
+"""Files that hold nothing but a model's MTP block: found beside it, and checked against it.
+
+llama.cpp's converter writes them with `--mtp`: the block under the number that it has behind the
+model's own ones, with the embedding, final norm and head that it shares with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.devices.types import CPU
+from engine.errors import EngineError, ModelFileError
+from engine.gguf.companions import Stamp, files_beside, stamp_of, with_block_of
+from engine.gguf.reader import GGUFFile
+from engine.gguf.tensors import quote, split_name
+from engine.layers.hparams import n_trunk_blocks
+from engine.layers.keys import Keys
+from engine.layers.mtp import HEAD
+from engine.models.declare import IGNORED, has_mtp
+
+if TYPE_CHECKING:
+    from engine.config.load import LoadParams
+
+MARK = "mtp-"
+"""Beginning of the names of such files."""
+
+SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
+"""Tensors that they share with the model, whose own are used."""
+
+MAPS = ("d2t", "t2d")
+"""Names of tensors that say which tokens a shortened head has."""
+
+MOST_KEPT = 8
+"""Most files that are remembered: a plan is made for each move of the mouse."""
+
+
+def draft_model_path(params: LoadParams) -> str:
+    """Return the path of the draft model; "" for none, or if the file holds an MTP block alone."""
+    return "" if is_mtp_file(params.draft_path) else params.draft_path
+
+
+def is_mtp_file(path: str) -> bool:
+    """Return whether a file holds an MTP block and none of the blocks before it."""
+    return bool(path) and _is_mtp_file(path, stamp_of(Path(path)))
+
+
+@lru_cache(MOST_KEPT)
+def _is_mtp_file(path: str, stamp: Stamp) -> bool:
+    try:
+        with GGUFFile.open(path) as file:
+            return has_mtp(file) and _lacks_trunk(file)
+    except EngineError:
+        return False
+
+
+def _lacks_trunk(file: GGUFFile) -> bool:
+    first = n_trunk_blocks(Keys(file.meta))
+    return not any((block := split_name(name)) and block[0] < first for name in file.tensors)
+
+
+@contextmanager
+def with_mtp_file(file: GGUFFile, path: str) -> Iterator[GGUFFile]:
+    """Yield a model's file with the MTP block of another file; as it is without a path.
+
+    Raises:
+        EngineError: that file is for another model, or cannot be read.
+    """
+    if not path:
+        yield file
+        return
+    with GGUFFile.open(path) as other:
+        yield joined(file, other)
+
+
+def mtp_path(file: GGUFFile, params: LoadParams) -> str:
+    """Return the path of the file with the MTP block to load with a model; "" for none.
+
+    One that `params` name is taken in any case, one beside the model where it has no block itself.
+    """
+    if is_mtp_file(params.draft_path):
+        return params.draft_path
+    is_wanted = params.draft == "mtp" or (
+        params.draft == "auto" and set(params.all_devices) == {CPU}
+    )
+    if not is_wanted or has_mtp(file):
+        return ""
+    return _beside(str(file.path), stamp_of(file.path.parent))
+
+
+@lru_cache(MOST_KEPT)
+def _beside(model: str, stamp: Stamp) -> str:
+    for path in files_beside(Path(model), MARK, is_first=True):
+        if is_mtp_file(str(path)):
+            try:
+                with GGUFFile.open(model) as file, GGUFFile.open(path) as other:
+                    joined(file, other)
+            except EngineError:
+                continue
+            return str(path)
+    return ""
+
+
+def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
+    """Return a model's file with the MTP block of another file.
+
+    Raises:
+        ModelFileError: that one is for another model, or has parts that cannot be used.
+    """
+    ours, theirs = _facts(file), _facts(other)
+    if ours != theirs:
+        raise ModelFileError(
+            other.path,
+            f"{other.path.name} is the MTP block of another model: of {_named(theirs)}, and this "
+            f"one is {_named(ours)}.",
+            "Choose the file that was published with the model.",
+        )
+    _check_parts(other, ours[1])
+    return with_block_of(file, other, ours[1])
+
+
+def _facts(file: GGUFFile) -> tuple[str, int, int, int]:
+    """Return architecture, number of blocks before an MTP block, width and number of tokens."""
+    keys = Keys(file.meta)
+    keys.check_bounds()
+    embedding = file.tensors.get(SHARED[0])
+    n_tokens = file.meta.array_length("tokenizer.ggml.tokens")
+    if n_tokens is None:
+        n_tokens = 0 if embedding is None else embedding.shape[0]
+    return (
+        file.meta.architecture, n_trunk_blocks(keys), keys.integer("embedding_length"), n_tokens
+    )  # fmt: skip
+
+
+def _named(facts: tuple[str, int, int, int]) -> str:
+    arch, n_block, width, n_tokens = facts
+    return f"{arch} of {n_block} blocks, width {width} and {n_tokens} tokens"
+
+
+def _check_parts(file: GGUFFile, layer: int) -> None:
+    """Check that a file has nothing beside an MTP block that would change its guesses.
+
+    Raises:
+        ModelFileError: its head has other tokens than the model, or it has something unknown.
+    """
+    n_tokens = file.meta.array_length("tokenizer.ggml.tokens")
+    for name, tensor in file.tensors.items():
+        block = split_name(name)
+        is_head = name in (SHARED[-1], f"blk.{layer}.{HEAD}")
+        is_short = is_head and n_tokens is not None and tensor.shape[0] < n_tokens
+        if name.removesuffix(".weight").rpartition(".")[-1] in MAPS or is_short:
+            raise ModelFileError(
+                file.path,
+                f"{file.path.name} cannot be used: its head has only some of the model's tokens.",
+                "Choose a file with the whole head; Tandem can shorten it itself.",
+            )
+        if block is None and name not in SHARED and not IGNORED.fullmatch(name):
+            raise ModelFileError(
+                file.path,
+                f"{file.path.name} cannot be used: it has the tensor {quote(name)}, which MTP "
+                "blocks do not have.",
+                "It may be of a newer variant; look for an update of Tandem or another file.",
+            )

@@ -1,0 +1,142 @@
+"""A file of an MTP block alone is loaded with the model that it belongs to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import EngineError, LoadParams, Model, load_model
+from engine.forward.batch import Batch
+from engine.gguf.reader import GGUFFile
+from engine.models.declare import declare
+from engine.planning.draft.mtp_file import is_mtp_file, mtp_path, with_mtp_file
+from engine.planning.plan import make_plan
+from engine.planning.planner import Planner
+from tests.engine.generation.scheduling.test_drafts import answers
+from tests.engine.models.test_mtp import IDS, prefilled
+from tests.helpers.model_draft import DraftTensor, ModelDraft
+from tests.helpers.mtp_models import MTP, N_EMBD, OWN, apart, mtp_gguf
+from tests.helpers.tiers import paired
+
+ARCHITECTURES = "glm4moe", "qwen35", "step35"
+SPLITS = ((1,), (1, 1), (3, 1, 2))
+Guessed = list[np.ndarray]
+
+
+def guessed(model: Model) -> Guessed:
+    """Return the logits of some guesses of the model's block."""
+    runner = model.runtime.runner
+    found, at = [], prefilled(model)
+    for n in range(3):
+        found.append(runner.guess(IDS[at + n : at + n + 1], Batch.of_one(at + n, 1, 0)))
+        runner.forward(IDS[at + n : at + n + 1], Batch.of_one(at + n, 1, 0))
+    return found
+
+
+@pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
+def test_its_guesses_are_those_of_a_whole_file(
+    tmp_path: Path, arch: str, split: tuple[int, ...]
+) -> None:
+    """Found beside the model, named, and behind a change of the split; answers are the same."""
+    path, devices = mtp_gguf(tmp_path / "m.gguf", arch, quant="Q8_0"), ["cpu"] * len(split)
+    prompts = [[3 + (7 * n + i) % 190 for i in range(40 + n)] for n in range(2)]
+
+    def found(draft: str) -> tuple[Guessed, list[list[int]], Guessed]:
+        with load_model(path, devices, split, n_ctx=256, draft=draft) as model:
+            first, said = guessed(model), answers(model, prompts)
+            model.resplit(split[::-1])
+            return first, said, guessed(model)
+
+    expected = found("mtp")
+    _, block = apart(path)
+    for draft in ("auto", "mtp", str(block)):
+        ours = found(draft)
+        assert ours[1] == expected[1]
+        for one, other in zip(ours[0] + ours[2], expected[0] + expected[2], strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_a_named_file_is_taken_in_place_of_the_model_s_own_block(tmp_path: Path) -> None:
+    own = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    _, block = apart(mtp_gguf(tmp_path / "other.gguf", quant="Q8_0", seed=0, own=OWN))
+    with load_model(own, n_ctx=256, draft=str(block)) as model:
+        assert model.runtime.runner.ranks[0].model.mtp.head.shared_head_head is not None
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_its_memory_is_planned(tmp_path: Path, split: tuple[int, ...]) -> None:
+    path, block = apart(mtp_gguf(tmp_path / "m.gguf", own=OWN))
+    devices = ("cpu",) * len(split)
+    planner, held = Planner(path), {}
+    for draft in ("off", "auto", str(block)):
+        params = LoadParams(str(path), devices, split, n_ctx=64, draft=draft)
+        with GGUFFile.open(path) as file, with_mtp_file(file, mtp_path(file, params)) as whole:
+            expected = make_plan(declare(whole, params), params, None)
+        assert planner.plan(params) == expected
+        with load_model(path, devices, split, n_ctx=64, draft=draft) as model:
+            for rank in model.memory():
+                assert rank.measured.weights == rank.predicted.weights
+                assert rank.measured.kv == rank.predicted.kv
+            held[draft] = sum(rank.measured.weights for rank in model.memory())
+    assert held["auto"] == held[str(block)] > 1.4 * held["off"]
+    assert any(t.name.startswith(MTP) for t in planner.placement(params).tensors)
+    planner.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"output": DraftTensor.of(np.zeros((32, N_EMBD), np.float32))}, "only some of the"),
+        ({"d2t": DraftTensor.of(np.zeros(32, np.int32))}, "only some of the model's tokens"),
+        ({"extra": DraftTensor.of(np.zeros(32, np.float32))}, "has the tensor 'extra.weight'"),
+    ],
+    ids=["shortened head", "map of tokens", "unknown tensor"],
+)
+def test_what_cannot_be_used_is_said_or_left_out(
+    tmp_path: Path, changed: dict[str, DraftTensor], sentence: str
+) -> None:
+    tokens = {"tokenizer.ggml.tokens": [f"t{n}" for n in range(320)]}
+    whole = mtp_gguf(tmp_path / "m.gguf", extra=tokens)
+    path, block = apart(whole, **changed)
+    with pytest.raises(EngineError, match=sentence):
+        load_model(path, n_ctx=64, draft=str(block))
+    with load_model(path, n_ctx=64) as model:
+        assert model.runtime.runner.guesser is None
+    with pytest.raises(EngineError, match="no MTP block to guess with"):
+        load_model(path, n_ctx=64, draft="mtp")
+
+
+@pytest.mark.parametrize("other", ["width", "depth", "family"])
+def test_a_block_of_another_model_is_named(tmp_path: Path, other: str) -> None:
+    path, _ = apart(mtp_gguf(tmp_path / "m.gguf"), "mtp-own.gguf")
+    arch = "qwen35" if other == "family" else "glm4moe"
+    _, block = apart(mtp_gguf(tmp_path / "other.gguf", arch), "mtp-other.gguf")
+    if other != "family":
+        draft = ModelDraft.read(block)
+        if other == "width":
+            draft = draft.changed({"glm4moe.embedding_length": 2 * N_EMBD})
+        else:
+            draft = draft.changed({"glm4moe.block_count": 6, "glm4moe.nextn_predict_layers": 1})
+            moved = {n.replace(MTP, "blk.5."): t for n, t in draft.tensors.items()}
+            draft = replace(draft, tensors=moved)
+        draft.write(block)
+    with pytest.raises(EngineError, match=r"mtp-other\.gguf is the MTP block of another model: of"):
+        load_model(path, n_ctx=64, draft=str(block))
+
+
+def test_a_damaged_block_is_left_out(tmp_path: Path) -> None:
+    path, block = apart(mtp_gguf(tmp_path / "m.gguf"))
+    block.write_bytes(block.read_bytes()[:900])
+    assert not is_mtp_file(str(block))
+    with load_model(path, n_ctx=64) as model:
+        assert model.runtime.runner.guesser is None
+
+
+def test_a_re_split_asks_for_the_same_file(tmp_path: Path) -> None:
+    path, block = apart(mtp_gguf(tmp_path / "m.gguf"))
+    with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
+        block.unlink()
+        with pytest.raises(EngineError, match="There is no file"):
+            model.resplit([3, 1])
+        assert answers(model, [[5, 6, 7]])
