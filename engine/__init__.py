@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         TuneProgress,
         TuneStarted,
         Unload,
+        WiresMeasured,
         model_after,
     )
     from engine.files import (
@@ -191,7 +192,7 @@ if TYPE_CHECKING:
     )
     from engine.planning.search.results_file import TuneFile, last_result, result_document
     from engine.planning.speed.calibration import Calibration
-    from engine.planning.speed.facts import DeviceFacts, LinkFacts
+    from engine.planning.speed.facts import DeviceFacts, LinkFacts, WireSpeed
     from engine.planning.speed.forecast import Forecast, Forecaster
     from engine.planning.speed.link_records import (
         LinkRecord,
@@ -415,6 +416,8 @@ __all__ = [
     "UnusablePicture",
     "Usage",
     "Way",
+    "WireSpeed",
+    "WiresMeasured",
     "answer_lines",
     "atomic_write",
     "card_problems",
@@ -529,7 +532,7 @@ _HOME = {
         "Command", "EngineReady", "Event", "Failed", "FallbacksChanged", "Generate", "HostEvent",
         "Load", "LoadState", "ModelLoaded", "ModelResplit", "ModelUnloaded", "Resplit", "SaveState",
         "Tune", "TuneProgress", "TuneStarted", "Tuned",
-        "Unload", "model_after",
+        "Unload", "WiresMeasured", "model_after",
     ),
     "inquiries.questions": (
         "ApplyTemplate", "CacheCounted", "CountCache", "CountTokens", "Detokenize", "Detokenized",
@@ -602,7 +605,7 @@ _HOME = {
     "planning.search.alternative": ("Alternative",),
     "planning.choice": ("Choice", "choose"),
     "planning.evaluation.evaluator": ("Evaluation",),
-    "planning.speed.facts": ("DeviceFacts", "LinkFacts"),
+    "planning.speed.facts": ("DeviceFacts", "LinkFacts", "WireSpeed"),
     "planning.speed.machine_links": ("Links",),
     "machines.gathering": ("Gathering", "JoinedMachine"),
     "machines.interfaces": ("default_address", "listen_for_machines", "parse_address"),

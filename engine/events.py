@@ -47,6 +47,7 @@ from engine.inquiries.questions import Question, Reply
 from engine.models.description import ModelInfo
 from engine.pictures.sight import PictureSight
 from engine.planning.memory import DeviceMemory
+from engine.planning.speed.facts import WireSpeed
 from engine.progress import LoadProgress, StateProgress
 from engine.text.messages import ChatMessage, Tool
 
@@ -68,6 +69,19 @@ class EngineReady:
 
     torch_version: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WiresMeasured:
+    """Event of a host on several machines, with generation 0: they are connected.
+
+    Attributes:
+        names: names of the machines, by number.
+        wires: the links between each two of them.
+    """
+
+    names: tuple[str, ...]
+    wires: tuple[WireSpeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,7 @@ class Failed:
 
 Event = (
     EngineReady
+    | WiresMeasured
     | LoadProgress
     | ModelLoaded
     | ModelResplit

@@ -11,6 +11,7 @@ from app.server.admission import Admission
 from app.server.cache_gauge import CacheGauge
 from app.server.ledger import Ledger, RequestRecord
 from app.server.link import EngineLink
+from app.server.machine_figures import MachinesState
 from app.server.models import Models, OfferedModel, Spelling, find_model
 from app.server.refusal import NO_PLACES, FieldPlaces, Refusal, refusal_of
 from app.server.settings import ServerSettings
@@ -37,6 +38,7 @@ class Desk:
         spelling: the bytes of the model's tokens.
         cache: how full the model's KV cache is.
         problem: returns why the model cannot answer for now, as a sentence; "" if it can.
+        machines: returns the other machines that compute the model, and the links between all.
     """
 
     def __init__(self, link: EngineLink, models: Models, settings: ServerSettings) -> None:
@@ -46,6 +48,7 @@ class Desk:
         self.spelling = Spelling()
         self.cache = CacheGauge(link)
         self.problem: Callable[[], str] = str
+        self.machines: Callable[[], MachinesState] = MachinesState
 
     def find(self, name: str, record: RequestRecord) -> OfferedModel:
         """Return the model that a request asks for.

@@ -7,11 +7,13 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.devices.selection import parse_devices
+from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import EngineError
+from engine.machines.device_reports import devices_from, states_from
 from engine.machines.identity import difference, file_difference, file_facts, machine_facts
 from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
 
@@ -27,12 +29,16 @@ class JoinedMachine:
         name: its name.
         address: the address that it has joined from.
         devices: devices of its ranks.
+        infos: facts of all its devices.
+        states: states of its devices, as it has told them last.
     """
 
     number: int
     name: str
     address: str
     devices: tuple[str, ...]
+    infos: tuple[DeviceInfo, ...] = ()
+    states: tuple[DeviceSnapshot, ...] = ()
 
 
 class Gathering:
@@ -208,7 +214,8 @@ class Gathering:
             if not fit:
                 had = ", ".join(self._wanted[free[0]].devices)
                 return None, f"The place that is free is for a machine with the devices {had}."
-            machine = JoinedMachine(fit[0], str(hello.get("name", ""))[:60], address, devices)
+            name, infos = str(hello.get("name", ""))[:60], devices_from(hello.get("infos"))
+            machine = JoinedMachine(fit[0], name, address, devices, infos)
             lines.send("welcome", number=machine.number, n=self._n)
             self._there[machine.number] = machine, lines
             self._changed.notify_all()
@@ -219,9 +226,18 @@ class Gathering:
         for found in lines.alive():
             if found["kind"] == "fault":
                 self.on_fault(machine.number, f"{_named(machine)}: {str(found.get('why'))[:300]}.")
+            elif found["kind"] == "states":
+                self._note_states(machine.number, lines, states_from(found.get("states")))
             elif found["kind"] == "leave":
                 return "was told to leave"
         return f"has not answered for {MOST_SILENT * BEAT_S:g} s"
+
+    def _note_states(self, number: int, lines: Lines, states: tuple[DeviceSnapshot, ...]) -> None:
+        """Note what a machine tells of its devices."""
+        with self._changed:
+            machine, current = self._there.get(number, (None, None))
+            if machine is not None and current is lines:
+                self._there[number] = replace(machine, states=states), lines
 
     def _lose(self, machine: JoinedMachine, lines: Lines, why: str) -> None:
         """Note that a machine is gone."""

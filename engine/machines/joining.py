@@ -13,8 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from engine.devices.monitor import DeviceMonitor
+from engine.devices.types import DeviceSnapshot
 from engine.errors import EngineError
 from engine.machines.agent import AgentTask
+from engine.machines.device_reports import REPORT_S, told_devices, told_states
 from engine.machines.identity import checked_path, file_facts, machine_facts
 from engine.machines.interfaces import connect, interface_of
 from engine.machines.lines import LineError, Lines, join
@@ -115,15 +118,20 @@ class Stay:
         """
         facts = machine_facts()
         self._name = facts["name"]
-        self._lines.send("hello", devices=list(self._request.devices), **facts)
+        self._lines.send(
+            "hello", devices=list(self._request.devices), infos=told_devices(), **facts
+        )
         watch = threading.Thread(target=self._pass_on, name="tandem-faults", daemon=True)
         watch.start()
         try:
-            for line in self._lines.alive():
-                if line["kind"] == "bye":
-                    self._note("The server has ended.")
-                    return True
-                self._take(line)
+            with DeviceMonitor() as monitor:
+                for line in self._lines.alive():
+                    if line["kind"] == "bye":
+                        self._note("The server has ended.")
+                        return True
+                    if line["kind"] == "welcome":
+                        monitor.start(self._tell_states, REPORT_S)
+                    self._take(line)
         finally:
             self._faults.put((Agent.none(), ""))
         return False
@@ -143,6 +151,11 @@ class Stay:
         elif kind == "end":
             self.end()
             self._note(str(line.get("why"))[:300])
+
+    def _tell_states(self, snapshots: Sequence[DeviceSnapshot]) -> None:
+        """Tell machine 0 the states of this machine's devices."""
+        with suppress(OSError):
+            self._lines.send("states", states=told_states(snapshots))
 
     def _tell_file(self, path: str) -> None:
         """Tell machine 0 what this machine's copy of the file is.

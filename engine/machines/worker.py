@@ -24,7 +24,9 @@ from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.wire import GlooWire
+from engine.distributed.wire_speed import measure_wires
 from engine.errors import EngineError
+from engine.events import WiresMeasured
 from engine.machines.agent import (
     FAULT_STATUS,
     KEY_VARIABLE,
@@ -58,11 +60,12 @@ def main() -> int:
     try:
         wire = GlooWire(task.name)
         machines = Machines(wire, agent.tell_fault)
+        found = WiresMeasured(tuple(machines.names), measure_wires(wire))
         if channel is None:
             follow(machines, task.path, task.cpu_threads)
         else:
             open_on_machines_by(partial(open_on_machines, machines))
-            serve(channel)
+            serve(channel, found)
             machines.orders.send(END)
     except EngineError as error:
         return _failed(agent, error)

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from contextlib import suppress
 from pathlib import Path
 
-from engine.events import HostEvent
+from engine.events import Event, HostEvent
 from engine.host import ThreadHost
 from engine.programs import tie_to_parent
 from engine.remote.channel import Channel, inherited_connection
@@ -55,9 +55,15 @@ def main() -> int:
     return 0 if serve(channel) else 1
 
 
-def serve(channel: Channel[FromEngine, ToEngine]) -> bool:
-    """Do what the window asks for until the end, and return whether the engine ended in time."""
+def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
+    """Do what the window asks for until the end, and return whether the engine ended in time.
+
+    Args:
+        first: events that are sent before all others.
+    """
     sender = EventSender(channel)
+    for event in first:
+        sender.put(HostEvent(0, event))
     numbers = CommandNumbers()
 
     def forward(event: HostEvent) -> None:

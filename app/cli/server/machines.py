@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import engine  # what starts processes is resolved when it is used
 from app.cli.output import note
+from app.server.machine_figures import MachinesState, wires_text
 from engine import EngineError, LoadParams, list_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine import EngineHost, Gathering, HostEvent
+    from engine import EngineHost, Gathering, HostEvent, WiresMeasured
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 """Environment variable with the token that machines must know."""
@@ -101,6 +102,7 @@ class ServedMachines:
             f"run: tandem join {host}:{self._port}{shown or ' --token ...'}"
         )
         self.gathering.on_change = note
+        self._linked: WiresMeasured | None = None
 
     def wait(self) -> LoadParams:
         """Wait until all machines are there; return how they load the model together."""
@@ -120,6 +122,18 @@ class ServedMachines:
         """What is missing, as a sentence; "" if all machines are there."""
         return "" if self.gathering.is_complete else self.gathering.missing
 
+    @property
+    def state(self) -> MachinesState:
+        """Figures of the machines."""
+        return MachinesState(tuple(self.gathering.machines), self._linked)
+
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
         """Start the engine, which sends its events to `on_event`."""
-        return engine.MachinesHost(on_event, self.gathering, self._port + 1)
+
+        def take(event: HostEvent) -> None:
+            if isinstance(event.event, engine.WiresMeasured):
+                self._linked = event.event
+                note(wires_text(event.event))
+            on_event(event)
+
+        return engine.MachinesHost(take, self.gathering, self._port + 1)

@@ -112,6 +112,7 @@ class ServerRun:
         desk = self._desk = Desk(link, models, self._settings)
         if self._machines is not None:
             desk.problem = partial(_problem, self._machines, link)
+            desk.machines = partial(getattr, self._machines, "state")
             self._load_again(self._machines, first)
         desk.ledger.on_end = note_request
         await serve(desk, self._sock, self._tell_ready)

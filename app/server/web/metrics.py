@@ -7,22 +7,26 @@ from typing import TYPE_CHECKING
 
 from app.server.admission import Admission
 from app.server.ledger import Ledger
+from app.server.machine_figures import Labels, MachinesState
 
 if TYPE_CHECKING:
     from engine import CacheCounted, ModelLoaded
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Labels = dict[str, object]
+ALONE = MachinesState()
+"""State of a server whose engine is on one machine."""
 
 
 def metrics_text(
-    ledger: Ledger, admission: Admission, model: ModelLoaded | None, cache: CacheCounted | None
-) -> str:
+    ledger: Ledger, admission: Admission, model: ModelLoaded | None, cache: CacheCounted | None,
+    machines: MachinesState = ALONE,
+) -> str:  # fmt: skip
     """Return all figures, each with its help and type.
 
     Args:
         cache: how full the KV cache is; None if that is unknown.
+        machines: the other machines that compute the model.
     """
     sums, running = ledger.sums, list(ledger.running.values())
     requests = (
@@ -56,6 +60,7 @@ def metrics_text(
             "client_completion_tokens_per_second", "gauge", "Speed of answers, by client.",
             (({"client": client}, speed) for client, speed in ledger.clients()),
         ),
+        *(_family(name, "gauge", text, values) for name, text, values in machines.figures()),
     ]  # fmt: skip
     return "".join(families)
 

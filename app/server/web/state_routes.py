@@ -23,7 +23,8 @@ async def _health(desk: Desk, record: RequestRecord, request: Request) -> Respon
 
 async def _metrics(desk: Desk, record: RequestRecord, request: Request) -> Response:
     cache = await desk.cache.read()
-    text = metrics_text(desk.ledger, desk.admission, desk.link.model, cache)
+    machines = desk.machines()
+    text = metrics_text(desk.ledger, desk.admission, desk.link.model, cache, machines)
     return Response(text, media_type=MEDIA_TYPE)
 
 

@@ -83,3 +83,30 @@ class LinkFacts:
     def payload_s(self, n_bytes: float) -> float:
         """Return the seconds of `n_bytes` beside the latency."""
         return max(0.0, n_bytes - self.covered_bytes) / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class WireSpeed:
+    """Measured speed of the link between two machines, as tensors go: by TCP, from host memory.
+
+    Attributes:
+        a, b: numbers of the machines.
+        latency_s: seconds until a message of few bytes has arrived, the median of many.
+        mean_s: mean of the same: lost packets make few messages much slower.
+        bytes_per_s: bytes per second of a large tensor.
+    """
+
+    a: int
+    b: int
+    latency_s: float
+    mean_s: float
+    bytes_per_s: float
+
+    @property
+    def facts(self) -> LinkFacts:
+        """What predictions start from."""
+        return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
+
+
+MESSAGE_BYTES = 4096
+"""Bytes of the message whose latency is measured: an order of machine 0, or a small activation."""

@@ -1,0 +1,76 @@
+"""Measured links between machines: latency, mean and bandwidth of wires whose speed is known."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+from torch import Tensor
+
+from engine.distributed import wire_speed
+from engine.distributed.wire import Parcel
+from engine.distributed.wire_speed import measure_wires
+from engine.planning.speed.facts import WireSpeed
+from tests.helpers.queue_wires import Queues, QueueWire
+
+DELAY_S, BYTES_PER_S = 2e-3, 200e6
+
+
+class SlowWire(QueueWire):
+    """A wire on which tensors take a known time; now and then one takes much longer."""
+
+    every = 0
+
+    def __init__(self, queues: Queues, rank: int) -> None:
+        super().__init__(queues, rank)
+        self._n = 0
+
+    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
+        for _, tensor in out:
+            self._n += 1
+            is_lost = self.every and self._n % self.every == 0
+            time.sleep((20 if is_lost else 1) * DELAY_S + _large(tensor) / BYTES_PER_S)
+        super().swap(out, into, tag)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure for less time than between real machines."""
+    for name, seconds in (("USUAL_S", 0.1), ("LONGEST_S", 0.6), ("LARGE_S", 0.1)):
+        monkeypatch.setattr(wire_speed, name, seconds)
+
+
+def _large(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.nbytes > 4096 else 0
+
+
+def measured(n: int, every: int = 0) -> list[tuple[WireSpeed, ...]]:
+    queues, found = Queues(["cpu"] * n), list[tuple[WireSpeed, ...]]()
+
+    def run(rank: int) -> None:
+        wire = SlowWire(queues, rank)
+        wire.every = every
+        found.append(measure_wires(wire))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_all_machines_know_all_links() -> None:
+    found = measured(3)
+    assert found[0] == found[1] == found[2]
+    assert [(one.a, one.b) for one in found[0]] == [(0, 1), (0, 2), (1, 2)]
+    for one in found[0]:
+        assert one.latency_s == pytest.approx(DELAY_S, rel=0.5)
+        assert 0.1 * BYTES_PER_S < one.bytes_per_s < 1.3 * BYTES_PER_S
+        assert one.facts.latency_s == one.mean_s
+
+
+def test_single_slow_messages_raise_the_mean_alone() -> None:
+    one = measured(2, every=20)[0][0]
+    assert one.latency_s == pytest.approx(DELAY_S, rel=0.5)
+    assert 1.5 * DELAY_S < one.mean_s < 3.5 * DELAY_S  # 20 times as long for one of 20
