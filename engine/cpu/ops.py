@@ -180,7 +180,7 @@ class CpuOps(CompositeOps):
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        if batch.two_way:
+        if batch.two_way(scores.window):
             return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
         y = self._cache_ops.attention(q.contiguous(), cache, batch, scores, sinks, slopes)
         if y is not None:

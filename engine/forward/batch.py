@@ -92,11 +92,13 @@ class PictureRows(NamedTuple):
             beside that, what is added behind each of the first blocks, (rows, n_embd) of each.
         whole: first position of the picture and the one behind it, if all of its tokens see each
             other; they are in the pass then. None if each sees what is before it.
+        only_in_windows: whether they see each other in layers with a sliding window alone.
     """
 
     row: int
     features: Tensor
     whole: tuple[int, int] | None = None
+    only_in_windows: bool = False
 
 
 class Batch(NamedTuple):
@@ -133,10 +135,17 @@ class Batch(NamedTuple):
         """Whether each sequence has a single token, so that the pass can be a recorded one."""
         return not self.pictures and all(piece.n == 1 for piece in self.pieces)
 
-    @property
-    def two_way(self) -> list[tuple[int, int]]:
-        """Intervals of positions of the first piece whose tokens see each other, in order."""
-        return [found.whole for found in self.pictures if found.whole]
+    def two_way(self, window: int) -> list[tuple[int, int]]:
+        """Return the intervals of positions of the first piece whose tokens see each other.
+
+        Args:
+            window: number of tokens that the layer's queries see; 0 for all before them.
+        """
+        return [
+            found.whole
+            for found in self.pictures
+            if found.whole and (window or not found.only_in_windows)
+        ]
 
     @property
     def is_of_few_singles(self) -> bool:

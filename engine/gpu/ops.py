@@ -284,7 +284,7 @@ class GpuOps(CompositeOps):
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        if batch.two_way:
+        if batch.two_way(scores.window):
             return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
         rows = self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes)
@@ -305,7 +305,7 @@ class GpuOps(CompositeOps):
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        rows = None if batch.two_way else self.tables.rows(cache.group)
+        rows = None if batch.two_way(scores.window) else self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes, (k, v))
         if y is None:
             return super().new_attention(q, k, v, cache, batch, scores, sinks, slopes)

@@ -108,7 +108,7 @@ class Gemma3Block(SandwichBlock):
 
 @register("gemma3")
 class Gemma3(GemmaLM):
-    """Gemma 3 (arXiv 2503.19786), MedGemma, and Rnj-1, which has no windows; text only."""
+    """Gemma 3 (arXiv 2503.19786), MedGemma, and Rnj-1, which has no windows."""
 
     traits = Traits(rope_style="neox", swa_period=6)
     block_type = Gemma3Block

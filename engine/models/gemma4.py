@@ -162,8 +162,11 @@ class Gemma4(GemmaLM):
                 source.used |= {f"blk.{layer}.{name}.weight" for name in unread}
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Return the hidden state; the inputs of all layers travel to all ranks with it."""
-        x = super().embed(ids, ctx)
+        """Return the hidden state; the inputs of all layers travel to all ranks with it.
+
+        What pictures have in place of embeddings takes part in the inputs.
+        """
+        x = ctx.with_pictures(super().embed(ids, ctx))
         if self.inputs is None:
             return x
         inputs = self.inputs(ids, x, ctx)

@@ -36,8 +36,9 @@ def attend(
 ) -> Tensor:
     """Compute `Ops.attention` of q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
     parts = q.split_with_sizes([piece.n for piece in batch.pieces])
+    two_way = batch.two_way(scores.window)
     found = [
-        _attend_alone(part, cache, piece, scores, sinks, slopes, () if n else batch.two_way)
+        _attend_alone(part, cache, piece, scores, sinks, slopes, () if n else two_way)
         for n, (part, piece) in enumerate(zip(parts, batch.pieces, strict=True))
     ]
     return found[0] if len(found) == 1 else torch.cat(found)

@@ -43,6 +43,7 @@ class Resizing:
             keep their proportions.
         factor: number whose multiples the sides must be, where they keep their proportions.
         least, most: bounds of the number of pixels then.
+        fills: whether all pictures are brought as near to `most` as their proportions allow.
         longest: longest side then, which smaller pictures keep; with `side`, the longest side
             to which a picture is brought before it is cut into tiles.
         least_tiles, most_tiles: bounds of the number of tiles, where that follows from a picture's
@@ -57,6 +58,7 @@ class Resizing:
     longest: int = 0
     least_tiles: int = 0
     most_tiles: int = 0
+    fills: bool = False
 
     def views(self, width: int, height: int) -> Views:
         """Return what a tower sees of a picture.
@@ -82,6 +84,8 @@ class Resizing:
         """
         if self.side:
             return self.side, self.side
+        if self.fills:
+            return self._filling(width, height)
         if max(width, height) > MOST_NARROW * min(width, height):
             raise TooNarrow
         if self.longest:
@@ -104,6 +108,20 @@ class Resizing:
             wide, high = (math.ceil(n * grow / factor) * factor for n in (width, height))
         return wide, high
 
+    def _filling(self, width: int, height: int) -> Size:
+        """Return the largest size of these proportions, rounded down to multiples of the factor.
+
+        One that would be of a single cell's height, and less, is as wide as it can be (Gemma 4).
+        """
+        factor, cells = self.factor, self.most // self.factor**2
+        grow = math.sqrt(self.most / (width * height))
+        wide, high = (math.floor(n * grow / factor) for n in (width, height))
+        if not high:
+            wide, high = min(width // height, cells), 1
+        elif not wide:
+            wide, high = 1, min(height // width, cells)
+        return wide * factor, high * factor
+
     def _above(self, n: int) -> int:
         """Return the smallest multiple of the factor that is not below n."""
         return -(-n // self.factor) * self.factor
@@ -115,4 +133,4 @@ class Resizing:
             return self.side * self.side
         if self.longest:
             return self._above(self.longest) ** 2
-        return max(self.most, self.least + self.factor * self.factor)
+        return self.most if self.fills else max(self.most, self.least + self.factor * self.factor)

@@ -39,6 +39,7 @@ class PictureRule:
         has_places: whether the tokens of a picture have rows and columns in place of positions, so
             that a picture takes as many positions as it has of the more of either (M-RoPE).
         is_two_way: whether the tokens of a picture see all of it, and not only what is before them.
+        only_in_windows: whether they do so in layers with a sliding window alone.
         has_breaks: whether a token stands between two rows of tokens.
         tiles: texts around the tiles of a picture, where large ones are cut into tiles.
     """
@@ -50,6 +51,7 @@ class PictureRule:
     before: str
     behind: str
     is_two_way: bool = False
+    only_in_windows: bool = False
     has_places: bool = False
     has_breaks: bool = False
     tiles: TileTexts | None = None

@@ -24,6 +24,7 @@ from engine.planning.footprint import WorkingSizes
 from engine.planning.memory import MemoryUse
 from engine.planning.pictures.memory import tower_bytes
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
+from engine.towers.base import TextModel
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
@@ -318,7 +319,7 @@ def _plan(
     n_meeting = _n_meeting(devices, storages, sizes)
     layers = {layer for size in sizes for _, layer in size.layers}
     draft = draft_bytes(params, hp.n_ctx)
-    pictures = tower_bytes(params, hp.architecture, hp.n_embd)
+    pictures = tower_bytes(params, TextModel.of(hp))
     return Plan(
         devices=tuple(
             DevicePlan(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from engine.pictures.placed import Picture
     from engine.pictures.rule import PictureRule
+    from engine.towers.base import TextModel
 
 MOST_KEPT_BYTES = 256 << 20
 """Largest number of bytes of results that are kept: hundreds of pictures."""
@@ -41,8 +42,7 @@ class PictureEncoder:
     Args:
         path: path of the file.
         device: name of the device.
-        architecture: value of `general.architecture` of the text model.
-        n_text: width of the text model's residual stream.
+        text: model that it is for.
         is_cancelled: asked again and again; returning True ends the loading.
 
     Attributes:
@@ -57,16 +57,14 @@ class PictureEncoder:
             cancelled.
     """
 
-    def __init__(
-        self, path: str, device: str, architecture: str, n_text: int, is_cancelled: IsCancelled
-    ) -> None:
+    def __init__(self, path: str, device: str, text: TextModel, is_cancelled: IsCancelled) -> None:
         self.device = device
         self.n_encoded = 0
         self._torch_device = torch.device(device)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
         self._ops = TorchPictureOps()
         with GGUFFile.open(path) as file:
-            declaration = declare_tower(file, architecture, n_text)
+            declaration = declare_tower(file, text)
             self._tower = declaration.tower
             self.rule: PictureRule = declaration.tower.rule
             self.hash = model_hash(file)

@@ -41,6 +41,7 @@ from engine.runtime.loader import ByteProgress, check_types
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
+from engine.towers.base import TextModel
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
@@ -124,7 +125,7 @@ class ThreadRuntime:
         self.local_plan.check_fits(free)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
-        self.mmproj: str = tower_path(params, self.hp.architecture, self.hp.n_embd)
+        self.mmproj: str = tower_path(params, TextModel.of(self.hp))
         self.draft: str = "mtp" if self.hp.n_mtp else params.without_mtp.draft
         self.directions: Mapping[int, Direction] = (
             _directions(params, self.hp) if donor is None else donor.directions

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from engine.forward.operands import GELU, SILU
 from engine.layers.fused import separate
 from engine.layers.module import Module, TensorSource
+from engine.layers.per_layer import per_layer_width
 from engine.sharding.placement import Replicate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.operands import Activation
+    from engine.layers.hparams import HParams
     from engine.layers.keys import Keys
     from engine.pictures.rule import Channels, PictureRule
     from engine.towers.operations import PictureOps
 
 WHOLE = Replicate((0,))
 """Placement of all tensors of a tower: whole on the one rank that encodes."""
+
+
+class TextModel(NamedTuple):
+    """What a tower needs to know of the text model that it is for.
+
+    Attributes:
+        architecture: value of `general.architecture`.
+        n_embd: width of its residual stream.
+        has_layer_inputs: whether each of its layers has an input of its own (Gemma 3n and 4 E).
+    """
+
+    architecture: str
+    n_embd: int
+    has_layer_inputs: bool = False
+
+    @classmethod
+    def of(cls, hp: HParams) -> TextModel:
+        """Return what towers need to know of a model with these sizes."""
+        return cls(hp.architecture, hp.n_embd, per_layer_width(hp) > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +74,11 @@ class TowerSizes:
     n_text: int
 
     @classmethod
-    def read(cls, keys: Keys, n_text: int) -> Self:
+    def read(cls, keys: Keys, n_text: int, *, has_blocks: bool = True) -> Self:
         """Read the sizes of a file.
+
+        Args:
+            has_blocks: whether the tower has blocks; the sizes of blocks are zero elsewhere.
 
         Raises:
             InvalidGGUF: some are missing or contradict each other.
@@ -72,7 +96,10 @@ class TowerSizes:
             act=SILU if keys.flag("use_silu", default=False) else GELU,
             n_text=n_text,
         )
-        if found.n_embd % found.n_head or found.image < found.patch:
+        of_blocks = found.n_layer, found.n_ff, found.n_head
+        if has_blocks and (not all(of_blocks) or found.n_embd % found.n_head):
+            raise keys.invalid("the sizes of its vision encoder contradict each other")
+        if found.image < found.patch:
             raise keys.invalid("the sizes of its vision encoder contradict each other")
         if min(found.std) <= 0:
             raise keys.invalid("it divides colours by zero")
@@ -117,8 +144,8 @@ class Tower(Module, ABC):
     rule: PictureRule
 
     @abstractmethod
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        """Declare the tower of a file for a text model of width `n_text`."""
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        """Declare the tower of a file for a text model."""
 
     @abstractmethod
     def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:

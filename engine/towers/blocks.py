@@ -101,23 +101,26 @@ class TowerBlock(Module):
     """Block of a vision transformer: `x + attention(ln1(x))`, then `x + ffn(ln2(x))`.
 
     Attributes:
+        linear_type: class of its matrices.
         norm_type: class of its norms.
         is_gated: whether its FFN has a gate.
     """
 
+    linear_type: ClassVar[type[Linear]] = Linear
     norm_type: ClassVar[type[Norm]] = LayerNorm
     is_gated: ClassVar[bool] = False
 
     def __init__(self, sizes: TowerSizes) -> None:
         n, self.n_head, self.act = sizes.n_embd, sizes.n_head, sizes.act
+        linear = self.linear_type
         self.ln1 = self.norm_type(n, sizes.eps, WHOLE)
-        self.attn_q, self.attn_k, self.attn_v = (Linear(n, n, WHOLE) for _ in range(3))
-        self.attn_out = Linear(n, n, WHOLE)
+        self.attn_q, self.attn_k, self.attn_v = (linear(n, n, WHOLE) for _ in range(3))
+        self.attn_out = linear(n, n, WHOLE)
         self.ln2 = self.norm_type(n, sizes.eps, WHOLE)
         if self.is_gated:
-            self.ffn_gate = Linear(n, sizes.n_ff, WHOLE)
-        self.ffn_up = Linear(n, sizes.n_ff, WHOLE)
-        self.ffn_down = Linear(sizes.n_ff, n, WHOLE)
+            self.ffn_gate = linear(n, sizes.n_ff, WHOLE)
+        self.ffn_up = linear(n, sizes.n_ff, WHOLE)
+        self.ffn_down = linear(sizes.n_ff, n, WHOLE)
 
     def __call__(
         self, x: Tensor, ops: PictureOps, turn: Rotation | None = None, windows: Sequence[int] = ()

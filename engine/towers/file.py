@@ -16,7 +16,7 @@ from engine.pictures.placed import MOST_TOKENS
 from engine.towers.registry import tower_class
 
 if TYPE_CHECKING:
-    from engine.towers.base import Tower
+    from engine.towers.base import TextModel, Tower
 
 MARK = "mmproj"
 """Part of the names of towers' files."""
@@ -38,12 +38,8 @@ class TowerDeclaration:
     slots: tuple[Slot, ...]
 
 
-def declare_tower(file: GGUFFile, architecture: str, n_text: int) -> TowerDeclaration:
+def declare_tower(file: GGUFFile, text: TextModel) -> TowerDeclaration:
     """Declare the tower in a file for a text model.
-
-    Args:
-        architecture: value of `general.architecture` of the text model.
-        n_text: width of its residual stream.
 
     Raises:
         ModelFileError: the file holds no known tower, a tensor is missing or misshapen, or the
@@ -52,16 +48,16 @@ def declare_tower(file: GGUFFile, architecture: str, n_text: int) -> TowerDeclar
     cls, keys = tower_class(file.meta), Keys(file.meta)
     keys.check_bounds()
     width = _n_out(file)
-    if architecture not in cls.architectures or (width is not None and width != n_text):
+    if text.architecture not in cls.architectures or width not in (None, text.n_embd):
         raise ModelFileError(
             file.path,
             f"{file.path.name} is for another model: it is made for {_listed(cls.architectures)} "
-            f"of width {width}, and this one is {architecture} of width {n_text}.",
+            f"of width {width}, and this one is {text.architecture} of width {text.n_embd}.",
             "Choose the mmproj file that was published with the model.",
         )
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, keys)
-    tower = cls(keys, n_text)
+    tower = cls(keys, text)
     if tower.rule.most_tokens > MOST_TOKENS:
         raise keys.invalid(f"its pictures have more than {MOST_TOKENS} tokens")
     slots = tuple(tower.bind(source))
@@ -84,7 +80,7 @@ def _listed(names: tuple[str, ...]) -> str:
     return " or ".join(names)
 
 
-def find_tower(model: Path, architecture: str, n_text: int) -> Path | None:
+def find_tower(model: Path, text: TextModel) -> Path | None:
     """Return the file of a tower beside a model that fits it; None if there is none.
 
     Of several, the one whose name begins most like the model's comes first.
@@ -92,7 +88,7 @@ def find_tower(model: Path, architecture: str, n_text: int) -> Path | None:
     for path in files_beside(model, MARK):
         try:
             with GGUFFile.open(path) as file:
-                declare_tower(file, architecture, n_text)
+                declare_tower(file, text)
         except EngineError:
             continue
         return path

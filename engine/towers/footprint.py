@@ -32,7 +32,7 @@ def work_bytes(tower: Tower) -> int:
     """
     sizes = tower.sizes
     n = tower.rule.resizing.most_pixels // (sizes.patch * sizes.patch)
-    scores = most_queries(n, sizes.n_head) * n * sizes.n_head
+    scores = most_queries(n, sizes.n_head) * n * sizes.n_head if sizes.n_head else 0
     attention = n * 5 * sizes.n_embd + 2 * scores
     parts = max(attention, n * 3 * sizes.n_ff)
     return F32_BYTES * (n * 3 * sizes.n_embd + parts) + UNPACK_BYTES

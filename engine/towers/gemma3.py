@@ -11,7 +11,7 @@ from engine.pictures.resizing import Resizing
 from engine.pictures.rule import PictureRule
 from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges
-from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
 from engine.towers.siglip import SigLIP
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Gemma3Tower(Tower):
 
     architectures: ClassVar = ("gemma3",)
 
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, n_text)
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
         if sizes.n_side % POOL:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be averaged by {POOL}")
         self.v = SigLIP(sizes)

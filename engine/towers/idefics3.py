@@ -8,7 +8,7 @@ from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.pictures.resizing import Resizing
 from engine.pictures.rule import PictureRule, TileTexts
-from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
 from engine.towers.blocks import in_blocks
 from engine.towers.siglip import SigLIP
 
@@ -43,13 +43,13 @@ class Idefics3Tower(Tower):
 
     architectures: ClassVar = ("llama",)
 
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, n_text)
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
         self.v = SigLIP(sizes)
-        self.mm = Idefics3Projector(sizes.n_embd * merge**2, n_text)
+        self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)
         longest = keys.integer("vision.preproc_image_size", 4 * sizes.image)
         self.rule = PictureRule(
             Resizing("lanczos", side=sizes.image, longest=min(longest, LARGEST)),

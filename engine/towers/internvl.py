@@ -9,7 +9,7 @@ from engine.layers.module import Module, Slot, TensorSource
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.pictures.resizing import Resizing
 from engine.pictures.rule import PictureRule, TileTexts
-from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
 from engine.towers.blocks import MLP, PatchEmbedding, Rotation, TowerBlock, in_blocks, patches
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class InternVLTower(Tower):
 
     architectures: ClassVar = ("qwen2", "qwen3", "qwen3moe", "llama", "internlm2", "gpt-oss")
 
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, n_text)
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
@@ -120,7 +120,7 @@ class InternVLTower(Tower):
         if not least <= most:
             raise keys.invalid("the bounds of the number of its tiles contradict each other")
         self.v = InternViT(sizes)
-        self.mm = InternVLProjector(sizes.n_embd * merge**2, n_text)
+        self.mm = InternVLProjector(sizes.n_embd * merge**2, text.n_embd)
         self.rule = PictureRule(
             Resizing("bicubic", side=sizes.image, least_tiles=least, most_tiles=most),
             merge * sizes.patch, sizes.mean, sizes.std,

@@ -11,7 +11,7 @@ from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.pictures.resizing import Resizing
 from engine.pictures.rule import PictureRule
-from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
 from engine.towers.blocks import (
     MLP,
     GatedBlock,
@@ -83,8 +83,8 @@ class PixtralTower(Tower):
 
     architectures: ClassVar = ("llama", "mistral3", "mistral4", "deepseek2")
 
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, n_text)
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         merge = keys.integer("vision.spatial_merge_size", 1)
         base = keys.number("rope.freq_base", THETA)

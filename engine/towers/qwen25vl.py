@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
-from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
 from engine.towers.blocks import GatedBlock, Rotation, TwoFramePatches, in_blocks, patches
 from engine.towers.qwen3vl import Merger, qwen_rule, rotation_in_blocks
 
@@ -37,8 +37,8 @@ class Qwen25VLTower(Tower):
 
     architectures: ClassVar = ("qwen2vl",)
 
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, n_text)
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         self._merge = merge = keys.integer("vision.spatial_merge_size", 2)
         self._side = keys.integer("vision.window_size", WINDOW) // merge // sizes.patch
@@ -46,7 +46,7 @@ class Qwen25VLTower(Tower):
             raise keys.invalid("its windows are smaller than what one token stands for")
         self._pattern = keys.integer("vision.n_wa_pattern")
         self.v = WindowTransformer(sizes)
-        self.mm = Merger(sizes.n_embd * merge**2, n_text)
+        self.mm = Merger(sizes.n_embd * merge**2, text.n_embd)
         self.rule = qwen_rule(keys, sizes, merge, LEAST_TOKENS)
 
     def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:

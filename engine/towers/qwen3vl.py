@@ -10,7 +10,7 @@ from engine.layers.module import Module, Slot, TensorSource
 from engine.layers.norm import LayerNorm
 from engine.pictures.resizing import Resizing
 from engine.pictures.rule import PictureRule
-from engine.towers.base import WHOLE, Tower, TowerSizes
+from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
 from engine.towers.blocks import (
     MLP,
     Rotation,
@@ -113,16 +113,16 @@ class Qwen3VLTower(Tower):
 
     architectures: ClassVar = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 
-    def __init__(self, keys: Keys, n_text: int) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, n_text)
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         self._merge = merge = keys.integer("vision.spatial_merge_size", 2)
         n_in = sizes.n_embd * merge**2
         is_deep = keys.flags("vision.is_deepstack_layers", sizes.n_layer, (False,) * sizes.n_layer)
         layers = [layer for layer, is_it in enumerate(is_deep) if is_it]
-        deep = {layer: DeepMerger(n_in, n_text, sizes.eps) for layer in layers}
+        deep = {layer: DeepMerger(n_in, text.n_embd, sizes.eps) for layer in layers}
         self.v = GridTransformer(sizes, deep)
-        self.mm = Merger(n_in, n_text)
+        self.mm = Merger(n_in, text.n_embd)
         self.rule = qwen_rule(keys, sizes, merge, LEAST_TOKENS)
 
     def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:

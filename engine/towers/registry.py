@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
 from engine.towers.gemma3 import Gemma3Tower
+from engine.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from engine.towers.idefics3 import Idefics3Tower
 from engine.towers.internvl import InternVLTower
 from engine.towers.pixtral import PixtralTower
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 TOWERS: dict[str, type[Tower]] = {
     "gemma3": Gemma3Tower,
+    "gemma4uv": Gemma4UnifiedTower,
+    "gemma4v": Gemma4Tower,
     "idefics3": Idefics3Tower,
     "internvl": InternVLTower,
     "pixtral": PixtralTower,

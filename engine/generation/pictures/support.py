@@ -9,6 +9,7 @@ from engine.forward.batch import MOST_AT_ONCE
 from engine.generation.pictures.prompt_text import PictureReader
 from engine.pictures.sight import PictureSight
 from engine.runtime.picture_encoder import PictureEncoder
+from engine.towers.base import TextModel
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
@@ -57,8 +58,8 @@ class PictureSupport:
         self.encoder = self._prompts.pictures = self._scheduler.encoder = None
         if not runtime.mmproj:
             return
-        hp = runtime.hp
-        encoder = PictureEncoder(runtime.mmproj, device, hp.architecture, hp.n_embd, is_cancelled)
+        text = TextModel.of(runtime.hp)
+        encoder = PictureEncoder(runtime.mmproj, device, text, is_cancelled)
         rule = encoder.rule
         n_least = rule.most_tokens + MOST_AT_ONCE
         if rule.is_two_way and runtime.n_batch < n_least:

@@ -56,8 +56,9 @@ def picture_rows(
         assert encoder is not None, "who has prompts with pictures can encode them"
         first, stop = max(at, start), min(at + n, start + picture.n)
         features = encoder.encode(picture)[first - start : stop - start]
-        whole = (start, stop) if picture.rule.is_two_way else None
-        found.append(PictureRows(first - at, features, whole))
+        rule = picture.rule
+        whole = (start, stop) if rule.is_two_way else None
+        found.append(PictureRows(first - at, features, whole, rule.only_in_windows))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers import Idefics3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -74,6 +75,14 @@ def test_sizes_with_a_longest_side_are_those_of_pixtral(size: tuple[int, int]) -
     rule = Resizing("bicubic", factor=28, longest=1540)
     shape = np.empty((3, size[1], size[0]))
     height, width = get_resize_output_image_size(shape, 1540, 28, "channels_first")
+    assert rule.target(*size) == (width, height)
+    assert width * height <= rule.most_pixels
+
+
+@pytest.mark.parametrize("size", [*SIZES, (3000, 9), (100_000, 9), (9, 100_000)])
+def test_sizes_that_fill_what_a_picture_may_take_are_those_of_gemma4(size: tuple[int, int]) -> None:
+    rule = Resizing("bicubic", factor=48, most=280 * 48 * 48, fills=True)
+    height, width = get_aspect_ratio_preserving_size(size[1], size[0], 16, 280 * 9, 3)
     assert rule.target(*size) == (width, height)
     assert width * height <= rule.most_pixels
 

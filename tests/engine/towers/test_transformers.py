@@ -64,6 +64,11 @@ def their_logits(seeing: Seeing, ids: list[int]) -> Any:
     types = torch.tensor([[int(token == family.id_of(family.holder)) for token in ids]])
     known = {**seeing.inputs, "mm_token_type_ids": types, "token_type_ids": types}
     inputs = {name: known[name] for name in family.takes}
+    if family.has_own_masks:
+        like = torch.empty(1, len(ids), 1)
+        inputs["attention_mask"] = seeing.theirs.create_masks_for_generate(
+            seeing.theirs.config, like, None, None, None, mm_token_type_ids=types
+        )
     with torch.no_grad():
         return seeing.theirs(input_ids=torch.tensor([ids]), **inputs).logits[0].numpy()
 

@@ -106,8 +106,12 @@ def randomise(model: torch.nn.Module, rng: np.random.Generator) -> None:
             values = 0.7 * noise - 0.5
         elif name.endswith("dt_bias"):
             values = 0.5 * noise
-        elif name.endswith("sinks"):
+        elif name.endswith(("sinks", "std_scale")):
             values = 1 + noise
+        elif name.endswith("std_bias"):
+            values = noise
+        elif name.endswith(("input_min", "output_min", "input_max", "output_max")):
+            values = (1.5 + 0.3 * noise) * (-1 if name.endswith("min") else 1)
         elif re.search(r"(embed_tokens\w*|embeddings|wte|wpe)\.weight$", name):
             values = 0.25 * noise
         elif re.search(r"(gate|router|router\.proj)\.weight$", name):
@@ -116,4 +120,4 @@ def randomise(model: torch.nn.Module, rng: np.random.Generator) -> None:
             values = noise / np.sqrt(noise.shape[-1])
         else:
             values = parameter.numpy() + 0.3 * noise
-        parameter.copy_(torch.from_numpy(values))
+        parameter.copy_(torch.from_numpy(np.asarray(values)))

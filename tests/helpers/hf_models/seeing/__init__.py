@@ -1,6 +1,6 @@
 """Models that see: tiny `transformers` models, written as text models and their mmproj files."""
 
-from tests.helpers.hf_models.seeing import gemma, mistral, qwen, tiles
+from tests.helpers.hf_models.seeing import gemma, gemma4, mistral, qwen, tiles
 from tests.helpers.hf_models.seeing.family import SeeingFamily
 
 __all__ = ["SEEING", "SeeingFamily"]
@@ -10,4 +10,5 @@ SEEING: list[SeeingFamily] = [
     *qwen.FAMILIES,
     *mistral.FAMILIES,
     *tiles.FAMILIES,
+    *gemma4.FAMILIES,
 ]

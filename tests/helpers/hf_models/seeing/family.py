@@ -45,6 +45,8 @@ class SeeingFamily:
             "mm_token_type_ids" or "token_type_ids", which tell it which tokens are of pictures.
         extras: returns further tensors of the mmproj file, from the model's parameters.
         breaks: tokens of texts in `transformers` that are parts of a picture here.
+        has_own_masks: whether the model needs the masks that it makes for `generate`, as those of
+            a single pass are others.
     """
 
     name: str
@@ -62,6 +64,7 @@ class SeeingFamily:
     takes: tuple[str, ...]
     extras: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda _: {}
     breaks: tuple[str, ...] = ()
+    has_own_masks: bool = False
 
     def id_of(self, control: str) -> int:
         """Return the id of a control token."""
@@ -95,7 +98,8 @@ class SeeingFamily:
         for key, value in keys.items():
             writer.add_key_value(key, value, value_type(value))
         own = {OF_TEXT.sub("", name): value for name, value in state.items() if is_of_text(name)}
-        for name, values in self.text.convert(config, own).items():
+        extras = self.text.extras(config)
+        for name, values in {**self.text.convert(config, own), **extras}.items():
             writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
         finish(writer)
 
