@@ -5,6 +5,7 @@ DeepSeek-V3 (arXiv 2412.19437, section 2.2). In files these tensors are called `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.linear import Embedding, Linear
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 JOINT = "nextn.eh_proj.weight"
 """Name within its block of the matrix that every MTP block has."""
+
+FINAL_NORM = "layer_output_norm.weight"
+"""Name within its block that some files give `nextn.shared_head_norm.weight`."""
 
 HEAD = "nextn.shared_head_head.weight"
 """Name within its block of an output head of its own."""
@@ -51,7 +55,7 @@ class MTPHead(Module):
     """
 
     def __init__(self, hp: HParams, split: ModelSplit, layer: int, norm_type: type[Norm]) -> None:
-        self._name = f"blk.{layer}.nextn"
+        self._block = f"blk.{layer}"
         self.embed_tokens: Embedding | None = None
         self.shared_head_norm: Norm | None = None
         self.shared_head_head: Linear | None = None
@@ -62,11 +66,17 @@ class MTPHead(Module):
         if has("embed_tokens"):
             rows = Shard(0, split.embedding)
             self.embed_tokens = Embedding(hp.n_vocab, hp.n_embd, rows, is_lookup=True)
-        if has("shared_head_norm"):
+        self._has_final = not has("shared_head_norm") and hp.has(layer, FINAL_NORM)
+        if has("shared_head_norm") or self._has_final:
             everyone: Placement = Replicate(split.last_group)
             self.shared_head_norm = norm_type(hp.n_embd, hp.norm_eps, everyone)
         if has("shared_head_head"):
             self.shared_head_head = Linear(hp.n_embd, hp.n_vocab, Shard(0, split.output))
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        return super().bind(source, self._name)
+        if self._has_final:
+            norm = source.tensors[f"{self._block}.{FINAL_NORM}"]
+            view = replace(norm, name=f"{self._block}.nextn.shared_head_norm.weight")
+            source.used.add(norm.name)
+            source.add_view(view, norm.name)
+        return super().bind(source, f"{self._block}.nextn")

@@ -83,16 +83,20 @@ class Cohere2MoELayerNormBlock(Cohere2MoEBlock):
 
 @register("cohere2moe")
 class Cohere2MoE(Cohere2):
-    """Command models with routed experts; leading dense blocks always rotate positions."""
+    """Command models with routed experts.
 
-    traits = Traits(norm_eps="layer", swa_period=4, swa_first_full=True)
+    Leading dense blocks and the one that guesses always rotate positions; the latter sees all.
+    """
+
+    traits = Traits(norm_eps="layer", swa_period=4, swa_first_full=True, mtp_hidden="normed")
     block_type = Cohere2MoEBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
         hp = super().refine(hp)
         eps = hp.keys.number("attention.layer_norm_rms_epsilon", 0.0)
-        return replace(hp, norm_eps=eps or hp.norm_eps)
+        swa = hp.swa[: hp.n_trunk] + (False,) * hp.n_mtp
+        return replace(hp, norm_eps=eps or hp.norm_eps, swa=swa)
 
     @classmethod
     def block_for(cls, hp: HParams, layer: int) -> type[Block]:
@@ -101,4 +105,5 @@ class Cohere2MoE(Cohere2):
 
     def rope_of(self, layer: int) -> Rope | None:
         n_dense = self.hp.keys.integer("leading_dense_block_count", 0)
-        return self.rope_freqs if layer < n_dense else super().rope_of(layer)
+        is_rotated = layer < n_dense or layer >= self.hp.n_trunk
+        return self.rope_freqs if is_rotated else super().rope_of(layer)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.forward.operands import Routing, Scores
 from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams
+from engine.layers.hparams import HParams, Traits
 from engine.layers.mixers.mla import LatentAttention
 from engine.layers.mixers.temperature import Temperature
 from engine.layers.moe import read_routing
@@ -62,6 +62,7 @@ class DeepSeek2(CausalLM):
     Also Moonlight, Kimi K2, GLM 4.7 Flash and Mistral Large 3.
     """
 
+    traits = Traits(mtp_hidden="normed")
     block_type = DeepSeek2Block
 
     @classmethod

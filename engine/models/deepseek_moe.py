@@ -17,9 +17,16 @@ class SigmoidRoutedBlock(TransformerBlock):
     normalises_experts = False
 
 
-@register("dots1", "bailingmoe2", "hy_v3")
+@register("dots1", "hy_v3")
 class SigmoidRoutedMoE(CausalLM):
-    """dots.llm1 (arXiv 2506.05767), Ling and Ring 2.0 (arXiv 2510.22115), Hunyuan 3."""
+    """dots.llm1 (arXiv 2506.05767), Hunyuan 3."""
 
     traits = Traits(rope_style="neox")
     block_type = SigmoidRoutedBlock
+
+
+@register("bailingmoe2")
+class BailingMoE2(SigmoidRoutedMoE):
+    """Ling and Ring 2.0 (arXiv 2510.22115)."""
+
+    traits = Traits(rope_style="neox", mtp_hidden="normed")

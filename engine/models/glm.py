@@ -35,5 +35,5 @@ class Glm4MoEBlock(SigmoidRoutedBlock):
 class Glm4MoE(CausalLM):
     """GLM 4.5 to 4.7 (arXiv 2508.06471); also Solar Open."""
 
-    traits = Traits(rope_style="neox", mtp_hidden="raw")
+    traits = Traits(rope_style="neox", mtp_hidden="normed")
     block_type = Glm4MoEBlock

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.forward.operands import RELU2, Activation, Routing
-from engine.layers.block import Block, FFNBlock, MixerBlock
+from engine.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixers.mamba2 import Mamba2
@@ -62,7 +63,7 @@ class NemotronHMambaBlock(MixerBlock):
 class NemotronHFFNBlock(FFNBlock):
     """A block of an FFN or routed experts alone, with squared ReLU and no gate."""
 
-    tensor_names: ClassVar = {"ffn_norm": "attn_norm"}
+    tensor_names: ClassVar[Mapping[str, str]] = {"ffn_norm": "attn_norm"}
     act = RELU2
     is_gated = False
     gating = "sigmoid"
@@ -75,11 +76,17 @@ class NemotronHFFNBlock(FFNBlock):
         return LatentMoE(self.hp, self.split, self.layer, self.routing(), self.act, width)
 
 
+class NemotronHMTPBlock(NemotronHFFNBlock, TransformerBlock):
+    """The block that guesses: attention, then an FFN or routed experts (Nemotron 3)."""
+
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
+
+
 @register("nemotron_h", "nemotron_h_moe")
 class NemotronH(CausalLM):
     """Nemotron-H (arXiv 2504.03624); positions are not rotated."""
 
-    traits = Traits(rope_style=None, is_hybrid=True)
+    traits = Traits(rope_style=None, is_hybrid=True, mtp_hidden="normed")
     block_type = MixerBlock
 
     @classmethod
@@ -95,6 +102,8 @@ class NemotronH(CausalLM):
 
     @classmethod
     def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        if layer >= hp.n_trunk:
+            return NemotronHMTPBlock
         if hp.recurrent[layer]:
             return NemotronHMambaBlock
         if hp.n_ff[layer] or hp.n_ff_exp[layer]:

@@ -107,7 +107,7 @@ class PlainMTP(PlainLlama):
         super().__init__(path)
         for name in [name for name in self.t if name.endswith("post_attention_norm.weight")]:
             self.t[name.replace("post_attention", "ffn")] = self.t[name]
-        self.is_normed, self._is_windowed = self.arch == "qwen35", False
+        self.is_normed, self._is_windowed = self.arch != "step35", False
         self.n_trunk = self.key("block_count") - self.key("nextn_predict_layers", 0)
         self.own = f"blk.{self.n_trunk}."
 

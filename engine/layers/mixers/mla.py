@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.forward.operands import Scores
@@ -84,6 +84,8 @@ class LatentAttention(Mixer):
         heads, owners = Shard(0, split.heads), Replicate(split.heads.owners())
         self.sizes = sizes
         self.scores = self.make_scores()
+        if layer >= hp.n_trunk:  # MTP: see `engine.models.mtp`
+            self.scores = replace(self.scores, first=1)
         self.has_query_latent = hp.has(layer, "attn_q_a.weight") or (
             "attention.q_lora_rank" in hp.keys and not hp.has(layer, "attn_q.weight")
         )

@@ -13,6 +13,7 @@ from engine.gguf.reader import GGUFFile
 from engine.models.declare import declare
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
+from tests.helpers.mtp_families import FAMILIES, PlainFamilyMTP, family_gguf
 from tests.helpers.mtp_models import OWN, PlainMTP, mtp_gguf
 from tests.helpers.tiers import paired
 
@@ -59,6 +60,31 @@ def test_guesses_are_those_of_the_formulas(
         for at in range(prefilled(model), len(IDS)):
             token, batch = IDS[at : at + 1], Batch.of_one(at, 1, 0)
             np.testing.assert_allclose(runner.guess(token, batch)[0], guesses[at - 1], atol=2e-5)
+            np.testing.assert_allclose(runner.forward(token, batch)[0], logits[at], atol=2e-5)
+
+
+@pytest.mark.parametrize(("family", "split"), paired([*FAMILIES], SPLITS))
+def test_guesses_of_further_families_are_those_of_the_formulas(
+    request: pytest.FixtureRequest, tmp_path: Path, family: str, split: tuple[int, ...]
+) -> None:
+    """With kernels and without; a chain of them, too."""
+    path = family_gguf(tmp_path / "m.gguf", family)
+    plain = PlainFamilyMTP(path)
+    guesses, logits = plain.guesses(IDS), plain.trunk(IDS)
+    if len(split) > 1:
+        request.getfixturevalue("kernels")
+    with opened(path, split) as model:
+        runner = model.runtime.runner
+        for at in range(prefilled(model), len(IDS)):
+            token, found = IDS[at], list[int]()
+            for n in range(3):
+                guess = runner.guess([token], Batch.of_one(at + n, 1, 0))[0]
+                if not n:
+                    np.testing.assert_allclose(guess, guesses[at - 1], atol=2e-5)
+                token = int(guess.argmax())
+                found.append(token)
+            assert found == plain.chain(IDS[: at + 1], 3)
+            token, batch = IDS[at : at + 1], Batch.of_one(at, 1, 0)
             np.testing.assert_allclose(runner.forward(token, batch)[0], logits[at], atol=2e-5)
 
 

@@ -96,7 +96,7 @@ def certain(path: Path, arch: str, *, reads_hidden: bool) -> Path:
     follows = [following(token) for token in range(N_VOCAB)]
     head, own_head = np.zeros_like(signs), np.zeros_like(signs)
     head[follows] = signs * turned
-    read = signs * turned if reads_hidden and arch == "qwen35" else signs
+    read = signs * turned if reads_hidden and arch != "step35" else signs
     own_head[[follows[n] for n in follows] if reads_hidden else follows] = read
     joint, zero = np.zeros((N_EMBD, 2 * N_EMBD), np.float32), np.zeros((N_EMBD, N_EMBD), np.float32)
     half = slice(N_EMBD, None) if reads_hidden else slice(N_EMBD)
