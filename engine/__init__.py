@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
     from engine.devices.links import Link, Pcie, Topology, read_topology
     from engine.devices.monitor import DeviceMonitor
+    from engine.devices.places import far_id, is_cpu, local_id, machine_of
     from engine.devices.routes import Way
     from engine.devices.selection import parse_devices, parse_target
     from engine.devices.types import ClockLimit, DeviceInfo, DeviceSnapshot
@@ -164,6 +165,12 @@ if TYPE_CHECKING:
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
     from engine.planning.evaluation.handle_positions import Position, Positions
+    from engine.planning.machines.machine_choice import (
+        choose_machines,
+        machines_of,
+        rank_counts,
+    )
+    from engine.planning.machines.machine_rigs import parse_rig
     from engine.planning.memory import DeviceMemory, MemoryUse
     from engine.planning.plan import DevicePlan, Plan
     from engine.planning.planner import Planner
@@ -209,7 +216,7 @@ if TYPE_CHECKING:
     )
     from engine.planning.speed.machine_links import Links
     from engine.planning.speed.prediction import Prediction, RankTime
-    from engine.planning.speed.rigs import SIMULATED, Rig, parse_rig
+    from engine.planning.speed.rigs import SIMULATED, Rig
     from engine.planning.speed.speed_model import SpeedModel
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
@@ -425,6 +432,7 @@ __all__ = [
     "check_token",
     "child_environment",
     "choose",
+    "choose_machines",
     "chosen_way",
     "collect_garbage",
     "cuda_status",
@@ -435,6 +443,7 @@ __all__ = [
     "error_line",
     "export_plan",
     "exposure",
+    "far_id",
     "fastest_plan",
     "find_gpu_path",
     "form_of",
@@ -442,6 +451,7 @@ __all__ = [
     "hidden_gpus",
     "import_plan",
     "inspect_model",
+    "is_cpu",
     "is_header_whole",
     "join_machines",
     "join_texts",
@@ -457,6 +467,9 @@ __all__ = [
     "load_chat_template",
     "load_model",
     "load_tokenizer",
+    "local_id",
+    "machine_of",
+    "machines_of",
     "make_holdable",
     "make_private",
     "measure_device",
@@ -481,6 +494,7 @@ __all__ = [
     "program_command",
     "prove_cards",
     "prove_links",
+    "rank_counts",
     "read_model_info",
     "read_topology",
     "record_document",
@@ -518,6 +532,7 @@ _HOME = {
     "devices.catalog": ("cuda_status", "hidden_gpus", "list_devices"),
     "devices.links": ("Link", "Pcie", "Topology", "read_topology"),
     "devices.monitor": ("DeviceMonitor",),
+    "devices.places": ("far_id", "is_cpu", "local_id", "machine_of"),
     "devices.selection": ("parse_devices", "parse_target"),
     "devices.types": ("ClockLimit", "DeviceInfo", "DeviceSnapshot"),
     "errors": (
@@ -617,7 +632,9 @@ _HOME = {
         "MachineFile", "known_facts", "known_links", "use_measured_overheads",
     ),
     "planning.speed.prediction": ("Prediction", "RankTime"),
-    "planning.speed.rigs": ("SIMULATED", "Rig", "parse_rig"),
+    "planning.speed.rigs": ("SIMULATED", "Rig"),
+    "planning.machines.machine_choice": ("choose_machines", "machines_of", "rank_counts"),
+    "planning.machines.machine_rigs": ("parse_rig",),
     "planning.speed.speed_model": ("SpeedModel",),
     "planning.saved_plans": (
         "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import engine  # for names that need torch, which are resolved when they are used
 from app.translation import tr, tr_later
-from engine import DeviceInfo, EngineError, PeerMode
+from engine import DeviceInfo, EngineError, PeerMode, machine_of
 
 if TYPE_CHECKING:
     from engine import LinkFacts, LinkRecord, Links, Rig
 
 LINK_NAMES: Final = {
     "nvlink": "NVLink", "p2p": tr_later("PCIe, directly"),
-    "host": tr_later("by the host's memory"),
+    "host": tr_later("by the host's memory"), "network": tr_later("the network"),
 }  # fmt: skip
 """Kinds of links in words; part of the command line's JSON."""
 
@@ -175,6 +175,8 @@ def _edge(
     a: str, b: str, link: engine.Link | None, facts: LinkFacts, routes: Sequence[KnownRoute],
     *, is_measured: bool,
 ) -> Edge:  # fmt: skip
+    if machine_of(a) != machine_of(b):
+        return Edge(a, b, "network", LINK_NAMES["network"], facts, is_measured)
     if link is None:
         route = tr_later("own memory") if a == b else tr_later("the GPU's slot")
         return Edge(a, b, "host", route, facts, is_measured)

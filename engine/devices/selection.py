@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from engine.devices.catalog import cuda_status, list_devices
+from engine.devices.places import far_id
 from engine.devices.stopped import require_running
 from engine.devices.types import DeviceInfo
 from engine.errors import NoDevice
@@ -14,6 +15,7 @@ __all__ = ["parse_devices", "parse_target", "require_devices"]
 
 GPU_ID = re.compile(r"(?:cuda|gpu):([0-9]+)")
 UUID = re.compile(r"gpu-[0-9a-f][0-9a-f-]*")
+FAR = re.compile(r"[0-9]{1,3}/(?:cpu|(?:cuda|gpu):[0-9]+)")
 RANK = re.compile(r"#[0-9]+")
 
 
@@ -21,8 +23,8 @@ def parse_devices(devices: str | Sequence[str]) -> list[str]:
     """Return the ids in "cpu,cuda:0" or a list; a repeated id stays repeated.
 
     "gpu:N" means "cuda:N". A GPU may also be named by its UUID, "GPU-…", or by a prefix of it that
-    fits no other GPU. Other names are checked for their form alone; `require_devices` checks that
-    they exist.
+    fits no other GPU; "1/cuda:0" is a device of another machine. Other names are checked for their
+    form alone; `require_devices` checks that they exist.
 
     Raises:
         NoDevice: an entry has another form or is the UUID of no GPU or of several, or there is no
@@ -53,6 +55,9 @@ def _parse_device(entry: str) -> str:
         raise NoDevice(entry.strip(), "a part of a GPU cannot be used; name the whole GPU")
     if UUID.fullmatch(name):
         return _by_uuid(entry.strip())
+    if FAR.fullmatch(name):
+        machine, _, device = name.partition("/")
+        return far_id(int(machine), _parse_device(device))
     match = GPU_ID.fullmatch(name)
     if match is None:
         raise NoDevice(entry.strip(), "write cpu, or cuda:0 for the first GPU, or a GPU's UUID")

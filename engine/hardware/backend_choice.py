@@ -8,6 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Literal, get_args
 
+from engine.devices.places import is_cpu
 from engine.errors import EngineError
 
 VARIABLE = "TANDEM_BACKEND"
@@ -56,12 +57,12 @@ def kernels_for(device: str) -> KernelKind:
     """Return the kernels of a rank on this device; "" for the reference in torch.
 
     Args:
-        device: device name such as "cuda:0", or type such as "cuda".
+        device: device name such as "cuda:0" or "1/cuda:0", or type such as "cuda".
     """
     backend = chosen_backend()
     if backend == "reference" or device in _refused:
         return ""
-    if device == "cpu":
+    if is_cpu(device):
         return "gpu" if backend == "interpreter" else "cpu"
     return "gpu" if has_triton() else ""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.devices.places import is_cpu
+
 CUDA_OVERHEAD_BYTES = 500 << 20
 """Bytes of a GPU that CUDA and its libraries take before anything is computed there, as long as
 they were not measured: 300 to 600 MB, by driver and card."""
@@ -17,7 +19,7 @@ _measured: dict[str, int] = {}
 
 def overhead_bytes(device: str) -> int:
     """Return the bytes that a device's runtime takes by itself: 0 on the CPU."""
-    return 0 if device == "cpu" else _measured.get(device, CUDA_OVERHEAD_BYTES)
+    return 0 if is_cpu(device) else _measured.get(device, CUDA_OVERHEAD_BYTES)
 
 
 def use_overheads(measured: Mapping[str, int]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from engine.devices.places import is_cpu
 from engine.forward.attention_sizes import (
     SHARED_ROWS,
     AttentionSize,
@@ -236,7 +237,7 @@ def compute_bytes(
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
     guessing = F32_BYTES * hp.n_embd * (HELD_ROWS + MTP_ROWS * n_tokens) if hp.n_mtp else 0
-    if storage == "kernels" and device == "cpu":
+    if storage == "kernels" and is_cpu(device):
         kernels = _kernel_bytes(working, hp, n_tokens, n_ctx, n_parallel, fast_prompts)
         return guessing + n_parallel * logits + kernels
     if storage == "kernels":
@@ -250,7 +251,7 @@ def compute_bytes(
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)
     per_token = 6 * hp.n_embd + 3 * working.columns + routed
     per_token += 4 * working.width + working.recurrent
-    step = CPU_STEP if device == "cpu" else DEVICE_STEP
+    step = CPU_STEP if is_cpu(device) else DEVICE_STEP
     attention = max(
         (attention_work(c.heads, c.row, n_tokens, n_ctx, step) for c in working.caches), default=0
     )

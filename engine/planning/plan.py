@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.devices.places import far_id, is_cpu, machine_of
 from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
@@ -129,14 +130,14 @@ class Plan:
     def bytes_by_device(self) -> dict[str, int]:
         """Return the predicted bytes of each physical device; ranks that share one add up.
 
-        What GPUs keep in host memory, and kept recurrent states, count for "cpu"; a GPU's overhead
-        counts once.
+        What GPUs keep in host memory, and kept recurrent states, count for their machine's CPU; a
+        GPU's overhead counts once.
         """
         total: dict[str, int] = defaultdict(int, self.overhead())
         for device in self.devices:
             total[device.device] += device.memory.total
             if device.memory.on_host:
-                total[CPU] += device.memory.on_host
+                total[far_id(machine_of(device.device), CPU)] += device.memory.on_host
         if self.checkpoint_bytes:
             total[CPU] += self.checkpoint_bytes
         return dict(total)
@@ -286,7 +287,8 @@ def _roomiest(
     if "f32" in plan.storage and not _is_roomy(plan, usable, DENSE_FRACTION):
         found, planned = with_storage("packed")
         plan = planned(n_least)
-    if params.n_batch is not None or not _is_all_on_gpus(plan, found):
+    is_far = any(map(machine_of, devices))  # machines agree on a size beforehand
+    if params.n_batch is not None or is_far or not _is_all_on_gpus(plan, found):
         return plan, found
     larger = (planned(n) for n in LARGE_PROMPT_BATCHES if n <= hp.n_ctx)
     roomy = (one for one in larger if _is_roomy(one, usable, LARGE_BATCH_FRACTION))
@@ -296,7 +298,7 @@ def _roomiest(
 def _is_all_on_gpus(plan: Plan, sizes: Sequence[RankSize]) -> bool:
     """Return whether only kernels on GPUs compute."""
     return all(
-        device.device != CPU and device.storage == "kernels"
+        not is_cpu(device.device) and device.storage == "kernels"
         for device, size in zip(plan.devices, sizes, strict=True)
         if size.working != WorkingSizes()
     )
@@ -355,7 +357,7 @@ def _plan(
 def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
     """Return how many ranks exchange values on their devices; 0 unless all busy ones are GPUs."""
     busy = [rank for rank, size in enumerate(sizes) if size.working != WorkingSizes()]
-    if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
+    if any(is_cpu(devices[rank]) or storages[rank] != "kernels" for rank in busy):
         return 0
     return len(busy)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.devices.places import is_cpu
 from engine.forward.cache_size import CacheSize
 from engine.forward.state import F32_BYTES, KVState, State
 from engine.paging.sight import EVERYTHING, Sight
@@ -130,7 +131,7 @@ def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -
 
 def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
     """Return whether the KV cache of a rank on `device` lies in host memory."""
-    return params.kv_on_host and device != "cpu"
+    return params.kv_on_host and not is_cpu(device)
 
 
 def rank_memory(
@@ -147,7 +148,7 @@ def rank_memory(
         n_batch: number of prompt tokens that are computed at once.
     """
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
-    n_rows = max(params.parallel, 1 + params.n_draft * (device == "cpu"))
+    n_rows = max(params.parallel, 1 + params.n_draft * is_cpu(device))
     compute = compute_bytes(
         size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
         is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=n_rows,
@@ -159,7 +160,7 @@ def rank_memory(
         compute=compute + (link_bytes(n_meeting) if is_busy else 0),
         host_kv=cache.kv if is_on_host else 0,
     )
-    if device == "cpu":
+    if is_cpu(device):
         return use
     has_pinned = is_busy and storage == "kernels"
     return replace(

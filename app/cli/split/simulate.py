@@ -11,7 +11,17 @@ from typing import Any
 import engine  # names that need torch are resolved when they are used
 from app.cli.output import note, percent, table
 from app.links.links import Edge, read_links
-from engine import Evaluation, Forecast, Forecaster, LoadParams, MachineFile, Prediction, parse_rig
+from engine import (
+    Evaluation,
+    Forecast,
+    Forecaster,
+    LoadParams,
+    MachineFile,
+    Prediction,
+    Rig,
+    machines_of,
+    parse_rig,
+)
 
 HEADERS = ("RANK", "DEVICE", "READS", "MULTIPLIES", "FIXED", "WAITS", "LINKS", "IDLE", "")
 CAUSES = {
@@ -27,7 +37,11 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         "--simulate", metavar="RIG",
         help="plan for devices that are not here, such as 2x3090,1x3060, optionally with links "
         "and PCIe lanes: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; all GPUs of the rig are "
-        "used unless --devices names some",
+        "used unless --devices names some. Several machines have ' / ' between them",
+    )  # fmt: skip
+    group.add_argument(
+        "--wire", metavar="LINK",
+        help="network between simulated machines, such as 10gbit,0.1ms (default: 1gbit,0.3ms)",
     )  # fmt: skip
     group.add_argument(
         "--prompt", type=int, metavar="N", help="prompt length in tokens (default: 512)"
@@ -48,11 +62,25 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
     """
     if args.simulate is None:
         return Forecaster.of_machine()
+    if args.wire is not None:
+        args.simulate = f"{args.simulate} ~ {args.wire}"
     rig = parse_rig(args.simulate)
-    gpus = [device.id for device in rig.devices if device.kind == "cuda"]
-    if args.devices is None and args.plan is None and gpus:
-        args.devices = ",".join(gpus)
+    used = used_devices(rig)
+    if args.devices is None and args.plan is None and used:
+        args.devices = ",".join(used)
+        if len(machines_of(used)) > 1 and args.split_mode is None:
+            args.split_mode = "groups"
     return Forecaster.of_rig(rig)
+
+
+def used_devices(rig: Rig) -> list[str]:
+    """Return the GPUs of a rig; of several machines also the CPU of one without GPUs."""
+    gpus = [device.id for device in rig.devices if device.kind == "cuda"]
+    with_gpus = machines_of(gpus)
+    ids = [device.id for device in rig.devices]
+    if len(machines_of(ids)) == 1:
+        return gpus
+    return [i for i in ids if i in gpus or not set(machines_of([i])) & set(with_gpus)]
 
 
 def measure_used(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
@@ -108,6 +136,7 @@ def _prediction(prediction: Prediction) -> dict[str, object]:
 F32_BYTES = 4
 HOW = {
     "lane": "one-shot kernels", "copies": "copies", "threads": "CPU threads",
+    "machines": "the network",
 }  # fmt: skip
 
 

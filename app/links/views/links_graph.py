@@ -29,7 +29,7 @@ MOST_LABELS: Final = 3
 SIDES: Final = 0.55
 """Distance of the outermost of several GPUs from the top, as a part of the height."""
 
-WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2}
+WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2, "network": 1.2}
 """Width of a line in pixels by kind of link: the faster, the thicker."""
 
 
@@ -111,11 +111,16 @@ class LinksGraph(QWidget):
     def _paint_line(self, painter: QPainter, places: dict[str, QPointF], edge: Edge) -> None:
         colours = theme()
         is_fast = edge.kind == "nvlink"
-        named = {"nvlink": colours.ok, "p2p": colours.accent, "host": colours.muted}
+        named = {
+            "nvlink": colours.ok, "p2p": colours.accent, "host": colours.muted,
+            "network": colours.muted,
+        }  # fmt: skip
         colour = colours.warn if edge.problems else named[edge.kind]
         pen = QPen(QColor(colour), WIDTHS[edge.kind])
         if edge.kind == "host" and edge.a != edge.b and "cpu" not in (edge.a, edge.b):
             pen.setStyle(Qt.PenStyle.DashLine)
+        if edge.kind == "network":
+            pen.setStyle(Qt.PenStyle.DotLine)
         pen.setCapStyle(Qt.PenCapStyle.FlatCap if not is_fast else Qt.PenCapStyle.RoundCap)
         painter.setPen(pen)
         painter.setBrush(Qt.BrushStyle.NoBrush)

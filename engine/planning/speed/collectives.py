@@ -25,7 +25,7 @@ from engine.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
 if TYPE_CHECKING:
     from engine.planning.speed.facts import LinkFacts
 
-How = Literal["lane", "copies", "threads"]
+How = Literal["lane", "copies", "threads", "machines"]
 """Algorithm of an all-reduce as JSON names it; "lane" is the one-shot all-reduce."""
 
 Wire = Literal["F32", "BF16"]

@@ -11,6 +11,7 @@ from zlib import crc32
 from engine.config.load import PEER_MODES, PeerMode
 from engine.devices.catalog import list_devices
 from engine.devices.links import read_topology
+from engine.devices.places import far_id, is_cpu, local_id, machine_of
 from engine.devices.types import CPU, DeviceInfo
 from engine.hardware.cuda_overhead import use_overheads
 from engine.planning.evaluation.fit import Room
@@ -101,6 +102,25 @@ class Forecaster:
         """Return the forecaster of a simulated machine."""
         use_overheads({})
         return cls(rig.devices, rig.facts, rig.links)
+
+    def on_machine(self, number: int) -> Forecaster:
+        """Return the forecaster of one of several machines, with the ids that devices have there.
+
+        Earlier runs teach about machine 0 alone.
+        """
+        mine = [
+            replace(device, id=local_id(device.id))
+            for device in self.devices.values()
+            if machine_of(device.id) == number
+        ]
+        facts = {
+            local_id(device): replace(found, device=local_id(device))
+            for device, found in self._facts.items()
+            if machine_of(device) == number
+        }
+        calibration = self._calibration if number == 0 else None
+        by_mode = {mode: links.on_machine(number) for mode, links in self._by_mode.items()}
+        return Forecaster(mine, facts, self._links.on_machine(number), calibration, by_mode)
 
     @property
     def free_bytes(self) -> dict[str, int]:
@@ -217,7 +237,8 @@ def _mark(facts: DeviceFacts) -> str:
 
 def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
     """Return a device's facts with its KV cache in host memory: a GPU reads it through its slot."""
-    if facts.device == CPU:
+    if is_cpu(facts.device):
         return facts
-    slot = links.between(facts.device, CPU).bytes_per_s
+    host = far_id(machine_of(facts.device), CPU)
+    slot = links.between(facts.device, host).bytes_per_s
     return replace(facts, rates={**facts.rates, CACHE: WeightRate(slot, slot, facts.flop_per_s)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
-from engine.devices.types import CPU
+from engine.devices.places import is_cpu, local_id, machine_of
 
 Cause = Literal["memory", "compute", "fixed", "wait", "link", "idle"]
 
@@ -139,9 +139,13 @@ REASONS = {
 
 
 def device_name(device: str) -> str:
-    """Return what the user calls a device within a sentence: "GPU 1" or "the CPU"."""
-    kind, _, number = device.partition(":")
-    return f"GPU {number}" if kind == "cuda" else "the CPU"
+    """Return what the user calls a device within a sentence: "GPU 1" or "the CPU".
+
+    People count machines from 1: "GPU 0 of machine 2".
+    """
+    kind, _, number = local_id(device).partition(":")
+    where = f" of machine {machine_of(device) + 1}" if machine_of(device) else ""
+    return (f"GPU {number}" if kind == "cuda" else "the CPU") + where
 
 
 def rank_name(device: str, rank: int, alike: Sequence[int]) -> str:
@@ -152,7 +156,7 @@ def rank_name(device: str, rank: int, alike: Sequence[int]) -> str:
     """
     if len(alike) == 1:
         return device_name(device)
-    if device == CPU:
+    if is_cpu(device) and not machine_of(device):
         return f"CPU {alike.index(rank)}"
     return f"{device_name(device)} (rank {rank})"
 

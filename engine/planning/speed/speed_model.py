@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.devices.places import far_id, is_cpu, machine_of
 from engine.devices.types import CPU
 from engine.forward.batch_sizes import SMALL_BATCH
 from engine.planning.evaluation.workload import (
@@ -97,9 +98,10 @@ class SpeedModel:
         self._ids = tuple(device.device for device in devices)
         self._links = links
         self._known: _Known = {}
-        n_cpu = max(1, self._ids.count(CPU))
         self._threads = [
-            max(1, min(n_threads or d.n_threads, d.n_threads) // n_cpu) if d.n_threads else 0
+            max(1, min(n_threads or d.n_threads, d.n_threads) // self._ids.count(d.device))
+            if d.n_threads
+            else 0
             for d in devices
         ]
 
@@ -148,13 +150,23 @@ class SpeedModel:
         """
         groups = [tuple(load.embedding), *(block.group for block in load.blocks)]
         head, ends = tuple(load.head), self._run(_Span(1, 0))
+        ends.ordered.update(machine_of(device) for device in self._ids)  # by the pass before
         ends.move(groups[-1], head, F32_BYTES * load.n_embd)
         ends.compute(BlockWorkload(1, head, load.head, 0), 0.0)
-        if samples and CPU not in (self._ids[rank] for rank in head):
-            ends.sample(head)
-        else:
-            ends.gather(head, F32_BYTES * load.n_vocab)
+        for ranks in self._by_machine(head):
+            if samples and not any(is_cpu(self._ids[rank]) for rank in ranks):
+                ends.sample(ranks)
+            else:
+                ends.gather(ranks, F32_BYTES * load.n_vocab * len(ranks) / len(head))
+        ends.tell(head)
         return ends.totals
+
+    def _by_machine(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Return ranks in a list for each machine, in their order; one empty list of none."""
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(machine_of(self._ids[rank]), []).append(rank)
+        return list(found.values())
 
     def _run(self, span: _Span) -> _Run:
         if len(self._known) > MOST_KNOWN:
@@ -181,9 +193,11 @@ class _Run:
         self._links = links
         self._span = span
         self._known = known
+        self.ordered = {0}  # machines that know of this pass
 
     def compute(self, block: BlockWorkload, n_bytes: float) -> None:
         """Add equal blocks: all ranks wait for the slowest, then all-reduce `n_bytes`."""
+        self._order(block.group, waits=False)
         times = [self._times(rank, block.ranks.get(rank)) for rank in block.group]
         ids = [self._ids[rank] for rank in block.group]
         link = block.n_reduce * self._links.all_reduce_s(ids, n_bytes)
@@ -193,12 +207,27 @@ class _Run:
         """Add a move of `n_bytes` to another group, unless all its ranks were in the first one."""
         if not before or set(after) <= set(before):
             return
+        self._order(after, waits=True)
         source = before[0]
-        targets = [rank for rank in after if rank != source]
-        links = [self._links.between(self._ids[source], self._ids[rank]) for rank in targets]
-        seconds = max(link.latency_s for link in links)
-        seconds += sum(link.payload_s(n_bytes) for link in links)
+        targets = [self._ids[rank] for rank in after if rank != source]
+        seconds = self._links.move_s(self._ids[source], targets, n_bytes)
         self.totals.add_link({source, *after}, seconds)
+
+    def _order(self, ranks: Sequence[int], *, waits: bool) -> None:
+        """Add what is left of the time until other machines know of this pass."""
+        for machine in {machine_of(self._ids[rank]) for rank in ranks} - self.ordered:
+            self.ordered.add(machine)
+            left = self._links.wires.order_s(machine, waits=waits) - sum(self.totals.path)
+            if left > 0:
+                self.totals.add_link(set(ranks), left)
+
+    def tell(self, head: Sequence[int]) -> None:
+        """Add the messages to machine 0 of what it samples from."""
+        far = {machine_of(self._ids[rank]) for rank in head} - {0}
+        if far:
+            wires = self._links.wires
+            seconds = max(wires.message_s(machine, (0,), CANDIDATE_BYTES) for machine in far)
+            self.totals.add_link(set(head), seconds)
 
     def sample(self, head: Sequence[int]) -> None:
         """Add sampling on GPUs, which send each other the top-k candidates of their rows."""
@@ -207,13 +236,12 @@ class _Run:
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
         """Add the move of all logits to the first of the head's ranks, and then to the host."""
-        if not head:
-            return
         first, *others = head
         links = [self._links.between(self._ids[rank], self._ids[first]) for rank in others]
         part = n_bytes / len(head)
-        if self._ids[first] != CPU:
-            links.append(self._links.between(self._ids[first], CPU))
+        if not is_cpu(self._ids[first]):
+            host = far_id(machine_of(self._ids[first]), CPU)
+            links.append(self._links.between(self._ids[first], host))
         seconds = max((link.latency_s for link in links), default=0.0)
         seconds += sum(link.payload_s(part) for link in links)
         self.totals.add_link(set(head), seconds)

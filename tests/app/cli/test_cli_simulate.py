@@ -141,3 +141,17 @@ def test_what_a_benchmark_measures_corrects_the_next_prediction(run: Run, model:
         assert speed / 4 < after[test] < 4 * speed
     simulated = run("plan", model, "--simulate", "3090", "--json").document
     assert simulated["speed"]["decode"]["tokens_per_s"] > 0
+
+
+def test_several_machines_are_planned_with_their_network(run: Run, model: Path) -> None:
+    rig = ("--simulate", "1x3090 / 1x4090", "--wire", "1gbit,2ms")
+    out = run("plan", model, *rig).out
+    assert "Do not split over this link; run a copy on each machine that holds the model." in out
+    assert "the network" in out
+    document = run("plan", model, *rig, "--json").document
+    assert [d["device"] for d in document["devices"]] == ["cuda:0", "1/cuda:0"]
+    assert (document["split_mode"], document["groups"]) == ("groups", [1, 1])
+    (link,) = document["links"]
+    assert link["latency_s"] == pytest.approx(2e-3)
+    assert document["speed"]["decode"]["path"]["link_s"] > 2 * 2e-3
+    assert_refused(run("plan", model, "--simulate", "3090 / 4090", "--wire", "fast"), "no network")

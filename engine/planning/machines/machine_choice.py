@@ -1,0 +1,167 @@
+"""Whether a model is split over machines, or one of them computes it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine.devices.places import far_id, machine_of
+from engine.errors import EngineError
+from engine.planning.choice import Choice, choose
+from engine.planning.evaluation.fit import Fit
+from engine.planning.search.alternative import Alternative
+from engine.planning.search.results import GOALS, Goal, Speeds
+
+if TYPE_CHECKING:
+    from engine.config.load import LoadParams
+    from engine.planning.choice import PlanEvaluator
+    from engine.planning.speed.forecast import Forecaster
+
+LEAST_GAIN = 0.1
+"""Least part of the time that further machines must save: each is one more to fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpeed:
+    """The predicted speed of machines that compute a model.
+
+    Attributes:
+        machines: their numbers.
+        way: how they do it, with its speed.
+    """
+
+    machines: tuple[int, ...]
+    way: Alternative
+
+
+def machines_of(devices: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of the machines of some devices, in their order."""
+    return tuple(dict.fromkeys(machine_of(device) for device in devices))
+
+
+def rank_counts(devices: Sequence[str]) -> tuple[int, ...]:
+    """Return the number of ranks on each machine, as `LoadParams.machines` has them."""
+    found = [machine_of(device) for device in devices]
+    return tuple(found.count(machine) for machine in machines_of(devices))
+
+
+def choose_machines(
+    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"]
+) -> Choice:
+    """Choose one machine of several, or a split over all of them, by the predicted time.
+
+    A split over machines gives each whole blocks, or cuts every block over all ranks.
+
+    Args:
+        params: context and other settings; devices and split are ignored.
+        forecaster: predicts speeds, and knows the devices of all machines and links between them.
+
+    Raises:
+        EngineError: the model cannot be run.
+    """
+    numbers = machines_of(list(forecaster.devices))
+    alone = {number: _alone(planner, params, forecaster, number, goal) for number in numbers}
+    found = [
+        MachineSpeed((number,), one.alternatives[0])
+        for number, one in alone.items()
+        if one is not None and one.alternatives
+    ]
+    fastest = min(found, key=lambda one: one.way.seconds, default=None)
+    split = _over_all(planner, params, forecaster, goal, alone)
+    if split is None:
+        if fastest is None:
+            return choose(planner, params, forecaster.on_machine(numbers[0]), goal)
+        why = f"{_name(fastest)} alone: {_rate(fastest)}. No split over the machines fits."
+        return Choice(fastest.way.params, why, tuple(one.way for one in found))
+    ways = sorted([*found, split], key=lambda one: one.way.seconds)
+    is_worth = fastest is None or split.way.seconds < (1 - LEAST_GAIN) * fastest.way.seconds
+    best = split if fastest is None or is_worth else fastest
+    return Choice(best.way.params, _reason(split, fastest, best), tuple(one.way for one in ways))
+
+
+def _alone(
+    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal
+) -> Choice | None:
+    """Return the choice on one machine with the ids that all know; None if it cannot run there."""
+    machine = forecaster.on_machine(number)
+    with suppress(EngineError):
+        found = choose(planner, replace(params, machines=()), machine, goal)
+        near = [_far(one, number) for one in found.alternatives if one.params == found.params]
+        far = replace(found.params, devices=_far_ids(found.params, number))
+        return Choice(far, found.reason, tuple(near))
+    return None
+
+
+def _far(one: Alternative, number: int) -> Alternative:
+    return replace(one, params=replace(one.params, devices=_far_ids(one.params, number)))
+
+
+def _far_ids(params: LoadParams, number: int) -> tuple[str, ...]:
+    return tuple(far_id(number, device) for device in params.devices)
+
+
+def _over_all(
+    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal,
+    alone: dict[int, Choice | None],
+) -> MachineSpeed | None:  # fmt: skip
+    """Return the fastest split over all machines; None if none fits."""
+    devices = tuple(device for number in alone for device in _used(forecaster, number))
+    sizes, base = rank_counts(devices), replace(params, split=None, n_cpu_blocks=0, n_cpu_moe=0)
+    free = forecaster.free_bytes
+    fit = Fit(
+        lambda asked, room: planner.evaluate(asked, room).plan, forecaster.rooms,
+        planner.info.n_ctx_train, planner.info.n_layer,
+    )  # fmt: skip
+    found = []
+    for mode, groups in (("groups", sizes), ("tensor", None)):
+        asked = replace(base, devices=devices, split_mode=mode, groups=groups, machines=sizes)
+        with suppress(EngineError):
+            balanced = fit.balanced(asked)
+            if balanced is not None:
+                evaluation = planner.evaluate(balanced, free)
+                forecast = forecaster.forecast(evaluation, balanced, planner.info.quant)
+                if forecast is not None:
+                    speeds = Speeds(forecast.prefill.tokens_per_s, forecast.decode.tokens_per_s)
+                    seconds = goal.seconds(speeds.prefill_ts, speeds.decode_ts)
+                    decode = forecast.decode
+                    found.append(
+                        Alternative(
+                            balanced, speeds, seconds, 0, 0.0, decode.path.link_s, decode.reason
+                        )
+                    )
+    best = min(found, key=lambda one: one.seconds, default=None)
+    return None if best is None else MachineSpeed(tuple(alone), best)
+
+
+def _used(forecaster: Forecaster, number: int) -> list[str]:
+    """Return the devices that a machine computes with: its GPUs, or else its CPU."""
+    own = [room.device for room in forecaster.rooms if machine_of(room.device) == number]
+    gpus = [device for device in own if forecaster.devices[device].kind != "cpu"]
+    return gpus or own
+
+
+def _reason(split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpeed) -> str:
+    """Return why machines were chosen, and what the network costs."""
+    part = split.way.link_s * split.way.speeds.decode_ts
+    n = len(split.machines)
+    both = "Both machines" if n == 2 else f"All {n} machines"
+    network = f"{both} together: {_rate(split)}; links take {100 * part:.0f} % of the time"
+    if fastest is None:
+        return f"No machine holds the model alone. {network}."
+    told = f"{_name(fastest)} alone: {_rate(fastest)}"
+    if best is split:
+        return f"{network}. {told}."
+    return (
+        f"Do not split over this link; run a copy on each machine that holds the model. {told}. "
+        f"{network}."
+    )
+
+
+def _name(one: MachineSpeed) -> str:
+    return f"Machine {one.machines[0] + 1}"
+
+
+def _rate(one: MachineSpeed) -> str:
+    return f"{one.way.speeds.decode_ts:.1f} tok/s"
