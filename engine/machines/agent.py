@@ -16,6 +16,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import reduction
@@ -45,6 +46,9 @@ CONNECT_S = 60
 
 FAULT_STATUS = 70
 """Exit status after a fault that was told."""
+
+FAULTS = "engine.machines.fault"
+"""Name of the logger of faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,14 @@ def _tell_fault(why: str) -> None:
     if _told.acquire(blocking=False):
         with suppress(OSError):
             os.write(1, json.dumps({"fault": why}).encode() + b"\n")
-        logging.getLogger(__name__).error("%s", why)
+        logging.getLogger(FAULTS).error("%s", why)
+
+
+def told_fault(log: Sequence[str]) -> str:
+    """Return the fault that an agent has written to its log; "" for none."""
+    mark = f"ERROR {FAULTS}: "
+    found = [line.removeprefix(mark) for line in log if line.startswith(mark)]
+    return found[-1] if found else ""
 
 
 _told = threading.Lock()

@@ -51,7 +51,8 @@ class Gathering:
         path: path of the model's file, of which they must have a copy.
 
     Attributes:
-        on_change: called on a thread whenever a machine has joined or is lost, with a sentence.
+        on_change: called on a thread with a sentence whenever a machine has joined or is lost, and
+            when processes on machines that are all there have ended.
         on_fault: called on a thread with the number of a machine that cannot go on, and why.
     """
 
@@ -216,7 +217,7 @@ class Gathering:
                 return None, f"The place that is free is for a machine with the devices {had}."
             name, infos = str(hello.get("name", ""))[:60], devices_from(hello.get("infos"))
             machine = JoinedMachine(fit[0], name, address, devices, infos)
-            lines.send("welcome", number=machine.number, n=self._n)
+            lines.send("welcome", number=machine.number, n=self._n, name=self.name)
             self._there[machine.number] = machine, lines
             self._changed.notify_all()
         return machine, ""

@@ -20,7 +20,7 @@ from engine.machines.agent import AgentTask
 from engine.machines.device_reports import REPORT_S, told_devices, told_states
 from engine.machines.identity import checked_path, file_facts, machine_facts
 from engine.machines.interfaces import connect, interface_of
-from engine.machines.lines import LineError, Lines, join
+from engine.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, join
 from engine.programs import NO_WINDOW, child_environment, tie_child
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
     Raises:
         EngineError: machine 0 cannot be reached at first, or refuses this machine.
     """
-    is_first = True
+    is_first, server = True, "The server"
     while True:
         try:
             sock = connect(request.host, request.port, request.interface)
@@ -82,10 +82,11 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
             finally:
                 stay.end()
                 lines.close()
-            why = "The server has not answered for some seconds."
+                server = stay.server
+            why = f"{server} has not answered for {MOST_SILENT * BEAT_S:g} s."
         except OSError:
             sock.close()
-            why = "The connection to the server is lost."
+            why = f"{server} has closed the connection, or is gone."
         except BaseException:
             sock.close()
             raise
@@ -100,6 +101,9 @@ class Stay:
         request: how it joins.
         lines: connection to machine 0.
         note: receiver of sentences.
+
+    Attributes:
+        server: what machine 0 is called in sentences.
     """
 
     def __init__(self, request: JoinRequest, lines: Lines, note: Callable[[str], None]) -> None:
@@ -108,6 +112,7 @@ class Stay:
         self._faults: queue.SimpleQueue[tuple[Agent, str]] = queue.SimpleQueue()
         self._path, self._name = "", ""
         self._number, self._n = 0, 0
+        self.server = "The server"
 
     def run(self) -> bool:
         """Do what machine 0 says; return whether it has said that this is the end.
@@ -145,6 +150,7 @@ class Stay:
             self._tell_file(str(line.get("path")))
         elif kind == "welcome":
             self._number, self._n = int(line["number"]), int(line["n"])
+            self.server = f"{str(line.get('name'))[:60]} ({self._lines.peer_address})"
             self._note(f"Joined as machine {self._number + 1} of {self._n}.")
         elif kind == "start":
             self._start(int(line["port"]))

@@ -10,10 +10,10 @@ from functools import partial
 from engine.errors import EngineError, MachineLost
 from engine.events import Command, Failed, HostEvent, ModelLoaded
 from engine.host import EventSink
-from engine.machines.agent import AgentTask
+from engine.machines.agent import AgentTask, told_fault
 from engine.machines.gathering import Gathering
 from engine.machines.interfaces import free_port, interface_of
-from engine.remote.child import EngineProcess
+from engine.remote.death import Death
 from engine.remote.process_host import CLOSING_EVENTS, ProcessHost
 
 log = logging.getLogger(__name__)
@@ -23,16 +23,21 @@ class SessionHost(ProcessHost):
     """A `ProcessHost` of which no second process is wanted once the first has ended.
 
     Args:
-        on_end: called on a thread when it has ended.
+        on_end: called on a thread when it has ended by itself, with why.
     """
 
-    def __init__(self, on_event: EventSink, task: AgentTask, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end
+    def __init__(
+        self, on_event: EventSink, task: AgentTask, on_end: Callable[[EngineError], None]
+    ) -> None:
+        self._on_end, self._name = on_end, task.name
         super().__init__(on_event, task.command)
 
-    def _leave(self, process: EngineProcess) -> None:
-        super()._leave(process)
-        self._on_end()
+    def _error_of(self, death: Death, doing: str) -> EngineError:
+        return MachineLost(f"{self._name}: {told_fault(death.log) or f'its agent {death.manner}'}.")
+
+    def _fail(self, error: EngineError) -> None:
+        self._on_end(error)  # first, so that it tells the commands
+        super()._fail(error)
 
 
 class MachinesHost:
@@ -40,7 +45,7 @@ class MachinesHost:
 
     A command that comes while machines are missing fails with a sentence. A fault on any machine
     ends the processes on all of them and fails what is under way; the next command starts them
-    anew, once all machines are there.
+    anew, once all machines are there, which `Gathering.on_change` is told.
 
     Args:
         on_event: receiver of events, called on threads of this process; it must return quickly.
@@ -111,7 +116,7 @@ class MachinesHost:
         session: list[SessionHost] = []
         host = SessionHost(
             lambda event: self._pass_on(session[0], event), task,
-            lambda: self._ended(session[0]),
+            lambda error: self._ended(session[0], error),
         )  # fmt: skip
         session.append(host)
         self._session = host
@@ -135,16 +140,17 @@ class MachinesHost:
             self._has_model = True
         self._on_event(event)
 
-    def _ended(self, session: SessionHost) -> None:
-        """Note that this machine's process has ended by itself, which has told its commands so."""
+    def _ended(self, session: SessionHost, error: EngineError) -> None:
+        """Note that this machine's process has ended by itself."""
         with self._lock:
             if session is self._session:
-                self._end(f"{self._gathering.name}: the engine's process has ended.")
+                self._end(error.message)
 
     def _end(self, why: str) -> None:
         """End the processes of all machines and fail what is under way with a sentence."""
         with self._lock:
             session, self._session = self._session, None
+            had_model = self._has_model
             if session is None:
                 return
             log.error("%s", why)
@@ -155,3 +161,5 @@ class MachinesHost:
             for number in numbers:
                 is_lost = self._has_model and number == numbers[0]
                 self._tell(HostEvent(number, Failed(error, is_lost)))
+            if had_model and self._gathering.is_complete:
+                self._gathering.on_change("All machines are there: the model is loaded again.")

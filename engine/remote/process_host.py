@@ -27,7 +27,7 @@ from engine.inquiries.questions import CountCache, CountTokens, Reply
 from engine.programs import program_command
 from engine.remote.child import EngineProcess
 from engine.remote.codec import MessageError
-from engine.remote.death import crash_of, doing_of, start_failure, stopped_hint
+from engine.remote.death import Death, crash_of, doing_of, start_failure, stopped_hint
 from engine.remote.messages import (
     CancelMessage,
     CloseMessage,
@@ -239,7 +239,11 @@ class ProcessHost:
             doing = doing_of(running, self._model, self._is_ready)
         log.error("the engine's process %s %s\n%s", death.manner, doing, "\n".join(death.log))
         self._deaths.append(time.monotonic())
-        self._fail(crash_of(death, doing))
+        self._fail(self._error_of(death, doing))
+
+    def _error_of(self, death: Death, doing: str) -> EngineError:
+        """Return the error that says how the process has ended."""
+        return crash_of(death, doing)
 
     def _fail(self, error: EngineError) -> None:
         """Fail all commands with an error; without any, tell it by itself."""

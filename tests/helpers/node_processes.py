@@ -5,30 +5,37 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+from tests.helpers.network import Place
+
 TOKEN = "a token of a test"
 START_S = 120.0
+
+HERE = Place("127.0.0.1")
+"""Place where tests run themselves."""
 
 
 class NodeProcess:
     """One `tandem` process.
 
-    Attributes:
+    Args:
         log: file with all that it has written.
+        arguments: its command line behind the program's name.
+        place: where it runs.
     """
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, place: Place = HERE) -> None:
         self.log = log
         self._file = log.open("wb")
         environment = {**os.environ, "TANDEM_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", *arguments], env=environment, stdin=subprocess.DEVNULL,
-            stdout=self._file, stderr=subprocess.STDOUT,
+            [*place.prefix, sys.executable, "-m", "app", *arguments], env=environment,
+            stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     @property
@@ -69,29 +76,52 @@ class NodeProcess:
 class Nodes:
     """A server and the machines that have joined it.
 
+    Args:
+        folder: folder of the logs.
+        model: the model's file.
+        places: where they run.
+        options: further options of the server.
+
     Attributes:
         server: the server's process.
         joined: the others.
         address: address of its HTTP side, once it is ready.
     """
 
-    def __init__(self, folder: Path, model: Path, n: int, *options: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, model: Path, places: Sequence[Place], *options: str) -> None:
+        self.folder, self.places = folder, places
         self.server = NodeProcess(
-            folder / "serve.log", "serve", str(model), "--nodes", str(n), "--rendezvous",
-            "127.0.0.1:0", "--devices", "cpu", "--threads", "1", "--port", "0", *options,
+            folder / "serve.log", "serve", str(model), "--nodes", str(len(places)), "--rendezvous",
+            f"{places[0].address}:0", "--devices", "cpu", "--threads", "1", "--port", "0", *options,
+            place=places[0],
         )  # fmt: skip
         self.rendezvous = self.server.wait_for(r"join \S+").removeprefix("join ")
         self.joined: list[NodeProcess] = []
 
     def join(self, *options: str) -> NodeProcess:
-        """Start a machine that joins."""
-        log = self.folder / f"join{len(self.joined)}.log"
-        found = NodeProcess(
-            log, "join", self.rendezvous, "--devices", "cpu", "--threads", "1", *options
-        )
+        """Start the next machine, which joins from its own address."""
+        found = self._joining(len(self.joined) + 1, *options)
         self.joined.append(found)
+        found.wait_for("Joined as machine")  # so that numbers and places are alike
         return found
+
+    def join_again(self, number: int) -> None:
+        """Start a machine that has ended."""
+        self.joined[number - 1].end()
+        self.joined[number - 1] = self._joining(number)
+
+    def _joining(self, number: int, *options: str) -> NodeProcess:
+        """Start a machine."""
+        place = self.places[number]
+        return NodeProcess(
+            self.folder / f"join{number}.log", "join", self.rendezvous, "--devices", "cpu",
+            "--threads", "1", "--interface", place.address, *options, place=place,
+        )  # fmt: skip
+
+    @property
+    def all(self) -> list[NodeProcess]:
+        """All processes, by the machines' numbers."""
+        return [self.server, *self.joined]
 
     def wait(self) -> None:
         """Wait until the server answers."""
@@ -100,18 +130,26 @@ class Nodes:
 
     def end(self) -> list[psutil.Process]:
         """End all; return what is left of their children."""
-        return [x for process in [self.server, *self.joined] for x in process.end()]
+        return [x for process in self.all for x in process.end()]
 
 
 @contextmanager
-def nodes(folder: Path, model: Path, n: int, *options: str) -> Iterator[Nodes]:
-    """Have a model computed by n machines, which end with the context."""
-    found = Nodes(folder, model, n, *options)
+def nodes(
+    folder: Path, model: Path, places: int | Sequence[Place], *options: str
+) -> Iterator[Nodes]:
+    """Have a model computed by machines, which end with the context; this thread is at the first.
+
+    Args:
+        places: where they run; or how many run here.
+    """
+    where = [HERE] * places if isinstance(places, int) else places
+    found = Nodes(folder, model, where, *options)
     try:
-        for _ in range(1, n):
+        for _ in where[1:]:
             found.join()
         found.wait()
-        yield found
+        with where[0].entered():
+            yield found
     finally:
         left = found.end()
     assert not left, f"orphans: {left}"

@@ -13,6 +13,7 @@ import pytest
 from tests.soak.campaign import Campaign
 from tests.soak.engine_kills import EngineKills
 from tests.soak.installer_kills import InstallerKills
+from tests.soak.machine_faults import MachineFaults
 from tests.soak.poisoned_engine import PHASES, POISONS, PoisonedEngine
 from tests.soak.signal_matrix import SignalMatrix
 from tests.soak.window_kills import WindowKills
@@ -58,6 +59,7 @@ def test_a_poisoned_engine_is_told_and_brought_back(tmp_path: Path) -> None:
         (PoisonedEngine, len(PHASES) * (len(POISONS) + 2)),
         (SignalMatrix, 30),
         (InstallerKills, 20),
+        (MachineFaults, 13),
     ],
 )
 def test_every_kind_of_round(tmp_path: Path, make: type[Campaign], n_rounds: int) -> None:

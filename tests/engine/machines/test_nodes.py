@@ -16,9 +16,6 @@ from tests.helpers.tiny_gguf import tiny_gguf
 NAMED_S = 5.0
 """Seconds within which a machine that has failed must be named."""
 
-LOAD_S = 3.0
-"""Seconds more that tests allow, as they share their machine."""
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,12 +48,12 @@ def test_clients_are_answered_and_a_killed_machine_is_named_and_comes_back(
             until(lambda: httpx.get(f"{there.address}/slots").json()["running"] > 0, 10)
             victim = there.joined[number].worker()
             victim.send_signal(how)
-            seconds = until(lambda problem=problem: bool(problem), 2 * NAMED_S + LOAD_S)
-            assert seconds < NAMED_S + LOAD_S
+            seconds = until(lambda problem=problem: bool(problem), 2 * NAMED_S)
+            assert seconds < NAMED_S
             assert "its process was" in problem[0]
             answering.join()
             for process, begin in zip((there.server, *there.joined), begins, strict=True):
-                process.wait_for("its process was", NAMED_S + LOAD_S, begin)
+                process.wait_for("its process was", NAMED_S, begin)
             assert not victim.is_running() or victim.status() == "zombie"
             assert asked(client, prompts[0]) == alone[0], "the next request loads it again"
 

@@ -1,0 +1,115 @@
+"""Three machines that a bridge joins: the answers of one process, and machines that fail.
+
+Where network namespaces are not permitted, addresses of the loopback interface stand for machines.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from engine import Model
+from tests.helpers import node_numbers
+from tests.helpers.golden import golden_path
+from tests.helpers.network import Place, loopback, network
+from tests.helpers.node_processes import NodeProcess, nodes
+from tests.helpers.tiny_gguf import tiny_gguf
+
+pytestmark = pytest.mark.slow
+
+N = 3
+
+
+@pytest.fixture(scope="module", params=["bridge", "loopback"])
+def places(request: pytest.FixtureRequest) -> Iterator[Sequence[Place]]:
+    """Return three machines."""
+    if request.param == "loopback":
+        yield loopback(N)
+        return
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(network(N))
+        except OSError as error:
+            pytest.skip(f"network namespaces cannot be made: {error}")
+        yield made.places
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-q4_k_m", "olmoe-q4_k_m", "falcon-h1-q4_k_m"])
+def test_golden_models_have_the_bits_of_one_process(
+    places: Sequence[Place], tmp_path: Path, name: str
+) -> None:
+    """A dense one, one with experts, and a hybrid."""
+    path = golden_path(f"{name}.gguf")
+    with Model(node_numbers.params(path, N)) as one:
+        expected = node_numbers.numbers(one)
+    started = [
+        subprocess.Popen(
+            [*place.prefix, sys.executable, "-m", "tests.helpers.node_numbers", str(path),
+             str(tmp_path / "found.npz")],
+            env=_environment(places, rank), stdin=subprocess.DEVNULL,
+        )
+        for rank, place in enumerate(places)
+    ]  # fmt: skip
+    try:
+        assert [process.wait(120) for process in started] == [0] * N
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    with np.load(tmp_path / "found.npz") as found:
+        assert set(found) == set(expected)
+        assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def _environment(places: Sequence[Place], rank: int) -> dict[str, str]:
+    """Return what torchrun's agent would tell a process."""
+    return {
+        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(places)), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": places[0].address, "MASTER_PORT": str(29500 + os.getpid() % 1000),
+        "GLOO_SOCKET_IFNAME": "eth0" if places[0].namespace else "lo",
+    }  # fmt: skip
+
+
+def likelihoods(address: str) -> list[Any]:
+    """Return tokens and log probabilities of four answers, which are computed at once."""
+
+    def asked(prompt: str) -> Any:
+        found = client.completions.create(
+            model="m", prompt=prompt, max_tokens=12, temperature=0, logprobs=5,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        kept = found.choices[0].logprobs
+        assert kept is not None
+        assert len(kept.tokens or ()) == 12
+        return kept.tokens, kept.token_logprobs, kept.top_logprobs
+
+    with (
+        openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        return list(pool.map(asked, ["one", "two two", "three", "four"]))
+
+
+def test_clients_get_the_numbers_of_one_process(places: Sequence[Place], tmp_path: Path) -> None:
+    """All numbers that four requests at once are answered with are equal."""
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_embd=128, n_head_kv=4, n_ff=128)
+    options = ("--parallel", "4", "--alias", "m")
+    alone = NodeProcess(
+        tmp_path / "alone.log", "serve", str(path), "--devices", "cpu,cpu,cpu", "--port", "0",
+        "--split-mode", "groups", "--groups", "1,1,1", "--threads", "3", *options,
+    )  # fmt: skip
+    try:
+        found = alone.wait_for(r"listening on \S+").removeprefix("listening on ")
+        expected = likelihoods(found)
+    finally:
+        assert not alone.end()
+    with nodes(tmp_path, path, places, *options) as there:
+        assert likelihoods(there.address) == expected

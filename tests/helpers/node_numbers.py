@@ -1,0 +1,70 @@
+"""A program that is one of several machines, each with one rank, and writes what machine 0 finds.
+
+    RANK=0 WORLD_SIZE=3 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0 \\
+        python -m tests.helpers.node_numbers MODEL.gguf FILE.npz
+"""
+
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+import numpy as np
+
+from engine import LoadParams, Model, SamplingParams
+from engine.distributed.follower import follow
+from engine.distributed.machine_runtime import open_on_machines, shared_params
+from engine.distributed.machines import END, Machines
+from engine.distributed.wire import GlooWire
+from engine.runtime.thread_runtime import open_on_machines_by
+
+PROMPTS = [[5, 6, 7, 9], [8, 3] * 9, [7], [11, 12, 13]]
+
+WISHES = (
+    SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
+    SamplingParams(seed=7, temperature=1.5, top_k=20, max_tokens=8, ignore_eos=True),
+)
+
+
+def params(path: Path, n: int) -> LoadParams:
+    """Return settings for n ranks with some blocks each."""
+    return LoadParams(
+        str(path), ("cpu",) * n, split_mode="groups", groups=(1,) * n, n_ctx=256, parallel=4,
+        cpu_threads=n, draft="off",
+    )  # fmt: skip
+
+
+def numbers(model: Model) -> dict[str, Any]:
+    """Return logits of a prompt, and the tokens of answers that are computed side by side."""
+    logits = model.logits([*range(3, 20)])
+    streams = [model.generate(p, wish) for p in PROMPTS for wish in WISHES]
+    found: list[list[int]] = [[] for _ in streams]
+    while not all(stream.is_over for stream in streams):
+        for stream, ids in zip(streams, found, strict=True):
+            ids += getattr(next(stream, None), "ids", ())
+    return {"logits": logits, "tokens": np.array(found)}
+
+
+def main() -> None:
+    """Compute with the other machines until machine 0 has its numbers."""
+    path, goal = sys.argv[1:]
+    machines = Machines(GlooWire(f"machine{os.environ['RANK']}"), lambda error: None)
+    if machines.number:
+        follow(machines, "", 1)
+        return
+    open_on_machines_by(partial(open_on_machines, machines))
+    n = len(machines.names)
+    wanted = shared_params(replace(params(Path(path), n), cpu_threads=1))
+    with Model(replace(wanted, machines=(1,) * n)) as model:
+        found = numbers(model)
+    machines.orders.send(END)
+    np.savez(goal, **found)
+
+
+if __name__ == "__main__":
+    main()
