@@ -29,11 +29,12 @@ class RankLayout:
 
     Attributes:
         local: numbers of the ranks of this machine.
+        n_ranks: number of ranks of all machines.
     """
 
     def __init__(self, sizes: Sequence[int], number: int) -> None:
         self._machine_of = [machine for machine, n in enumerate(sizes) for _ in range(n)]
-        first = sum(sizes[:number])
+        self.n_ranks, first = sum(sizes), sum(sizes[:number])
         self.number, self.local = number, range(first, first + sizes[number])
         self._known: dict[Group, tuple[Group, Group]] = {}
 

@@ -6,8 +6,7 @@ those with a slice of the output head send machine 0 its logits, or what samplin
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.distributed.machine_cache import MachineCache
 from engine.distributed.machines import UNLOAD, ModelPlace
 from engine.errors import EngineError
 from engine.forward.batch import FIRST_TOKEN, Batch, Piece
-from engine.forward.state import RecurrentState
 from engine.runtime.model_runner import ModelRunner
 from engine.sampling.slices import (
     SliceCandidates,
@@ -29,7 +28,6 @@ from engine.sampling.slices import (
 )
 
 if TYPE_CHECKING:
-    from engine.runtime.interface import SlotState
     from engine.sampling.token_source import Logits, SamplingWish
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
@@ -39,7 +37,7 @@ Values = Sequence[Any]
 """Values of a `Piece` or a `SliceQuery`, as they arrive from another machine."""
 
 
-class MachineRunner(ModelRunner):
+class MachineRunner(MachineCache, ModelRunner):
     """Runner of the ranks of one machine.
 
     On machine 0 whoever has the model calls the methods of `PagedRuntime`; each of them is ordered
@@ -57,7 +55,7 @@ class MachineRunner(ModelRunner):
             pads: whether any machine computes more rows than asked for, to repeat a capture.
         """
         self._joined, self._finds_states, self._pads = place, finds_states, pads
-        self._n_saved, self._dropped = 0, list[int]()
+        self._dropped = []
         self._n_rows = 0
         self._last: np.ndarray | None = None
         self._ended: EngineError | None = None
@@ -87,10 +85,14 @@ class MachineRunner(ModelRunner):
         """
         return getattr(self, f"_do_{order}")(*values)
 
-    def _together(self, order: str, *values: Any) -> Any:
+    def _together(self, order: str, *values: Any, given: Any = None) -> Any:
         """Have all machines do something.
 
         Whatever fails in the middle leaves machines at different places, so that is the end.
+
+        Args:
+            values: what JSON knows, for all machines.
+            given: what this machine alone has, unless it is None.
 
         Raises:
             EngineError: see `do`; or an earlier order has failed.
@@ -98,7 +100,7 @@ class MachineRunner(ModelRunner):
         self._check_together()
         try:
             self._place.order(order, *values)
-            return self.do(order, *values)
+            return self.do(order, *values, *(() if given is None else (given,)))
         except BaseException as error:
             self._ended = EngineError(INTERRUPTED, "Load the model again.")
             if isinstance(error, EngineError):
@@ -205,81 +207,6 @@ class MachineRunner(ModelRunner):
 
     def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
         """Do nothing: no device has the candidates of all machines."""
-
-    # what sequences remember
-
-    def copy_page(self, group: int, source: int, target: int) -> None:
-        self._together("copy_page", group, source, target)
-
-    def _do_copy_page(self, group: int, source: int, target: int) -> None:
-        super().copy_page(group, source, target)
-
-    def clear_slot(self, slot: int) -> None:
-        self._together("clear_slot", slot)
-
-    def _do_clear_slot(self, slot: int) -> None:
-        super().clear_slot(slot)
-
-    def move_slot(self, source: int, target: int) -> None:
-        self._together("move_slot", source, target)
-
-    def _do_move_slot(self, source: int, target: int) -> None:
-        super().move_slot(source, target)
-
-    def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Keep a copy of the recurrent states of a place, each machine of its own part.
-
-        Returns:
-            What stands for the copy, and the bytes of all parts.
-        """
-        key, self._n_saved = self._n_saved, self._n_saved + 1
-        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
-        self._together("save_slot", slot, key, dropped)
-        saved = PartsElsewhere(key)
-        weakref.finalize(saved, self._dropped.append, key)
-        shapes = (s for _, state in self._recurrent_states() for s in state.whole_shapes().values())
-        return saved, sum(4 * int(np.prod(shape)) for shape in shapes)
-
-    def _do_save_slot(self, slot: int, key: int, dropped: Sequence[int]) -> None:
-        for old in dropped:
-            del self._place.kept[old]
-        self._place.kept[key] = [
-            {name: held.to("cpu", copy=True) for name, held in tensors.items()}
-            for tensors in self._states_of(slot)
-        ]
-
-    def load_slot(self, slot: int, state: SlotState) -> None:
-        """Make the recurrent states of a place those of a copy that `save_slot` kept."""
-        assert isinstance(state, PartsElsewhere), "no other copies are known to the machines"
-        self._together("load_slot", slot, state.key)
-
-    @torch.inference_mode()
-    def _do_load_slot(self, slot: int, key: int) -> None:
-        kept = self._place.kept[key]
-        for tensors, saved in zip(self._states_of(slot), kept, strict=True):
-            for name, held in tensors.items():
-                held.copy_(saved[name])
-
-    def _states_of(self, slot: int) -> list[dict[str, Tensor]]:
-        """Return the recurrent states of a place on all ranks of this machine."""
-        return [
-            rank.context.cache.tensors(state, slot)
-            for rank in self.ranks
-            for state in rank.states
-            if isinstance(state, RecurrentState)
-        ]
-
-
-class PartsElsewhere(list["Mapping[str, Tensor]"]):
-    """Stand-in for copies of recurrent states that the machines keep, each of its own part.
-
-    Attributes:
-        key: number of the copies.
-    """
-
-    def __init__(self, key: int) -> None:
-        super().__init__()
-        self.key = key
 
 
 def batch_of(pieces: Sequence[Values], first_logit: int, wants_hidden: bool = False) -> Batch:

@@ -62,6 +62,19 @@ class Machines:
         """Names of the machines."""
         return [peer.name for peer in self._wire.peers]
 
+    def hand(self, x: Tensor, source: int, goal: int) -> None:
+        """Copy a tensor of one machine to the memory of another one; others do nothing.
+
+        Args:
+            x: contiguous tensor in host memory, of the same size and type on both.
+        """
+        if source == goal:
+            return
+        if self.number == source:
+            self._wire.swap([(goal, x)], [])
+        elif self.number == goal:
+            self._wire.swap([], [(source, x)])
+
     def announce(self, params: Mapping[str, Any]) -> int:
         """Have the other machines load a model as well; return its number.
 

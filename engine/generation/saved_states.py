@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_file import StateFiles
 from engine.hardware.faults import explain_faults
@@ -99,16 +98,7 @@ class SavedStates:
     def _in_state(
         self, done: str, is_cancelled: IsCancelled
     ) -> Iterator[tuple[StateFiles, IsCancelled]]:
-        """Use the model to save or load its state.
-
-        Raises:
-            EngineError: several machines have it, each its own part.
-        """
-        if self.params.machines:
-            raise EngineError(
-                f"The state of a model on several machines cannot be {done}.",
-                "Without it the conversation is computed again.",
-            )
+        """Use the model to save or load its state."""
         doing = f"its state is being {done}"
         with self._occupancy.use(doing, is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()

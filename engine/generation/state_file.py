@@ -24,22 +24,22 @@ from engine.generation.state_format import (
 )
 from engine.generation.state_strips import (
     CopyProgress,
-    gathered,
     pieces,
     read_units,
     read_whole,
+    strips_of,
     write,
 )
 from engine.paging.keys import PAGE, n_alike
 from engine.paging.pool import OutOfPages
 from engine.paging.sequences import GONE
+from engine.runtime.cached_rows import CachedRows
 from engine.sharding.recut import Run, as_one, runs
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.places import CachePlace, Places
     from engine.progress import IsCancelled, StateSink
     from engine.runtime.interface import SlotState
-    from engine.runtime.rank import Rank
     from engine.runtime.thread_runtime import ThreadRuntime
 
 
@@ -57,7 +57,8 @@ class StateFiles:
         self, runtime: ThreadRuntime, places: Places, name: str, model_hash: str, rope: str = ""
     ) -> None:
         self._runtime, self._places, self._name = runtime, places, name
-        self._ranks, self._kv_type = runtime.ranks, runtime.plan.kv_type
+        self._runner, self._kv_type = runtime.runner, runtime.plan.kv_type
+        self._n_ranks = len(runtime.plan.devices)
         first = runtime.ranks[0]
         self._states = first.trunk_states
         self._sights = sights_of(first.states)
@@ -118,7 +119,7 @@ class StateFiles:
         progress = CopyProgress(total, on_progress, is_cancelled, "Saving")
         first = header(found, self._identity, contents)
         states = {
-            saved: self._places.states.state(contents.ids[:n])
+            saved: self._runner.whole_state(self._places.states.state(contents.ids[:n]))
             for saved, n in self._lengths(contents, len(contents.ids))
         }
         try:
@@ -179,23 +180,24 @@ class StateFiles:
             state = states[entry.saved][self._recurrent_number(entry)]
             yield from pieces(state[entry.tensor].contiguous())
             return
-        slots = self._slots(place, entry, len(contents.ids))
         cut = self._states[entry.state].cuts()[entry.tensor]
-        for run in runs(cut, as_one(cut), 0, range(len(self._ranks))):
-            held = self._held(self._ranks[run.source], entry)
-            yield from gathered(held, range(run.start, run.start + run.n), slots)
+        for run in runs(cut, as_one(cut), 0, range(self._n_ranks)):
+            rows = self._rows(run.source, run.start, run.n, entry, place, len(contents.ids))
+            for part in strips_of(rows):
+                yield self._runner.read_rows(part)
 
     def _recurrent_number(self, entry: Entry) -> int:
         """Return the number of a recurrent layer among those."""
         return sum(isinstance(s, RecurrentState) for s in self._states[: entry.state])
 
-    def _slots(self, place: CachePlace, entry: Entry, stop: int) -> list[range]:
-        """Return where the positions of an entry up to `stop` lie in a layer's memory."""
-        return Piece(0, 0, place.tables).runs(entry.group, entry.first, stop)
-
-    def _held(self, rank: Rank, entry: Entry) -> Tensor:
-        """Return a rank's part of keys or values, (heads of the rank, slots, width)."""
-        return rank.context.cache.tensors(rank.states[entry.state])[entry.tensor]
+    def _rows(
+        self, rank: int, unit: int, n: int, entry: Entry, place: CachePlace, stop: int
+    ) -> CachedRows:  # fmt: skip
+        """Return where the positions of an entry up to `stop` lie, for n units of a rank."""
+        found = Piece(0, 0, place.tables).runs(entry.group, entry.first, stop)
+        slots = [(part.start, part.stop) for part in found]
+        row_bytes = entry.shape[-1] * entry.size
+        return CachedRows(rank, entry.state, entry.tensor, (unit, unit + n), slots, row_bytes)
 
     @torch.inference_mode()
     def load(
@@ -277,13 +279,13 @@ class StateFiles:
             total += n_bytes * n_units
         return total
 
-    def _goals(self, entry: Entry) -> list[tuple[Rank, Run]]:
-        """Return the parts of keys or values that the ranks have of an entry."""
+    def _goals(self, entry: Entry) -> list[tuple[int, Run]]:
+        """Return the parts of keys or values that the ranks have of an entry, by their numbers."""
+        cut = self._states[entry.state].cuts()[entry.tensor]
         return [
             (rank, run)
-            for rank in self._ranks
-            for cut in [rank.states[entry.state].cuts()[entry.tensor]]
-            for run in runs(as_one(cut), cut, rank.number, [0])
+            for rank in range(self._n_ranks)
+            for run in runs(as_one(cut), cut, rank, [0])
         ]
 
     def _fill(
@@ -307,10 +309,10 @@ class StateFiles:
                 read_whole(file, begin, whole, progress)
                 states[entry.saved][self._recurrent_number(entry)][entry.tensor] = whole
                 continue
-            slots = self._slots(place, entry, stop)
             for rank, run in self._goals(entry):
-                held = self._held(rank, entry)
-                read_units(file, begin, entry.shape[1], held, run, slots, progress)
+                rows = self._rows(rank, run.goal, run.n, entry, place, stop)
+                put = self._runner.write_rows
+                read_units(file, begin, entry.shape[1], run.start, rows, put, progress)
         self._clear_mtp(contents, place, stop)
         place.sequence.append(contents.ids[place.n : stop])
         for saved, n in self._lengths(contents, stop):
@@ -319,14 +321,13 @@ class StateFiles:
 
     def _clear_mtp(self, contents: Contents, place: CachePlace, stop: int) -> None:
         """Zero what an MTP block sees of the tokens from a file, which has nothing for it."""
-        for rank in self._ranks:
-            for state in rank.states[len(self._states) :]:
-                assert isinstance(state, KVState), "MTP blocks have attention"
-                group = self._sights.index(state.sight)
-                first = max(contents.firsts[group], place.n)
-                for held in rank.context.cache.tensors(state).values():
-                    for part in Piece(0, 0, place.tables).runs(group, first, stop):
-                        held[:, part.start : part.stop].zero_()
+        n_trunk = len(self._states)
+        for layer, state in enumerate(self._runtime.ranks[0].states[n_trunk:], n_trunk):
+            assert isinstance(state, KVState), "MTP blocks have attention"
+            group = self._sights.index(state.sight)
+            first = max(contents.firsts[group], place.n)
+            parts = Piece(0, 0, place.tables).runs(group, first, stop)
+            self._runner.zero_rows(layer, [(part.start, part.stop) for part in parts])
 
 
 def _first_held(table: Sequence[int]) -> int:

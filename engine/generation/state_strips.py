@@ -7,7 +7,7 @@ read or written at once, and moved with one copy for each run of neighbouring sl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.errors import Cancelled
 from engine.progress import IsCancelled, StateProgress, StateSink
-from engine.sharding.recut import Run
+from engine.runtime.cached_rows import CachedRows
 
 STRIP_BYTES = 1 << 20
 """Largest number of bytes of a strip, unless a single row has more; it stays in a core's cache."""
@@ -83,46 +83,37 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
         yield data[at : at + STRIP_BYTES]
 
 
-def gathered(held: Tensor, units: range, slots: Sequence[range]) -> Iterator[Tensor]:
-    """Yield the rows of a rank's units in strips, contiguous and on the CPU.
-
-    Args:
-        held: the rank's part of a tensor, (units, slots, width).
-        slots: where the rows lie.
-    """
-    n_rows = sum(map(len, slots))
-    for strip in strips(units, n_rows, n_rows, _row_bytes(held)):
-        buffer = _buffer(held, strip)
-        for rows, part in _runs(slots, strip.rows):
-            buffer[:, rows] = held[strip.units.start : strip.units.stop, part]
-        yield buffer
+def strips_of(rows: CachedRows) -> Iterator[CachedRows]:
+    """Yield the rows of a rank's units in strips."""
+    n_rows = sum(stop - start for start, stop in rows.slots)
+    for strip in strips(range(*rows.units), n_rows, n_rows, rows.row_bytes):
+        yield _part(rows, strip)
 
 
 def read_units(
-    file: BinaryIO, begin: int, n_rows: int, held: Tensor, run: Run, slots: Sequence[range],
-    progress: CopyProgress,
+    file: BinaryIO, begin: int, n_rows: int, first: int, rows: CachedRows,
+    put: Callable[[CachedRows, Tensor], None], progress: CopyProgress,
 ) -> None:  # fmt: skip
     """Read units of a file's tensor into a rank's memory.
 
     Args:
         begin: where the tensor begins in the file.
         n_rows: number of rows of a unit in the file.
-        held: the rank's part of the tensor, (units, slots, width).
-        run: which units of the file become which of the rank.
-        slots: where the rows go, from the first one on; they may want fewer than the file has.
+        first: unit of the file that becomes the first one of `rows`.
+        rows: where the rows go, from the first one on; there may be fewer than in the file.
+        put: copies rows there.
 
     Raises:
         OSError: the file has become shorter.
         Cancelled: the person has asked to stop.
     """
-    row_bytes, n_wanted = _row_bytes(held), sum(map(len, slots))
-    for strip in strips(range(run.start, run.start + run.n), n_wanted, n_rows, row_bytes):
-        buffer = _buffer(held, strip)
-        file.seek(begin + (strip.units.start * n_rows + strip.rows.start) * row_bytes)
+    n_wanted = sum(stop - start for start, stop in rows.slots)
+    for strip in strips(range(*rows.units), n_wanted, n_rows, rows.row_bytes):
+        part = _part(rows, strip)
+        buffer, unit = part.room(), first + strip.units.start - rows.units[0]
+        file.seek(begin + (unit * n_rows + strip.rows.start) * rows.row_bytes)
         _read_into(file, buffer)
-        goals = held[run.goal + strip.units.start - run.start :][: len(strip.units)]
-        for rows, part in _runs(slots, strip.rows):
-            goals[:, part] = buffer[:, rows]
+        put(part, buffer)
         progress.add(buffer.nbytes)
 
 
@@ -145,23 +136,12 @@ def _read_into(file: BinaryIO, tensor: Tensor) -> None:
         raise OSError("it has become shorter")
 
 
-def _row_bytes(held: Tensor) -> int:
-    return held.shape[-1] * held.element_size()
-
-
-def _buffer(held: Tensor, strip: Strip) -> Tensor:
-    """Return memory on the CPU for a strip of a rank's tensor."""
-    return torch.empty((len(strip.units), len(strip.rows), held.shape[-1]), dtype=held.dtype)
-
-
-def _runs(slots: Sequence[range], rows: range) -> Iterator[tuple[slice, slice]]:
-    """Yield where the rows of a strip lie in the strip and in memory, by neighbouring slots."""
-    at = 0
-    for part in slots:
-        begin, end = max(at, rows.start), min(at + len(part), rows.stop)
+def _part(rows: CachedRows, strip: Strip) -> CachedRows:
+    """Return where the rows of a strip lie."""
+    slots, at = [], 0
+    for start, stop in rows.slots:
+        begin, end = max(at, strip.rows.start), min(at + stop - start, strip.rows.stop)
         if begin < end:
-            yield (
-                slice(begin - rows.start, end - rows.start),
-                slice(part.start + begin - at, part.start + end - at),
-            )
-        at += len(part)
+            slots.append((start + begin - at, start + end - at))
+        at += stop - start
+    return rows._replace(units=(strip.units.start, strip.units.stop), slots=slots)

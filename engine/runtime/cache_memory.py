@@ -12,7 +12,10 @@ from engine.forward.state import RecurrentState
 from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from engine.parallel.executor import RankExecutor
+    from engine.runtime.cached_rows import CachedRows
     from engine.runtime.interface import Guard, SlotState
     from engine.runtime.rank import Rank
 
@@ -81,6 +84,38 @@ class CacheMemory(ABC):
                         for run in runs(as_one(cut), cut, rank.number, [0]):
                             part = whole[name][run.start : run.start + run.n]
                             held[name][run.goal : run.goal + run.n] = part.to(rank.device)
+
+    def whole_state(self, state: SlotState) -> SlotState:
+        """Return what `save_slot` has returned in memory of this process."""
+        return state
+
+    def read_rows(self, rows: CachedRows) -> Tensor:
+        """Return a copy of keys or values of a rank on the host, see `CachedRows.read`."""
+        with self._guard("to copy the cache", 1), torch.inference_mode():
+            return rows.read(self._held(rows))
+
+    def write_rows(self, rows: CachedRows, found: Tensor) -> None:
+        """Copy keys or values to a rank, see `CachedRows.write`."""
+        with self._guard("to copy the cache", 1), torch.inference_mode():
+            rows.write(self._held(rows), found)
+
+    def _held(self, rows: CachedRows) -> Tensor:
+        """Return the tensor with some rows."""
+        rank = next(rank for rank in self.ranks if rank.number == rows.rank)
+        return rank.context.cache.tensors(rank.states[rows.layer])[rows.name]
+
+    def zero_rows(self, layer: int, slots: Sequence[Sequence[int]]) -> None:
+        """Zero slots of a layer with keys and values on all ranks.
+
+        Args:
+            layer: index of the layer in `Rank.states`.
+            slots: first one and the end of neighbouring slots, for each run of them.
+        """
+        with self._guard("to copy the cache", 1), torch.inference_mode():
+            for rank in self.ranks:
+                for held in rank.context.cache.tensors(rank.states[layer]).values():
+                    for start, stop in slots:
+                        held[:, start:stop].zero_()
 
     def _recurrent_states(self) -> Sequence[tuple[int, RecurrentState]]:
         """Return the recurrent layers, each with its index in `Rank.states`."""

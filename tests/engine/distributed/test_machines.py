@@ -140,12 +140,10 @@ def test_what_a_machine_lacks_is_told_and_the_next_load_succeeds(path: Path) -> 
     assert there.ends == {1: None}
 
 
-def test_split_and_state_are_refused_while_machines_compute(path: Path, tmp_path: Path) -> None:
+def test_another_split_is_refused_while_machines_compute(path: Path) -> None:
     with machines(2), model_on((1, 1), params(path, (1, 1))) as model:
         with pytest.raises(SplitError, match="several machines"):
             model.resplit([2, 1])
-        with pytest.raises(EngineError, match="several machines cannot be saved"):
-            model.save_state(tmp_path / "state")
         assert answers(model, PROMPTS[:1], GREEDY)
 
 
