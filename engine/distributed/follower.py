@@ -49,11 +49,12 @@ def _load(
     """Load a model as all machines do; it is missing afterwards if any of them cannot."""
     try:
         given = params_from({k: v for k, v in document.items() if k != "path"}, document["path"])
-        # templates and draft models are the business of machine 0 alone
+        # templates, draft models and pictures are the business of machine 0 alone
         draft = "ngram" if given.draft_path else given.draft
         params = replace(
-            given, path=path or given.path, cpu_threads=cpu_threads, chat_template="", draft=draft
-        )
+            given, path=path or given.path, cpu_threads=cpu_threads, chat_template="", draft=draft,
+            mmproj="off",
+        )  # fmt: skip
         with _opened(machines, params.path) as file:
             models[number] = MachineRuntime(file, params, ignore, never, machines, number)
     except EngineError as error:

@@ -6,9 +6,9 @@ those with a slice of the output head send machine 0 its logits, or what samplin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.distributed.machine_cache import MachineCache
 from engine.distributed.machines import UNLOAD, ModelPlace
 from engine.errors import EngineError
-from engine.forward.batch import FIRST_TOKEN, Batch, Piece
+from engine.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
 from engine.runtime.model_runner import ModelRunner
 from engine.sampling.slices import (
     SliceCandidates,
@@ -28,6 +28,7 @@ from engine.sampling.slices import (
 )
 
 if TYPE_CHECKING:
+    from engine.runtime.passes.unread import Rows
     from engine.sampling.token_source import Logits, SamplingWish
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
@@ -135,18 +136,44 @@ class MachineRunner(MachineCache, ModelRunner):
 
     def _step(self, ids: Sequence[int], batch: Batch, queries: Sequence[SliceQuery]) -> Logits:
         """Run the rows of a batch on all machines; return logits, or candidates of each slice."""
-        found: Logits | None = self._together("step", list(ids), *batch[:3], queries)
+        shown = [(rows.row, *rows.features.shape, rows.whole) for rows in batch.pictures]
+        features = [rows.features.float().contiguous() for rows in batch.pictures]
+        with self._noted(ids, batch):
+            found: Logits | None = self._together(
+                "step", list(ids), *batch[:3], queries, shown, batch.places, given=features or None
+            )
         return np.empty((0, self.n_vocab), np.float32) if found is None else found
 
     def _do_step(
         self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int, wants_hidden: bool,
-        queries: Sequence[Values],
+        queries: Sequence[Values], shown: Sequence[Values], places: Sequence[Sequence[int]],
+        given: Sequence[Tensor] = (),
     ) -> np.ndarray | None:  # fmt: skip
         batch = batch_of(pieces, first_logit, wants_hidden)
+        batch = batch._replace(pictures=self._pictures(shown, given), places=tuple(places))
         self._n_rows = len(ids) - first_logit
         with self._guard("to compute the next tokens", len(ids)):
             found = super().compute(ids, batch)
             return self._collected(found, queries) if self._n_rows else None
+
+    def _pictures(
+        self, shown: Sequence[Values], given: Sequence[Tensor]
+    ) -> tuple[PictureRows, ...]:
+        """Have machine 0 send the features of pictures to all others; return their rows.
+
+        Args:
+            shown: the first row of each, number of rows and columns, see `PictureRows`; and what
+                sees each other.
+        """
+        machines = self._place.machines
+        found = given or [torch.empty(n, width) for _, n, width, _ in shown]
+        for x in found:
+            for machine in range(1, len(machines.names)):
+                machines.hand(x, 0, machine)
+        return tuple(
+            PictureRows(row, x, None if whole is None else (whole[0], whole[1]))
+            for (row, _, _, whole), x in zip(shown, found, strict=True)
+        )
 
     def _collected(self, mine: np.ndarray, queries: Sequence[Values]) -> np.ndarray | None:
         """Send what this machine has of some rows to machine 0; return all of it there.
@@ -204,6 +231,46 @@ class MachineRunner(MachineCache, ModelRunner):
             found.append(query)
         most = max((query.n for query in found), default=0)
         return [query._replace(n=most) for query in found]
+
+    # guesses of an MTP block
+
+    @property
+    def guesser(self) -> Self | None:
+        """Itself if the model has an MTP block whose passes can be recorded on all machines."""
+        return None if self._joined is not None and self._pads else super().guesser
+
+    def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
+        """Return logits of what follows tokens; see `Guesser`."""
+        before, (rows, places) = self._unread.joined(ids, batch)
+        self._read_tokens(before)
+        found: Logits = self._together("guess", list(rows), *places[:2])
+        self._unread.note_guess(ids, batch)
+        return found
+
+    def _do_guess(
+        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int
+    ) -> np.ndarray | None:
+        batch = batch_of(pieces, first_logit)
+        self._n_rows = len(ids) - first_logit
+        with self._guard("to guess the next tokens", 1):
+            task = self._guess_task(ids, batch)
+            mine = self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
+            return self._collected(mine, ())
+
+    def _read_tokens(self, passes: Iterable[Rows]) -> None:
+        for ids, batch in passes:
+            self._together("read_tokens", list(ids), *batch[:2])
+
+    def _do_read_tokens(
+        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int
+    ) -> None:
+        super()._read_tokens([(ids, batch_of(pieces, first_logit))])
+
+    def forget_hidden_states(self, seat: int) -> None:
+        self._together("forget_hidden_states", seat)
+
+    def _do_forget_hidden_states(self, seat: int) -> None:
+        super().forget_hidden_states(seat)
 
     def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
         """Do nothing: no device has the candidates of all machines."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from engine.errors import EngineError, SplitError
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.gguf.identity import model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
-from engine.planning.draft.mtp_file import is_mtp_file
 from engine.planning.params_json import params_document
 from engine.runtime.thread_runtime import ThreadRuntime
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from engine.progress import IsCancelled, ProgressSink
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots
-
-ELSEWHERE = 1 << 60
-"""Bytes assumed to be free on devices of other machines, which check them themselves."""
 
 
 class MachineRuntime(ThreadRuntime):
@@ -109,6 +105,13 @@ class MachineRuntime(ThreadRuntime):
     def _runner_type(self) -> type[ModelRunner]:
         return MachineRunner
 
+    def _lacks_memory(self, free: Mapping[str, int]) -> bool:
+        """Return whether any machine has too little memory for its part of the plan."""
+        self._is_agreed = True  # whoever fails has told all others
+        found = self._place.machines.agreed(None, super()._lacks_memory(free))
+        self._is_agreed = False
+        return any(found)
+
     def _begin(self) -> None:
         """Agree with the other machines, of which the first one then computes first passes."""
         runner, captures = self.runner, any(rank.backend.captures for rank in self.ranks)
@@ -154,21 +157,19 @@ def open_on_machines(
             "A model on several machines cannot be split anew while it is loaded.",
             "End the server and start it with the other split.",
         )
+    if file.companion is not None:
+        raise EngineError(
+            "A file of an MTP block alone cannot guess for a model on several machines.",
+            "Choose another source of guesses, or a file of the model with MTP.",
+        )
     params = shared_params(params)
     number = machines.announce({"path": params.path, **params_document(params)})
     return MachineRuntime(file, params, on_progress, is_cancelled, machines, number)
 
 
 def shared_params(params: LoadParams) -> LoadParams:
-    """Return settings that are the same on all machines, whatever memory each has free.
-
-    MTP blocks and encoders of pictures are left out.
-    """
-    if params.n_batch is None:
-        params = replace(params, n_batch=PROMPT_BATCH)
-    is_mtp = params.draft in ("auto", "mtp") or is_mtp_file(params.draft_path)
-    draft = "ngram" if is_mtp else params.draft
-    return replace(params, draft=draft, mmproj="off")
+    """Return settings that are the same on all machines, whatever memory each has free."""
+    return params if params.n_batch else replace(params, n_batch=PROMPT_BATCH)
 
 
 def _kind(name: str) -> str:

@@ -114,7 +114,7 @@ class ThreadRuntime:
         if donor is not None:
             free = donor.free_once_closed(free)
         self.plan: Plan = make_plan(declaration, params, free)
-        if params.may_leave_mtp and declaration.hp.n_mtp and self.plan.shortages(free):
+        if params.may_leave_mtp and declaration.hp.n_mtp and self._lacks_memory(free):
             params = params.without_mtp
             declaration = declare(file, params)
             self.plan = make_plan(declaration, params, free)
@@ -386,10 +386,14 @@ class ThreadRuntime:
         self._beside[kind] = n_bytes
         self._watch_memory()
 
+    def _lacks_memory(self, free: Mapping[str, int]) -> bool:
+        """Return whether there is too little memory for the plan."""
+        return bool(self.local_plan.shortages(free))
+
     def _leaves_pictures(self, free: Mapping[str, int]) -> bool:
         """Return whether an encoder of pictures is planned for which there is no memory."""
-        has_any = any(device.memory.pictures for device in self.plan.devices)
-        return has_any and bool(self.plan.shortages(free))
+        has_any = any(device.memory.pictures for device in self.local_plan.devices)
+        return has_any and bool(self.local_plan.shortages(free))
 
     def _on(self, device: str) -> list[DevicePlan]:
         """Return the plans of the ranks on a device."""

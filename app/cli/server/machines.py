@@ -113,7 +113,7 @@ class ServedMachines:
         devices = [*self._own, *(device for found in joined for device in found)]
         params = replace(
             self._given, devices=tuple(devices),
-            machines=(len(self._own), *(len(found) for found in joined)), mmproj="off",
+            machines=(len(self._own), *(len(found) for found in joined)),
         )  # fmt: skip
         return params if self._has_mode else replace(params, split_mode=DEFAULT_MODE)
 

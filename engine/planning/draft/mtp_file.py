@@ -79,14 +79,15 @@ def with_mtp_file(file: GGUFFile, path: str) -> Iterator[GGUFFile]:
 def mtp_path(file: GGUFFile, params: LoadParams) -> str:
     """Return the path of the file with the MTP block to load with a model; "" for none.
 
-    One that `params` name is taken in any case, one beside the model where it has no block itself.
+    One that `params` name is taken in any case, one beside the model where it has no block itself
+    and no other machines, which may lack that file, compute with this one.
     """
     if is_mtp_file(params.draft_path):
         return params.draft_path
     is_wanted = params.draft == "mtp" or (
         params.draft == "auto" and set(params.all_devices) == {CPU}
     )
-    if not is_wanted or has_mtp(file):
+    if not is_wanted or params.machines or has_mtp(file):
         return ""
     return _beside(str(file.path), stamp_of(file.path.parent))
 
