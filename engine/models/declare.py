@@ -109,8 +109,13 @@ def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
 
 
 def has_mtp(file: GGUFFile) -> bool:
-    """Return whether there is an MTP block behind those that every token goes through."""
+    """Return whether there is an MTP block behind those that every token goes through.
+
+    Raises:
+        InvalidGGUF: a number of the file is out of bounds.
+    """
     keys = Keys(file.meta)
+    keys.check_bounds()
     layer = n_trunk_blocks(keys)
     return layer < keys.integer("block_count") and f"blk.{layer}.{JOINT}" in file.tensors
 

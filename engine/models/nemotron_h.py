@@ -11,6 +11,7 @@ from engine.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixers.mamba2 import Mamba2
+from engine.layers.module import TensorSource
 from engine.layers.moe import MoE
 from engine.models.base import CausalLM
 from engine.models.registry import register
@@ -99,6 +100,17 @@ class NemotronH(CausalLM):
                 n_kv == 0 and not ffn for n_kv, ffn in zip(hp.n_head_kv, has_ffn, strict=True)
             ),
         )
+
+    @classmethod
+    def adapt(cls, source: TensorSource, hp: HParams) -> None:
+        """Take the norm of the guessing block's FFN under the name that most models give it."""
+        super().adapt(source, hp)
+        for layer in range(hp.n_trunk, hp.n_layer):
+            norm = source.tensors.get(f"blk.{layer}.ffn_norm.weight")
+            name = f"blk.{layer}.post_attention_norm.weight"
+            if norm is not None and name not in source:
+                source.used.add(norm.name)
+                source.add_view(replace(norm, name=name), norm.name)
 
     @classmethod
     def block_for(cls, hp: HParams, layer: int) -> type[Block]:

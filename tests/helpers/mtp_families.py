@@ -93,7 +93,8 @@ def nemotron(matrix: Random, latent: int = 0) -> Family:
         parts["ffn_latent_down"] = matrix(latent, N_EMBD)
         parts["ffn_latent_up"] = matrix(N_EMBD, latent)
     norm = {"attn_norm": matrix(N_EMBD)}
-    mtp = attention(matrix) | parts | {"post_attention_norm": matrix(N_EMBD)}
+    name = "ffn_norm" if latent else "post_attention_norm"  # files may have either
+    mtp = attention(matrix) | parts | {name: matrix(N_EMBD)}
     meta = routing(**{"attention.head_count_kv": [2, 0, 2], "feed_forward_length": [0, 32, 32]})
     if latent:
         meta["moe_latent_size"] = latent
@@ -168,9 +169,8 @@ class PlainFamilyMTP(PlainMTP):
 
     def key(self, name: str, default: Any = None) -> Any:
         found = super().key(name, default)
-        return (
-            max(found) if name == "attention.head_count_kv" and isinstance(found, list) else found
-        )
+        is_list = name == "attention.head_count_kv" and self.arch == "nemotron_h_moe"
+        return max(found) if is_list else found
 
     def trunk(self, ids: Any) -> Array:
         return super().trunk(ids) * self.key("logit_scale", 1.0)
@@ -192,8 +192,8 @@ class PlainFamilyMTP(PlainMTP):
         x = x + mixed
         if f"{p}ffn_gate_inp.weight" not in self.t:
             return x
-        named = "ffn_norm" if has_attention else "attn_norm"
-        return x + self.feed(self.norm(x, f"{p}{named}.weight"), p)
+        names = [f"{p}{n}.weight" for n in ("post_attention_norm", "ffn_norm", "attn_norm")]
+        return x + self.feed(self.norm(x, next(name for name in names if name in self.t)), p)
 
     @property
     def _is_local(self) -> bool:
