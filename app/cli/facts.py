@@ -39,14 +39,12 @@ from engine import (
     Plan,
     Planner,
     card_problems,
-    choose,
     choose_machines,
     cuda_status,
     find_gpu_path,
     hidden_gpus,
     inspect_model,
     list_devices,
-    machines_of,
     read_topology,
 )
 
@@ -217,8 +215,7 @@ def run_plan(args: argparse.Namespace) -> None:
     params, free, choice = load_params(args), machine.free_bytes, None
     with closing(Planner(params.path)) as planner:
         if is_unchosen:
-            is_one = len(machines_of(list(machine.devices))) == 1
-            choice = (choose if is_one else choose_machines)(planner, params, machine)
+            choice = choose_machines(planner, params, machine)
             params = params if args.simulate else choice.params
         evaluation, quant = planner.evaluate(params, free), planner.info.quant
         room = room_left(planner.fit(machine.rooms), params)

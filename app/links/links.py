@@ -150,7 +150,8 @@ def links_picture(
     """
     told = {(link.a, link.b): link for link in topology.links}
     ids = [device.id for device in devices]
-    pairs = [(a, b) for a, b in combinations(ids, 2)] + [(a, a) for a in ids if a == "cpu"]
+    pairs = [pair for pair in combinations(ids, 2) if _is_shown(pair, ids)]
+    pairs += [(a, a) for a in ids if a == "cpu"]
     known = {frozenset(pair) for pair in measured}
     edges = []
     for a, b in pairs:
@@ -160,6 +161,15 @@ def links_picture(
         edges.append(_edge(a, b, link, links.between(a, b), both, is_measured=is_measured))
     slots = topology.pcie
     return LinksPicture(tuple(_node(device, slots.get(device)) for device in ids), tuple(edges))
+
+
+def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:
+    """Return whether a link has a line of its own: between machines that of their first devices."""
+    a, b = map(machine_of, pair)
+    if a == b:
+        return True
+    first = {number: device for device in reversed(ids) for number in [machine_of(device)]}
+    return pair == (first[a], first[b])
 
 
 def _node(device: str, slot: engine.Pcie | None) -> Node:

@@ -221,15 +221,20 @@ def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> in
 def rank_labels(devices: Sequence[str]) -> list[str]:
     """Return a label for the device id of each rank.
 
-    GPUs are "GPU 0" after their CUDA number; CPU ranks are counted: "CPU 0", "CPU 1".
+    GPUs are "GPU 0" after their CUDA number; CPU ranks are counted: "CPU 0", "CPU 1". Those of
+    other machines have the machine's number before them, counted from 1: "2: GPU 0", "2: CPU".
     """
     labels, n_cpu = [], 0
     for device in devices:
+        machine, _, own = device.rpartition("/")
+        where = f"{int(machine) + 1}: " if machine else ""
         if device == "cpu":
             labels.append(f"CPU {n_cpu}")
             n_cpu += 1
+        elif own == "cpu":
+            labels.append(f"{where}CPU")
         else:
-            labels.append(f"GPU {device.partition(':')[2]}")
+            labels.append(f"{where}GPU {own.partition(':')[2]}")
     return labels
 
 

@@ -152,7 +152,7 @@ def suggestion(
         draft_max=params.draft_max,
     )
     try:
-        choice = engine.choose(planner, clean, forecaster(), free_bytes=free_bytes)
+        choice = engine.choose_machines(planner, clean, forecaster(), free_bytes=free_bytes)
         if params.n_ctx is not None:
             return choice
         n_ctx = _comfortable_context(info, choice.params, free_bytes, planner)

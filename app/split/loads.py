@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.split.settings import MODES, Mode, RankSettings, SplitSettings, normalised
-from engine import LoadParams
+from engine import LoadParams, is_cpu
 
 
 def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
@@ -35,7 +35,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
 
 
 def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
-    n_ranks, n_gpus = len(params.devices), len(set(params.all_devices) - {"cpu"})
+    n_ranks, n_gpus = len(params.devices), sum(not is_cpu(d) for d in set(params.all_devices))
     shares = normalised(params.split or [1.0] * n_ranks)
     return (
         params.path,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from engine import DEFAULT_DRAFTED, DeviceInfo, LoadParams, PeerMode
+from engine import DEFAULT_DRAFTED, DeviceInfo, LoadParams, PeerMode, is_cpu, machine_of
 
 Mode = Literal["single", "tensor", "layer", "groups"]
 MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
@@ -48,6 +48,11 @@ class RankSettings:
     share: float
     is_locked: bool = False
     joins: bool = False
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the rank is on the CPU of any machine."""
+        return is_cpu(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,7 @@ class SplitSettings:
     @property
     def n_gpus(self) -> int:
         """Number of different GPUs that take part."""
-        return len({self.ranks[i].device for i in self.active} - {"cpu"})
+        return len({self.ranks[i].device for i in self.active if not self.ranks[i].is_cpu})
 
     @property
     def n_cpu_ranks(self) -> int:
@@ -196,7 +201,7 @@ class SplitSettings:
         CPU.
         """
         changed = self.with_mode(mode)
-        gpus = [i for i, rank in enumerate(self.ranks) if rank.device != "cpu"]
+        gpus = [i for i, rank in enumerate(self.ranks) if not rank.is_cpu]
         for wanted in (gpus, range(len(self.ranks))):
             if mode == "single" or len(changed.active) > 1:
                 return changed
@@ -331,16 +336,24 @@ class SplitSettings:
 
 
 def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """Return a split over all usable GPUs by memory size, or the CPU where there are none."""
+    """Return a split over all usable GPUs by memory size, or the CPU where there are none.
+
+    Each of several machines has whole blocks.
+    """
     usable = [device for device in devices if device.usable]
-    has_gpu = any(device.kind == "cuda" for device in usable)
+    with_gpus = {machine_of(device.id) for device in usable if device.kind == "cuda"}
     ranks = tuple(
-        RankSettings(device.id, device.uuid or device.id, device.kind == "cuda" or not has_gpu, 0.0)
+        RankSettings(
+            device.id, device.uuid or device.id,
+            device.kind == "cuda" or machine_of(device.id) not in with_gpus, 0.0,
+        )
         for device in usable
-    )
+    )  # fmt: skip
     ranks = _with_groups(ranks)
     n_on = sum(rank.is_on for rank in ranks)
-    first = SplitSettings(ranks=ranks, mode="tensor" if n_on > 1 else "single")
+    is_far = any(machine_of(rank.device) for rank in ranks)
+    several: Mode = "groups" if is_far else "tensor"
+    first = SplitSettings(ranks=ranks, mode=several if n_on > 1 else "single")
     return first.with_weights([device.total_bytes for device in usable]) if ranks else first
 
 

@@ -22,6 +22,7 @@ from engine.runtime.model_runner import ModelRunner
 from engine.sampling.slices import (
     SliceCandidates,
     SliceQuery,
+    packed_words,
     sample_gathered,
     slice_candidates,
     slice_query,
@@ -184,7 +185,9 @@ class MachineRunner(MachineCache, ModelRunner):
         """
         split = self.ranks[0].model.split
         self._last = mine
-        held = None
+        held, shape = None, None
+        if queries:
+            shape = len(queries), packed_words(SliceQuery(*queries[0]).n)
         if mine.shape[1] and queries:
             first = self._place.first_logit(split)
             asked = [SliceQuery(*query) for query in queries]
@@ -193,7 +196,7 @@ class MachineRunner(MachineCache, ModelRunner):
             held = torch.from_numpy(np.stack(rows))
         elif mine.shape[1]:
             held = torch.from_numpy(mine)
-        return self._place.collect(held, self._place.heads(split))
+        return self._place.collect(held, self._place.heads(split), shape)
 
     def _do_again(self) -> np.ndarray | None:
         """Send the logits of the last pass, of which only candidates were sent."""

@@ -145,13 +145,19 @@ class ModelPlace:
         mine = next(rank for rank in split.last_group if rank in self.layout.local)
         return split.output.spans[mine][0]
 
-    def collect(self, held: Tensor | None, heads: tuple[int, ...]) -> np.ndarray | None:
+    def collect(
+        self, held: Tensor | None, heads: tuple[int, ...], shape: tuple[int, int] | None = None
+    ) -> np.ndarray | None:
         """Join the rows of several machines along the last dimension, on machine 0.
 
         Args:
             held: this machine's rows; None if it has none.
             heads: machines that have some.
+            shape: shape of each machine's rows, of whole numbers; None where they differ.
         """
+        if shape is not None:
+            joined = self.machines.far.collect(held, heads, shape, torch.int32)
+            return None if joined is None else joined.numpy()
         group = heads if 0 in heads else (0, *heads)
         if self.machines.number not in group:
             return None

@@ -115,6 +115,27 @@ class ProcessCommunicator:
             values[first] = held
         return torch.cat(list(values.values()), dim=-1).to(self._device)
 
+    def collect(
+        self, x: Tensor | None, sources: Group, shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        """Join values of one known shape along the last dimension, on rank 0.
+
+        Rank 0 waits for them from the start, so that they arrive after one latency.
+
+        Args:
+            x: this rank's value; None if it is none of the sources.
+            sources: ranks that have a value, in rank order.
+        """
+        if self.rank:
+            if x is not None:
+                self._swap([(0, _on_host(x))], [])
+            return None
+        rooms = {rank: torch.empty(tuple(shape), dtype=dtype) for rank in sources if rank}
+        self._swap([], list(rooms.items()))
+        if x is not None:
+            rooms[0] = _on_host(x)
+        return torch.cat([rooms[rank] for rank in sources], dim=-1)
+
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:

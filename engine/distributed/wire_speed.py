@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import combinations
 from statistics import fmean, median
 
@@ -29,6 +30,12 @@ FIRST_BYTES, MOST_BYTES = 64 << 10, 32 << 20
 LARGE_S = 0.3
 """Seconds in which large tensors are sent; the fastest counts, as one lost packet may stop another
 for longer than all of it takes."""
+
+END, EXCHANGE = -1, -2
+"""Numbers in a message that mean the end, and that both sides send some more at once."""
+
+N_EXCHANGES = 8
+"""Number of these: the next one begins where the last one has left both sides."""
 
 FIRST_TOO_SLOW = 3
 """Number of messages that do not count: the first ones find threads asleep."""
@@ -60,9 +67,10 @@ class _Caller:
         self._wire, self._other = wire, other
         self._message = torch.zeros(MESSAGE_BYTES // 8, dtype=torch.int64)
 
-    def measured(self) -> tuple[float, float, float]:
-        """Return median and mean of the latency, and bytes per second."""
-        times = self._latencies()
+    def measured(self) -> tuple[float, float, float, float]:
+        """Return median and mean of the latency, bytes per second, and the mean of exchanges."""
+        times = self._times(lambda: self._round_s() / 2)
+        exchanges = self._times(self._exchange_s)
         middle = median(times)
         n, spent, fastest = FIRST_BYTES, 0.0, 0.0
         while n <= MOST_BYTES and spent < LARGE_S:
@@ -70,15 +78,15 @@ class _Caller:
             fastest = max(fastest, n / max(seconds - 2 * middle, 1e-9))
             spent += seconds
             n *= 4
-        self._send(-1)
-        return middle, fmean(times), fastest
+        self._send(END)
+        return middle, fmean(times), fastest, fmean(exchanges)
 
-    def _latencies(self) -> list[float]:
-        """Return half the seconds of each of many messages there and back."""
+    def _times(self, measure: Callable[[], float]) -> list[float]:
+        """Return the seconds of each of many messages."""
         times = list[float]()
         begun = time.perf_counter()
         while len(times) < MOST_ROUNDS:
-            times.append(self._round_s() / 2)
+            times.append(measure())
             spent, n = time.perf_counter() - begun, len(times) - FIRST_TOO_SLOW
             if (
                 n >= LEAST_ROUNDS
@@ -95,6 +103,14 @@ class _Caller:
         self._wire.swap([], [(self._other, self._message)])
         return time.perf_counter() - begun
 
+    def _exchange_s(self) -> float:
+        """Return the mean seconds of some messages both ways at once, one after the other."""
+        self._send(EXCHANGE)
+        self._wire.swap([], [(self._other, self._message)])
+        begun = time.perf_counter()
+        _exchange(self._wire, self._other, self._message)
+        return (time.perf_counter() - begun) / N_EXCHANGES
+
     def _large_s(self, n_bytes: int) -> float:
         """Return the seconds of a large tensor and the answer to it."""
         self._send(n_bytes)
@@ -105,7 +121,7 @@ class _Caller:
         return time.perf_counter() - begun
 
     def _send(self, n_bytes: int) -> None:
-        """Send a message: how many bytes follow it, or -1 for the end."""
+        """Send a message: how many bytes follow it, or what else does."""
         self._message[0] = n_bytes
         self._wire.swap([(self._other, self._message)], [])
 
@@ -121,8 +137,16 @@ def _answer(wire: Wire, caller: int) -> None:
     while True:
         wire.swap([], [(caller, message)])
         n_bytes = int(message[0])
-        if n_bytes < 0:
+        if n_bytes == END:
             return
-        if n_bytes:
+        if n_bytes > 0:
             wire.swap([], [(caller, torch.empty(n_bytes, dtype=torch.uint8))])
         wire.swap([(caller, message)], [])
+        if n_bytes == EXCHANGE:
+            _exchange(wire, caller, message)
+
+
+def _exchange(wire: Wire, other: int, message: Tensor) -> None:
+    """Send messages and receive as many, as ranks do in one all-reduce after the other."""
+    for _ in range(N_EXCHANGES):
+        wire.swap([(other, message)], [(other, torch.empty_like(message))])

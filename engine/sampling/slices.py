@@ -96,7 +96,7 @@ class SliceCandidates:
     def pack(self, capacity: int) -> NDArray[np.int32]:
         """Return the candidates as a message of fixed length, (N_HEAD + 2 * capacity,)."""
         n = len(self.ids)
-        words = np.zeros(N_HEAD + 2 * capacity, np.int32)
+        words = np.zeros(packed_words(capacity), np.int32)
         words[:2] = n, self.has_more
         words[2:3] = np.array([self.max_logit], np.float32).view(np.int32)
         words[3:N_HEAD] = np.array([self.weight_sum], np.float64).view(np.int32)
@@ -115,6 +115,11 @@ class SliceCandidates:
         return SliceCandidates(
             ids, logits, bool(has_more), float(max_logit[0]), float(weight_sum[0])
         )
+
+
+def packed_words(capacity: int) -> int:
+    """Return the length of a message with room for so many candidates."""
+    return N_HEAD + 2 * capacity
 
 
 def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:

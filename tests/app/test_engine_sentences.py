@@ -23,11 +23,16 @@ from engine.errors import (
     UnsupportedQuant,
 )
 from engine.planning.choice_reason import reason_for_choice
+from engine.planning.machines.machine_choice import MachineSpeed, reason_for_machines
 from engine.planning.speed.prediction import REASONS
 from engine.remote.death import Death, crash_of
 from tests.engine.planning.test_choice_reason import ONE, TWO, split, told
 
 GIB = 1 << 30
+ALONE, BOTH, ALL = (
+    MachineSpeed(numbers, split(ONE, speed))
+    for numbers, speed in (((1,), 9.0), ((0, 1), 5.0), ((0, 1, 2), 4.0))
+)
 MADE = (
     InvalidGGUF("/m/a.gguf", "it is cut"),
     MissingShard("/m/a-1.gguf", ["a-2.gguf", "a-3.gguf"]),
@@ -48,6 +53,8 @@ SPEEDS = (
     "CPU 1 is slowest; the others wait for it 32 % of the time.",
     told(split(ONE, 9.14), gpus=ONE), told(split(("cpu",), 2.14), gpus=()),
     told(split(ONE, 9.14), gpus=TWO), reason_for_choice(None, (), ()),
+    *reason_for_machines(BOTH, ALONE, ALONE).replace(". ", ".|").split("|"),
+    *reason_for_machines(ALL, None, ALL).replace(". ", ".|").split("|"),
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ SHORT_ROUTES = {
     "by the host's memory": tr_later("via host"),
     "the GPU's slot": tr_later("PCIe slot"),
     "own memory": tr_later("memory"),
+    "the network": tr_later("network"),
 }
 """Routes in the few letters that the table has room for; tooltips have them in full."""
 

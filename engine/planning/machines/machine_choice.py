@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.devices.places import far_id, machine_of
+from engine.devices.places import far_id, local_id, machine_of
 from engine.errors import EngineError
 from engine.planning.choice import Choice, choose
 from engine.planning.evaluation.fit import Fit
@@ -48,46 +48,56 @@ def rank_counts(devices: Sequence[str]) -> tuple[int, ...]:
 
 
 def choose_machines(
-    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"]
-) -> Choice:
+    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
+    free_bytes: Mapping[str, int] | None = None,
+) -> Choice:  # fmt: skip
     """Choose one machine of several, or a split over all of them, by the predicted time.
 
-    A split over machines gives each whole blocks, or cuts every block over all ranks.
+    A split over machines gives each whole blocks, or cuts every block over all ranks. With one
+    machine it is `choose`.
 
     Args:
         params: context and other settings; devices and split are ignored.
         forecaster: predicts speeds, and knows the devices of all machines and links between them.
+        free_bytes: bytes that the model may take, by device; None is what is free.
 
     Raises:
         EngineError: the model cannot be run.
     """
     numbers = machines_of(list(forecaster.devices))
-    alone = {number: _alone(planner, params, forecaster, number, goal) for number in numbers}
+    if len(numbers) == 1:
+        return choose(planner, params, forecaster, goal, free_bytes)
+    free = dict(forecaster.free_bytes if free_bytes is None else free_bytes)
+    alone = {number: _alone(planner, params, forecaster, number, goal, free) for number in numbers}
     found = [
         MachineSpeed((number,), one.alternatives[0])
         for number, one in alone.items()
         if one is not None and one.alternatives
     ]
     fastest = min(found, key=lambda one: one.way.seconds, default=None)
-    split = _over_all(planner, params, forecaster, goal, alone)
+    split = _over_all(planner, params, forecaster, goal, free)
     if split is None:
         if fastest is None:
             return choose(planner, params, forecaster.on_machine(numbers[0]), goal)
-        why = f"{_name(fastest)} alone: {_rate(fastest)}. No split over the machines fits."
+        why = f"{_alone_text(fastest)}. No split over the machines fits."
         return Choice(fastest.way.params, why, tuple(one.way for one in found))
     ways = sorted([*found, split], key=lambda one: one.way.seconds)
     is_worth = fastest is None or split.way.seconds < (1 - LEAST_GAIN) * fastest.way.seconds
     best = split if fastest is None or is_worth else fastest
-    return Choice(best.way.params, _reason(split, fastest, best), tuple(one.way for one in ways))
+    return Choice(
+        best.way.params, reason_for_machines(split, fastest, best), tuple(one.way for one in ways)
+    )
 
 
 def _alone(
-    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal
-) -> Choice | None:
+    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal,
+    free: Mapping[str, int],
+) -> Choice | None:  # fmt: skip
     """Return the choice on one machine with the ids that all know; None if it cannot run there."""
     machine = forecaster.on_machine(number)
+    own = {local_id(device): n for device, n in free.items() if machine_of(device) == number}
     with suppress(EngineError):
-        found = choose(planner, replace(params, machines=()), machine, goal)
+        found = choose(planner, replace(params, machines=()), machine, goal, own)
         near = [_far(one, number) for one in found.alternatives if one.params == found.params]
         far = replace(found.params, devices=_far_ids(found.params, number))
         return Choice(far, found.reason, tuple(near))
@@ -104,14 +114,15 @@ def _far_ids(params: LoadParams, number: int) -> tuple[str, ...]:
 
 def _over_all(
     planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal,
-    alone: dict[int, Choice | None],
+    free: Mapping[str, int],
 ) -> MachineSpeed | None:  # fmt: skip
     """Return the fastest split over all machines; None if none fits."""
-    devices = tuple(device for number in alone for device in _used(forecaster, number))
+    numbers = machines_of(list(forecaster.devices))
+    devices = tuple(device for number in numbers for device in _used(forecaster, number))
     sizes, base = rank_counts(devices), replace(params, split=None, n_cpu_blocks=0, n_cpu_moe=0)
-    free = forecaster.free_bytes
+    rooms = [replace(room, free_bytes=free.get(room.device, 0)) for room in forecaster.rooms]
     fit = Fit(
-        lambda asked, room: planner.evaluate(asked, room).plan, forecaster.rooms,
+        lambda asked, room: planner.evaluate(asked, room).plan, rooms,
         planner.info.n_ctx_train, planner.info.n_layer,
     )  # fmt: skip
     found = []
@@ -132,7 +143,7 @@ def _over_all(
                         )
                     )
     best = min(found, key=lambda one: one.seconds, default=None)
-    return None if best is None else MachineSpeed(tuple(alone), best)
+    return None if best is None else MachineSpeed(numbers, best)
 
 
 def _used(forecaster: Forecaster, number: int) -> list[str]:
@@ -142,7 +153,9 @@ def _used(forecaster: Forecaster, number: int) -> list[str]:
     return gpus or own
 
 
-def _reason(split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpeed) -> str:
+def reason_for_machines(
+    split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpeed
+) -> str:
     """Return why machines were chosen, and what the network costs."""
     part = split.way.link_s * split.way.speeds.decode_ts
     n = len(split.machines)
@@ -150,7 +163,7 @@ def _reason(split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpee
     network = f"{both} together: {_rate(split)}; links take {100 * part:.0f} % of the time"
     if fastest is None:
         return f"No machine holds the model alone. {network}."
-    told = f"{_name(fastest)} alone: {_rate(fastest)}"
+    told = _alone_text(fastest)
     if best is split:
         return f"{network}. {told}."
     return (
@@ -159,8 +172,8 @@ def _reason(split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpee
     )
 
 
-def _name(one: MachineSpeed) -> str:
-    return f"Machine {one.machines[0] + 1}"
+def _alone_text(one: MachineSpeed) -> str:
+    return f"Machine {one.machines[0] + 1} alone: {_rate(one)}"
 
 
 def _rate(one: MachineSpeed) -> str:

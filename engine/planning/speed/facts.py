@@ -94,6 +94,7 @@ class WireSpeed:
         latency_s: seconds until a message of few bytes has arrived, the median of many.
         mean_s: mean of the same: lost packets make few messages much slower.
         bytes_per_s: bytes per second of a large tensor.
+        exchange_s: mean seconds until both have a message that they send each other at once.
     """
 
     a: int
@@ -101,11 +102,17 @@ class WireSpeed:
     latency_s: float
     mean_s: float
     bytes_per_s: float
+    exchange_s: float
 
     @property
     def facts(self) -> LinkFacts:
         """What predictions start from."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
+
+    @property
+    def stall_s(self) -> float:
+        """Mean seconds that a message waits for lost packets."""
+        return max(0.0, self.mean_s - self.latency_s)
 
 
 MESSAGE_BYTES = 4096

@@ -217,9 +217,9 @@ class _Run:
         """Add what is left of the time until other machines know of this pass."""
         for machine in {machine_of(self._ids[rank]) for rank in ranks} - self.ordered:
             self.ordered.add(machine)
-            left = self._links.wires.order_s(machine, waits=waits) - sum(self.totals.path)
-            if left > 0:
-                self.totals.add_link(set(ranks), left)
+            begun_s = sum(self.totals.path)
+            left = self._links.wires.order_s(machine, begun_s, waits=waits)
+            self.totals.add_link(set(ranks), left)
 
     def tell(self, head: Sequence[int]) -> None:
         """Add the messages to machine 0 of what it samples from."""

@@ -8,7 +8,7 @@ from engine import DeviceSnapshot, JoinedMachine, WiresMeasured, WireSpeed
 
 SNAPSHOT = DeviceSnapshot("cuda:0", 1.0, 3 << 30, 24 << 30, 21 << 30, load_percent=40.0)
 MACHINE = JoinedMachine(1, "big", "10.0.0.2", ("cuda:0",), (), (SNAPSHOT,))
-LINKED = WiresMeasured(("small", "big"), (WireSpeed(0, 1, 0.0005, 0.002, 117e6),))
+LINKED = WiresMeasured(("small", "big"), (WireSpeed(0, 1, 0.0005, 0.002, 117e6, 0.004),))
 
 
 def test_metrics_have_machines_and_links() -> None:
@@ -29,5 +29,5 @@ def test_a_server_on_one_machine_has_none_of_them() -> None:
 def test_links_are_told_to_people() -> None:
     text = wires_text(LINKED)
     assert text.startswith("small - big: 0.50 ms, 936 Mbit/s (uneven: 2.00 ms on average")
-    even = WiresMeasured(("a", "b"), (WireSpeed(0, 1, 0.0005, 0.0006, 117e6),))
+    even = WiresMeasured(("a", "b"), (WireSpeed(0, 1, 0.0005, 0.0006, 117e6, 0.001),))
     assert wires_text(even) == "a - b: 0.50 ms, 936 Mbit/s"

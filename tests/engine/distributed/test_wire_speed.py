@@ -68,6 +68,7 @@ def test_all_machines_know_all_links() -> None:
         assert one.latency_s == pytest.approx(DELAY_S, rel=0.5)
         assert 0.1 * BYTES_PER_S < one.bytes_per_s < 1.3 * BYTES_PER_S
         assert one.facts.latency_s == one.mean_s
+        assert one.exchange_s == pytest.approx(DELAY_S, rel=0.8)  # here nobody asks before
 
 
 def test_single_slow_messages_raise_the_mean_alone() -> None:

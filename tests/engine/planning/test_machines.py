@@ -8,7 +8,7 @@ import pytest
 from engine import EngineError, Forecaster, LinkFacts, LoadParams, Planner, choose_machines
 from engine.planning.machines.machine_choice import rank_counts
 from engine.planning.machines.machine_rigs import parse_rig, parse_wire
-from engine.planning.speed.facts import DeviceFacts
+from engine.planning.speed.facts import DeviceFacts, WireSpeed
 from engine.planning.speed.machine_links import SHARED_MEMORY, Links
 from engine.planning.speed.speed_model import SpeedModel
 from engine.planning.speed.wires import Wires
@@ -86,6 +86,20 @@ def test_a_token_of_two_machines_waits_for_two_messages(tmp_path: Path) -> None:
 
     near, far = token_s(LinkFacts(0.0, 1e12)), token_s(LinkFacts(5e-3, 1e12))
     assert far - near == pytest.approx(2 * 5e-3, rel=0.01)
+
+
+def test_lost_packets_cost_more_where_tokens_go_round() -> None:
+    def speeds(n: int) -> list[WireSpeed]:
+        return [WireSpeed(a, b, 1e-3, 3e-3, 1e8, 2e-3) for a in range(n) for b in range(a + 1, n)]
+
+    two, three = Wires(measured=speeds(2)), Wires(measured=speeds(3))
+    assert two.message_s(0, (1,), 0) == pytest.approx(3e-3)
+    assert three.message_s(0, (1,), 0) == pytest.approx(5e-3)
+    assert two.order_s(1, 0.0, waits=False) == pytest.approx(3e-3)
+    assert two.order_s(1, 1.0, waits=False) == pytest.approx(2e-3), "the rest went on meanwhile"
+    assert two.sum_s(("cpu", "1/cpu"), 4096) == pytest.approx(2e-3), "as it was measured"
+    assert two.is_measured(1, 0)
+    assert not two.is_measured(0, 2)
 
 
 @pytest.fixture
