@@ -33,6 +33,7 @@ def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
         order, (*given,) = machines.orders.receive()
         if order == END:
             return
+        machines.orders.expect()
         number, *values = given
         if order == LOAD:
             _load(machines, models, number, values[0], path, cpu_threads)

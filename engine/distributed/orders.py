@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.distributed.wire import Wire
 
@@ -13,7 +15,11 @@ HEAD = 8
 """Bytes that say how long an order is."""
 
 FRAME = 4096
-"""Bytes of the first message of an order; what does not fit comes in a second one."""
+"""Bytes of the first message of an order; what does not fit comes in a second one. Most prompts'
+batches fit."""
+
+TAG = 2
+"""Tag of orders, which may come before tensors of earlier ones; groups of ranks have odd ones."""
 
 
 class Orders:
@@ -25,6 +31,7 @@ class Orders:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._expected: tuple[Tensor, Callable[[], None]] | None = None
 
     def send(self, name: str, *values: Any) -> None:
         """Send an order to all other machines.
@@ -37,7 +44,15 @@ class Orders:
             CommError: a machine is gone.
         """
         words = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed([name, *values]) if x]
-        self._wire.swap([(machine, word) for machine in self._others for word in words], [])
+        self._wire.swap([(machine, word) for machine in self._others for word in words], [], TAG)
+
+    def expect(self) -> None:
+        """Let machine 0 send the next order while the last one is followed.
+
+        So it goes on with the next batch of a prompt while this machine computes the last one.
+        """
+        room = torch.empty(FRAME, dtype=torch.uint8)
+        self._expected = room, self._wire.expect(0, room, TAG)
 
     def receive(self) -> tuple[str, list[Any]]:
         """Wait for the next order; return its name and its values.
@@ -45,7 +60,17 @@ class Orders:
         Raises:
             CommError: machine 0 is gone.
         """
-        name, *values = self._received(0)
+        if self._expected is None:
+            self.expect()
+        assert self._expected is not None, "it has just been set"
+        (room, wait), self._expected = self._expected, None
+        wait()
+        text = room.numpy().tobytes()
+        if (n := _size(text) - FRAME) > 0:
+            rest = torch.empty(n, dtype=torch.uint8)
+            self._wire.swap([], [(0, rest)], TAG)
+            text += rest.numpy().tobytes()
+        name, *values = _value(text)
         return name, values
 
     def told(self, value: Any) -> list[Any]:
@@ -79,22 +104,10 @@ class Orders:
         """Numbers of the other machines."""
         return [number for number in range(len(self._wire.peers)) if number != self._wire.rank]
 
-    def _received(self, machine: int) -> Any:
-        """Receive a message of a machine; return its value."""
-        text = self._bytes(machine, FRAME)
-        n = _size(text)
-        return _value(text + self._bytes(machine, n - FRAME) if n > FRAME else text)
-
-    def _bytes(self, machine: int, n: int) -> bytes:
-        """Receive n bytes of a machine."""
-        room = torch.empty(n, dtype=torch.uint8)
-        self._wire.swap([], [(machine, room)])
-        return room.numpy().tobytes()
-
 
 def _framed(value: Any) -> tuple[bytearray, bytearray]:
     """Return the frame of a message, and what does not fit in it."""
-    text = json.dumps(value).encode()
+    text = json.dumps(value, separators=(",", ":")).encode()
     sent = len(text).to_bytes(HEAD, "little") + text
     return bytearray(sent[:FRAME].ljust(FRAME, b"\0")), bytearray(sent[FRAME:])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
@@ -69,6 +70,14 @@ class Wire(Protocol):
         """
         ...
 
+    def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
+        """Begin to receive a tensor of a machine, which need not wait for this one to send it.
+
+        Returns:
+            Function that waits until it is there, with the errors of `swap`.
+        """
+        ...
+
 
 class GlooWire:
     """Connections by gloo of one of the processes that torchrun's agents have started.
@@ -110,10 +119,19 @@ class GlooWire:
         works = [(peer, self._begun(self._group.recv, tensor, peer, tag)) for peer, tensor in into]
         works += [(peer, self._begun(self._group.send, tensor, peer, tag)) for peer, tensor in out]
         for peer, work in works:
-            try:
-                work.wait(IDLE)
-            except RuntimeError:
-                raise self._lost(peer) from None
+            self._wait(peer, work)
+
+    def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
+        """Begin to receive a tensor, see `Wire.expect`."""
+        assert self._group is not None, "it is made with the connections"
+        return partial(self._wait, machine, self._begun(self._group.recv, room, machine, tag))
+
+    def _wait(self, peer: int, work: Any) -> None:
+        """Wait until something is sent or received."""
+        try:
+            work.wait(IDLE)
+        except RuntimeError:
+            raise self._lost(peer) from None
 
     def _begun(self, begin: Callable[..., Any], tensor: Tensor, peer: int, tag: int) -> Any:
         """Begin to send or receive a tensor; return the request to wait for."""

@@ -1,12 +1,15 @@
 """Tokens per second of two machines' processes on this one, beside two ranks in one process.
 
     python -m tests.bench.machines MODEL.gguf --mode groups --rounds 3
+    python -m tests.bench.machines MODEL.gguf --prompt 2048
 
-Each rank has one thread. Both models are loaded at once, and measured by turns.
+The second line measures prompts. Each rank has one thread. Both models are loaded at once, and
+measured by turns.
 """
 
 import argparse
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -37,6 +40,17 @@ def measured(model: Model, n: int) -> float:
     return (found - 1) / (time.perf_counter() - begun)
 
 
+def prompt_speed(model: Model, n: int, seed: int) -> float:
+    """Return the tokens per second of a prompt of n tokens, of which nothing is cached."""
+    chance = random.Random(seed)
+    ids = [chance.randrange(20, 300) for _ in range(n)]
+    begun = time.perf_counter()
+    for event in model.generate(ids, SamplingParams(max_tokens=1, temperature=0)):
+        if getattr(event, "ids", ()):
+            break
+    return n / (time.perf_counter() - begun)
+
+
 def main() -> None:
     """Measure, and print the ratio of each round."""
     parser = argparse.ArgumentParser()
@@ -44,6 +58,7 @@ def main() -> None:
     parser.add_argument("--mode", default="groups", choices=("groups", "tensor"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-n", type=int, default=48)
+    parser.add_argument("--prompt", type=int, default=0)
     options = parser.parse_args()
     if "RANK" in os.environ:
         follow(Machines(GlooWire("machine 1"), print), "", 1)
@@ -64,14 +79,18 @@ def main() -> None:
     groups = (1, 1) if options.mode == "groups" else None
     params = LoadParams(
         options.model, ("cpu", "cpu"), split_mode=options.mode, groups=groups, draft="off",
-        cpu_threads=2, n_ctx=512,
+        cpu_threads=2, n_ctx=max(512, options.prompt + 64),
     )  # fmt: skip
     ratios = []
     with Model(params) as one, Model(replace(params, machines=(1, 1), cpu_threads=1)) as two:
         for model in (one, two):
             measured(model, 8)
-        for _ in range(options.rounds):
-            alone, apart = measured(one, options.n), measured(two, options.n)
+        for number in range(options.rounds):
+            if options.prompt:
+                alone = prompt_speed(one, options.prompt, number)
+                apart = prompt_speed(two, options.prompt, number)
+            else:
+                alone, apart = measured(one, options.n), measured(two, options.n)
             ratios.append(apart / alone)
             print(f"one process {alone:6.2f}/s   two processes {apart:6.2f}/s   {ratios[-1]:.3f}")  # noqa: T201
     machines.orders.send(END)

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -39,6 +39,9 @@ class QueueWire:
             found = self._received(peer, tag)
             assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype), "read as it was sent"
             tensor.copy_(found)
+
+    def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
+        return lambda: self.swap([], [(machine, room)], tag)
 
     def _way(self, source: int, goal: int, tag: int) -> queue.SimpleQueue[Tensor]:
         with self._queues.lock:
