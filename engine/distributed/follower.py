@@ -36,7 +36,10 @@ def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
         machines.orders.expect()
         number, *values = given
         if order == LOAD:
-            _load(machines, models, number, values[0], path, cpu_threads)
+            document, donor = values
+            _load(machines, models, number, document, path, cpu_threads, models.get(donor))
+            if donor in models and not models[donor].ranks:
+                del models[donor]
         elif order == UNLOAD:
             models.pop(number).close()
         else:
@@ -45,7 +48,7 @@ def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
 
 def _load(
     machines: Machines, models: dict[int, MachineRuntime], number: int,
-    document: Mapping[str, Any], path: str, cpu_threads: int | None,
+    document: Mapping[str, Any], path: str, cpu_threads: int | None, donor: MachineRuntime | None,
 ) -> None:  # fmt: skip
     """Load a model as all machines do; it is missing afterwards if any of them cannot."""
     try:
@@ -57,7 +60,7 @@ def _load(
             mmproj="off",
         )  # fmt: skip
         with _opened(machines, params.path) as file:
-            models[number] = MachineRuntime(file, params, ignore, never, machines, number)
+            models[number] = MachineRuntime(file, params, ignore, never, machines, number, donor)
     except EngineError as error:
         log.warning("the model is not loaded: %s", error)
 

@@ -29,6 +29,7 @@ class MachineCache(CacheMemory):
 
     _n_saved = 0
     _dropped: list[int]
+    _saved: weakref.WeakValueDictionary[int, PartsElsewhere]
 
     @property
     @abstractmethod
@@ -68,7 +69,7 @@ class MachineCache(CacheMemory):
         key, self._n_saved = self._n_saved, self._n_saved + 1
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
         self._together("save_slot", slot, key, dropped)
-        saved = PartsElsewhere(key)
+        saved = self._saved[key] = PartsElsewhere(key)
         weakref.finalize(saved, self._dropped.append, key)
         shapes = (s for _, state in self._recurrent_states() for s in state.whole_shapes().values())
         return saved, sum(4 * int(np.prod(shape)) for shape in shapes)
@@ -83,7 +84,7 @@ class MachineCache(CacheMemory):
 
     def load_slot(self, slot: int, state: SlotState) -> None:
         """Make the recurrent states of a place those of a copy; see `PagedRuntime`."""
-        if isinstance(state, PartsElsewhere):
+        if isinstance(state, PartsElsewhere) and not state:
             self._together("load_slot", slot, state.key)
         else:
             self._together("load_whole", slot, given=state)
@@ -105,7 +106,7 @@ class MachineCache(CacheMemory):
 
     def whole_state(self, state: SlotState) -> SlotState:
         """Return the states that the machines keep in memory of machine 0."""
-        if not isinstance(state, PartsElsewhere):
+        if not isinstance(state, PartsElsewhere) or state:
             return state
         found: SlotState = self._together("whole_state", state.key)
         return found
@@ -124,6 +125,12 @@ class MachineCache(CacheMemory):
                         part.copy_(held[run.start : run.start + run.n])
                     place.machines.hand(part, place.layout.machine_of(run.source), 0)
         return found
+
+    def gather_states(self) -> None:
+        """Bring all states that the machines keep to memory of machine 0, for another split."""
+        for saved in list(self._saved.values()):
+            saved.extend(self.whole_state(saved))
+        self._saved.clear()
 
     def _rooms(self) -> list[dict[str, Tensor]]:
         """Return memory for the recurrent states of a sequence, see `SlotState`."""
@@ -180,6 +187,8 @@ class MachineCache(CacheMemory):
 
 class PartsElsewhere(list["Mapping[str, Tensor]"]):
     """Stand-in for copies of recurrent states that the machines keep, each of its own part.
+
+    It is empty until it is filled with the states themselves.
 
     Attributes:
         key: number of the copies.

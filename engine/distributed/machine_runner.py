@@ -6,6 +6,7 @@ those with a slice of the output head send machine 0 its logits, or what samplin
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -57,7 +58,7 @@ class MachineRunner(MachineCache, ModelRunner):
             pads: whether any machine computes more rows than asked for, to repeat a capture.
         """
         self._joined, self._finds_states, self._pads = place, finds_states, pads
-        self._dropped = []
+        self._dropped, self._saved = [], weakref.WeakValueDictionary()
         self._n_rows = 0
         self._last: np.ndarray | None = None
         self._ended: EngineError | None = None
@@ -74,10 +75,15 @@ class MachineRunner(MachineCache, ModelRunner):
 
     def leave(self) -> None:
         """Have the other machines free the model, unless they are lost; safe to call twice."""
-        place, self._joined = self._joined, None
+        place = self.forget_machines()
         if place is not None and place.machines.number == 0 and self._ended is None:
             with suppress(EngineError):
                 place.order(UNLOAD)
+
+    def forget_machines(self) -> ModelPlace | None:
+        """Work with no other machines any more; return the place of the model among them."""
+        place, self._joined = self._joined, None
+        return place
 
     def do(self, order: str, *values: Any) -> Any:
         """Do this machine's part of an order; on machine 0 return what the machines have found.

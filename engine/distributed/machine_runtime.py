@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.cpu.kernels.isa import chosen
+from engine.distributed.kept_cache import KeptCache
 from engine.distributed.machine_comm import MachineCommunicator
 from engine.distributed.machine_runner import MachineRunner
 from engine.distributed.machines import Machines, ModelPlace
@@ -17,6 +18,7 @@ from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.gguf.identity import model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.planning.params_json import params_document
+from engine.progress import never
 from engine.runtime.thread_runtime import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from engine.gguf.reader import GGUFFile
     from engine.models.declare import Declaration
     from engine.progress import IsCancelled, ProgressSink
+    from engine.runtime.builder import RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots
 
@@ -37,6 +40,8 @@ class MachineRuntime(ThreadRuntime):
     Args:
         machines: connections to the other machines.
         number: number of the model, equal on all machines.
+        donor: runtime of the same file with another split, in whose place this one is loaded. It
+            stays usable if a machine has too little memory, and is closed otherwise.
 
     Raises:
         EngineError: this machine or another one cannot load the model; all of them raise it.
@@ -47,12 +52,13 @@ class MachineRuntime(ThreadRuntime):
     def __init__(
         self, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
         is_cancelled: IsCancelled, machines: Machines, number: int,
+        donor: MachineRuntime | None = None,
     ) -> None:  # fmt: skip
         self._place = ModelPlace(machines, params.machines, number)
         self._is_agreed = False
         self._all_kinds = self._introduced(file, params)
         try:
-            super().__init__(file, params, on_progress, is_cancelled)
+            super().__init__(file, params, on_progress, is_cancelled, donor)
         except EngineError as error:
             if not self._is_agreed:
                 machines.agreed(error)
@@ -107,10 +113,32 @@ class MachineRuntime(ThreadRuntime):
 
     def _lacks_memory(self, free: Mapping[str, int]) -> bool:
         """Return whether any machine has too little memory for its part of the plan."""
+        return any(self._agreed(super()._lacks_memory(free)))
+
+    def _agreed(self, value: Any = None) -> list[Any]:
+        """Return all machines' values before the end of the load.
+
+        Raises:
+            EngineError: another machine cannot load the model.
+        """
         self._is_agreed = True  # whoever fails has told all others
-        found = self._place.machines.agreed(None, super()._lacks_memory(free))
+        found = self._place.machines.agreed(None, value)
         self._is_agreed = False
-        return any(found)
+        return found
+
+    def _take_over(
+        self, donor: ThreadRuntime, used: UsedSlots, builder: RankBuilder,
+        on_progress: ProgressSink, is_cancelled: IsCancelled,
+    ) -> None:  # fmt: skip
+        """Load in the place of the donor, once all machines have the memory for it.
+
+        Machine 0 has what is cached, see `KeptCache`. From here on, it cannot be cancelled.
+        """
+        assert isinstance(donor, MachineRuntime), "machines have split it before"
+        self._agreed()
+        self._keep_fallbacks(donor)
+        donor.close_here()
+        self._load(builder, on_progress, never)
 
     def _begin(self) -> None:
         """Agree with the other machines, of which the first one then computes first passes."""
@@ -142,6 +170,16 @@ class MachineRuntime(ThreadRuntime):
             runner.leave()
             super().close()
 
+    def close_here(self) -> None:
+        """Free everything here; other machines do so themselves."""
+        self.runner.forget_machines()
+        super().close()
+
+    @property
+    def number(self) -> int:
+        """Number of the model, equal on all machines."""
+        return self._place.number
+
 
 def open_on_machines(
     machines: Machines, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
@@ -150,21 +188,44 @@ def open_on_machines(
     """Load a model on all machines; called on machine 0.
 
     Raises:
-        EngineError: see `MachineRuntime`; or it is to be split anew.
+        EngineError: see `MachineRuntime`.
     """
-    if donor is not None:
-        raise SplitError(
-            "A model on several machines cannot be split anew while it is loaded.",
-            "End the server and start it with the other split.",
-        )
     if file.companion is not None:
         raise EngineError(
             "A file of an MTP block alone cannot guess for a model on several machines.",
             "Choose another source of guesses, or a file of the model with MTP.",
         )
     params = shared_params(params)
+    if donor is not None:
+        assert isinstance(donor, MachineRuntime), "machines have split it before"
+        return _split_anew(machines, file, params, on_progress, donor, used)
     number = machines.announce({"path": params.path, **params_document(params)})
     return MachineRuntime(file, params, on_progress, is_cancelled, machines, number)
+
+
+def _split_anew(
+    machines: Machines, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
+    donor: MachineRuntime, used: UsedSlots,
+) -> MachineRuntime:  # fmt: skip
+    """Load a model with another split on all machines, and keep what is cached.
+
+    Raises:
+        EngineError: a machine has too little memory; the donor goes on. Or one has failed.
+    """
+    try:
+        with KeptCache(donor, used) as kept:
+            document = params_document(replace(params, n_batch=donor.n_batch))
+            number = machines.announce({"path": params.path, **document}, donor.number)
+            runtime = MachineRuntime(
+                file, params, on_progress, never, machines, number, donor
+            )  # fmt: skip
+            kept.restore(runtime)
+            return runtime
+    except OSError as error:
+        raise SplitError(
+            f"What is cached cannot be kept meanwhile: {error.strerror or error}.",
+            "Make room on the disk of temporary files.",
+        ) from None
 
 
 def shared_params(params: LoadParams) -> LoadParams:

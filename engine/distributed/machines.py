@@ -75,17 +75,18 @@ class Machines:
         elif self.number == goal:
             self._wire.swap([], [(source, x)])
 
-    def announce(self, params: Mapping[str, Any]) -> int:
+    def announce(self, params: Mapping[str, Any], donor: int = 0) -> int:
         """Have the other machines load a model as well; return its number.
 
         Args:
             params: settings of the load, as JSON.
+            donor: number of the model in whose place it is loaded; 0 for none.
 
         Raises:
             CommError: a machine is gone.
         """
         self._n_models += 1
-        self.orders.send(LOAD, self._n_models, params)
+        self.orders.send(LOAD, self._n_models, params, donor)
         return self._n_models
 
     def agreed(self, problem: EngineError | None, value: Any = None) -> list[Any]:
@@ -120,13 +121,14 @@ class ModelPlace:
     Attributes:
         layout: numbers of the machines' ranks.
         kept: this machine's parts of kept recurrent states, by number.
+        number: number of the model, equal on all machines.
     """
 
     def __init__(self, machines: Machines, sizes: Sequence[int], number: int) -> None:
         self.machines = machines
         self.layout = RankLayout(sizes, machines.number)
         self.kept: dict[int, list[dict[str, Tensor]]] = {}
-        self._number = number
+        self.number = number
 
     def order(self, name: str, *values: Any) -> None:
         """Send an order about this model to all other machines.
@@ -134,7 +136,7 @@ class ModelPlace:
         Raises:
             CommError: a machine is gone.
         """
-        self.machines.orders.send(name, self._number, *values)
+        self.machines.orders.send(name, self.number, *values)
 
     def heads(self, split: ModelSplit) -> tuple[int, ...]:
         """Return the machines that have a slice of the output head."""

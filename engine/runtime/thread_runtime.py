@@ -254,9 +254,7 @@ class ThreadRuntime:
         if donor.token_source is not None:
             donor.token_source.stop()
             donor.token_source = None
-        self.fallbacks.take_over(donor.fallbacks, "weights")
-        self.fallbacks.take_over(donor.fallbacks, "wrong")
-        self.fallbacks.take_over(donor.fallbacks, "draft")
+        self._keep_fallbacks(donor)
         with self._explaining(DOING):
             self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(
@@ -271,6 +269,11 @@ class ThreadRuntime:
             donor._take_back(transfer, error)
             raise
         donor.close()
+
+    def _keep_fallbacks(self, donor: ThreadRuntime) -> None:
+        """Report what slows the model down in any split."""
+        for kind in ("weights", "wrong", "draft"):
+            self.fallbacks.take_over(donor.fallbacks, kind)
 
     def _side(self) -> Side:
         """Return this runtime as one side of a transfer."""

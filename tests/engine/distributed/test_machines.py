@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import EngineError, Finished, LoadParams, Model, SamplingParams, SplitError
+from engine import EngineError, Finished, LoadParams, Model, SamplingParams
 from engine.errors import CommError
 from tests.helpers.golden import golden_path
 from tests.helpers.machine_threads import machines, model_on
@@ -138,13 +138,6 @@ def test_what_a_machine_lacks_is_told_and_the_next_load_succeeds(path: Path) -> 
         with model_on((1, 1), wanted) as model:
             assert answers(model, PROMPTS[:1], GREEDY)
     assert there.ends == {1: None}
-
-
-def test_another_split_is_refused_while_machines_compute(path: Path) -> None:
-    with machines(2), model_on((1, 1), params(path, (1, 1))) as model:
-        with pytest.raises(SplitError, match="several machines"):
-            model.resplit([2, 1])
-        assert answers(model, PROMPTS[:1], GREEDY)
 
 
 def test_a_machine_that_is_gone_ends_the_model(path: Path) -> None:

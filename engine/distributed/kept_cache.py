@@ -1,0 +1,116 @@
+"""What a model on several machines remembers, while its split changes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.forward.state import KV_INFO, KVState, sights_of
+from engine.gguf.types import row_bytes
+from engine.runtime.cached_rows import CachedRows
+from engine.sharding.recut import as_one, runs
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from engine.distributed.machine_runtime import MachineRuntime
+    from engine.runtime.resplit import UsedSlots
+    from engine.sharding.recut import Segments
+
+
+class _Tensor(NamedTuple):
+    """Keys or values of a layer in the file: all heads, and of each the slots in use.
+
+    Attributes:
+        layer: index of the layer in `Rank.states`.
+        name: name of the tensor within the layer.
+        cut: which rank has which heads.
+        begin: where the tensor begins in the file.
+        unit_bytes: bytes of a head.
+        rows: the rows of the first head, on any rank.
+    """
+
+    layer: int
+    name: str
+    cut: Segments
+    begin: int
+    unit_bytes: int
+    rows: CachedRows
+
+    def of_unit(self, rank: int, unit: int) -> CachedRows:
+        """Return the rows of a head of a rank."""
+        return self.rows._replace(rank=rank, units=(unit, unit + 1))
+
+
+class KeptCache:
+    """Keys and values of a model in a temporary file on machine 0, as a context.
+
+    The machines keep their parts of recurrent states no longer: machine 0 has all of them.
+
+    Args:
+        runtime: the model, which no answer uses.
+        used: slots with what is to be kept.
+
+    Raises:
+        CommError: a machine is gone.
+        OSError: the disk is full.
+    """
+
+    def __init__(self, runtime: MachineRuntime, used: UsedSlots) -> None:
+        self._used = used
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the context
+        try:
+            for tensor in self._tensors(runtime):
+                for run in runs(tensor.cut, as_one(tensor.cut), 0, range(_n_ranks(runtime))):
+                    for at in range(run.n):
+                        rows = tensor.of_unit(run.source, run.start + at)
+                        self._file.write(runtime.runner.read_rows(rows).numpy().data)
+            runtime.runner.gather_states()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._file.close()
+
+    def restore(self, runtime: MachineRuntime) -> None:
+        """Copy everything to the same model with another split."""
+        for tensor in self._tensors(runtime):
+            for rank in range(_n_ranks(runtime)):
+                for run in runs(as_one(tensor.cut), tensor.cut, rank, [0]):
+                    self._file.seek(tensor.begin + run.start * tensor.unit_bytes)
+                    for at in range(run.n):
+                        rows = tensor.of_unit(rank, run.goal + at)
+                        found = rows.room()
+                        self._file.readinto(found.numpy().data)
+                        runtime.runner.write_rows(rows, found)
+
+    def _tensors(self, runtime: MachineRuntime) -> Iterator[_Tensor]:
+        """Yield the tensors in the order of the file, as a split cuts them."""
+        states, begin = runtime.ranks[0].states, 0
+        sights = sights_of(states)
+        for layer, state in enumerate(states):
+            if not isinstance(state, KVState):
+                continue
+            slots = [(part.start, part.stop) for part in self._used[sights.index(state.sight)]]
+            types = state.held_types(runtime.plan.kv_type)
+            held = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
+            for name, cut in state.cuts().items() if slots else ():
+                kind, dim = held[name]
+                rows = CachedRows(0, layer, name, (0, 1), slots, row_bytes(KV_INFO[kind], dim))
+                unit_bytes = rows.room().nbytes
+                yield _Tensor(layer, name, cut, begin, unit_bytes, rows)
+                begin += unit_bytes * sum(segment.total for segment in cut)
+
+
+def _n_ranks(runtime: MachineRuntime) -> int:
+    """Return the number of ranks of all machines."""
+    return len(runtime.plan.devices)
