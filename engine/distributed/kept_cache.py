@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from engine.distributed.machine_runtime import MachineRuntime
+    from engine.distributed.machine_runner import MachineRunner
     from engine.runtime.resplit import UsedSlots
     from engine.sharding.recut import Segments
 
@@ -50,7 +50,8 @@ class KeptCache:
     The machines keep their parts of recurrent states no longer: machine 0 has all of them.
 
     Args:
-        runtime: the model, which no answer uses.
+        runner: runner of the model, which no answer uses.
+        kv_type: type of its keys and values.
         used: slots with what is to be kept.
 
     Raises:
@@ -58,16 +59,17 @@ class KeptCache:
         OSError: the disk is full.
     """
 
-    def __init__(self, runtime: MachineRuntime, used: UsedSlots) -> None:
-        self._used = used
+    def __init__(self, runner: MachineRunner, kv_type: str, used: UsedSlots) -> None:
+        self._kv_type, self._used = kv_type, used
+        self._n_ranks = runner.n_ranks
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the context
         try:
-            for tensor in self._tensors(runtime):
-                for run in runs(tensor.cut, as_one(tensor.cut), 0, range(_n_ranks(runtime))):
+            for tensor in self._tensors(runner):
+                for run in runs(tensor.cut, as_one(tensor.cut), 0, range(self._n_ranks)):
                     for at in range(run.n):
                         rows = tensor.of_unit(run.source, run.start + at)
-                        self._file.write(runtime.runner.read_rows(rows).numpy().data)
-            runtime.runner.gather_states()
+                        self._file.write(runner.read_rows(rows).numpy().data)
+            runner.gather_states()
         except BaseException:
             self._file.close()
             raise
@@ -81,27 +83,27 @@ class KeptCache:
     ) -> None:  # fmt: skip
         self._file.close()
 
-    def restore(self, runtime: MachineRuntime) -> None:
+    def restore(self, runner: MachineRunner) -> None:
         """Copy everything to the same model with another split."""
-        for tensor in self._tensors(runtime):
-            for rank in range(_n_ranks(runtime)):
+        for tensor in self._tensors(runner):
+            for rank in range(self._n_ranks):
                 for run in runs(as_one(tensor.cut), tensor.cut, rank, [0]):
                     self._file.seek(tensor.begin + run.start * tensor.unit_bytes)
                     for at in range(run.n):
                         rows = tensor.of_unit(rank, run.goal + at)
                         found = rows.room()
                         self._file.readinto(found.numpy().data)
-                        runtime.runner.write_rows(rows, found)
+                        runner.write_rows(rows, found)
 
-    def _tensors(self, runtime: MachineRuntime) -> Iterator[_Tensor]:
+    def _tensors(self, runner: MachineRunner) -> Iterator[_Tensor]:
         """Yield the tensors in the order of the file, as a split cuts them."""
-        states, begin = runtime.ranks[0].states, 0
+        states, begin = runner.ranks[0].states, 0
         sights = sights_of(states)
         for layer, state in enumerate(states):
             if not isinstance(state, KVState):
                 continue
             slots = [(part.start, part.stop) for part in self._used[sights.index(state.sight)]]
-            types = state.held_types(runtime.plan.kv_type)
+            types = state.held_types(self._kv_type)
             held = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
             for name, cut in state.cuts().items() if slots else ():
                 kind, dim = held[name]
@@ -109,8 +111,3 @@ class KeptCache:
                 unit_bytes = rows.room().nbytes
                 yield _Tensor(layer, name, cut, begin, unit_bytes, rows)
                 begin += unit_bytes * sum(segment.total for segment in cut)
-
-
-def _n_ranks(runtime: MachineRuntime) -> int:
-    """Return the number of ranks of all machines."""
-    return len(runtime.plan.devices)

@@ -40,6 +40,11 @@ class MachineCache(CacheMemory):
     def _together(self, order: str, *values: Any, given: Any = None) -> Any:
         """Have all machines do something."""
 
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks of all machines."""
+        return self._place.layout.n_ranks
+
     def copy_page(self, group: int, source: int, target: int) -> None:
         self._together("copy_page", group, source, target)
 

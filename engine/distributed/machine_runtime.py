@@ -213,13 +213,13 @@ def _split_anew(
         EngineError: a machine has too little memory; the donor goes on. Or one has failed.
     """
     try:
-        with KeptCache(donor, used) as kept:
+        with KeptCache(donor.runner, donor.plan.kv_type, used) as kept:
             document = params_document(replace(params, n_batch=donor.n_batch))
             number = machines.announce({"path": params.path, **document}, donor.number)
             runtime = MachineRuntime(
                 file, params, on_progress, never, machines, number, donor
             )  # fmt: skip
-            kept.restore(runtime)
+            kept.restore(runtime.runner)
             return runtime
     except OSError as error:
         raise SplitError(
