@@ -74,6 +74,7 @@ class HParams:
         keys: other metadata of the file, for what only one family has.
         tensors: names of all tensors in the file.
         n_mtp: number of these blocks, at the end, that only guess (MTP): 0 or 1.
+        copies_head: whether the output head is the embedding, but in a copy of its own.
     """
 
     architecture: str
@@ -100,6 +101,7 @@ class HParams:
     keys: Keys
     tensors: frozenset[str]
     n_mtp: int = 0
+    copies_head: bool = False
 
     @classmethod
     def read(cls, file: GGUFFile, traits: Traits, n_mtp: int = 0) -> HParams:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from engine.forward.expert_rows import Groups
     from engine.forward.weight import Weight
 
+EMBEDDING = "token_embd.weight"
+"""Name of the embedding."""
+
 
 class Linear(Module):
     """Linear map `y = x Wᵀ`, cut by rows (outputs) or by columns (inputs) of W.
@@ -227,6 +230,14 @@ class Embedding(Module):
         start, _ = ranges.spans[ctx.rank]
         rows = None if self.weight is None else self.weight.lookup(ids - start if start else ids)
         return ctx.all_reduce(rows, n=self.shape[1])
+
+
+class CopiedHead(Linear):
+    """Output head that is the embedding, held once more: other ranks look tokens up."""
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(EMBEDDING, self.shape)
+        return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
 
 
 class TiedHead(Module):

@@ -15,7 +15,7 @@ from engine.forward.operands import RopeParams
 from engine.layers.block import Block
 from engine.layers.fused import separate_gate_up, separate_qkv
 from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import Embedding, Linear, TiedHead
+from engine.layers.linear import CopiedHead, Embedding, Linear, TiedHead
 from engine.layers.module import Module, TensorSource
 from engine.layers.rope import Rope, choose_rope_factors
 from engine.layers.rope_keys import DEFAULT_BASE
@@ -58,7 +58,9 @@ class CausalLM(Module):
         self.output: Linear | TiedHead = (
             TiedHead(self.token_embd)
             if hp.tied
-            else Linear(hp.n_embd, hp.n_vocab, Shard(0, split.output))
+            else (CopiedHead if hp.copies_head else Linear)(
+                hp.n_embd, hp.n_vocab, Shard(0, split.output)
+            )
         )
         self.mtp: MTP | None = None
         if hp.n_mtp:

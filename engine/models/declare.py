@@ -88,7 +88,19 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
         found = HParams.read(file, cls.traits, n_mtp=1)
     elif params.draft == "auto" and set(params.all_devices) == {CPU}:
         found = _with_usable_mtp(file, cls)
-    return cls, found or HParams.read(file, cls.traits)
+    hp = found or HParams.read(file, cls.traits)
+    if hp.tied and copies_head(params):
+        hp = replace(hp, tied=False, copies_head=True)
+    return cls, hp
+
+
+def copies_head(params: LoadParams) -> bool:
+    """Return whether an output head that is the embedding is held in a copy of its own.
+
+    Else the machine with the head would send each token's embedding to the one with the first
+    blocks, and that one would have to wait for it.
+    """
+    return len(params.machines) > 1 and params.split_mode != "tensor"
 
 
 def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:

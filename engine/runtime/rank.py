@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
 from engine.gguf.tensors import split_name
+from engine.layers.linear import CopiedHead
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
@@ -89,9 +90,10 @@ class Rank:
 
     @property
     def trunk_slots(self) -> Sequence[Slot]:
-        """Tensors of these blocks and of the model's ends."""
+        """Tensors of these blocks and of the model's ends, each once."""
         n_trunk = self.model.hp.n_trunk
-        places = ((slot, split_name(slot.tensor.name)) for slot in self.slots)
+        slots = (slot for slot in self.slots if not isinstance(slot.owner, CopiedHead))
+        places = ((slot, split_name(slot.tensor.name)) for slot in slots)
         return [slot for slot, place in places if place is None or place[0] < n_trunk]
 
     @property

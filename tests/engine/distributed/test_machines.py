@@ -99,7 +99,14 @@ def test_golden_models_have_these_bits_on_three_machines(name: str) -> None:
     assert found_tokens == tokens
 
 
-def test_a_boundary_carries_the_hidden_state_once_for_each_token(path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_boundary_carries_the_hidden_state_once_for_each_token(
+    path: Path, tmp_path: Path, *, tied: bool
+) -> None:
+    """Also where the output head is the embedding, of which the first machine has a copy."""
+    if tied:
+        sizes = {"n_embd": 128, "n_head_kv": 4, "n_ff": 128, "n_ctx": 600}
+        path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", tied=True, **sizes)
     wanted = params(path, (1, 1))
     with machines(2) as there, model_on((1, 1), wanted) as model:
         n_vocab = model.runtime.runner.n_vocab
@@ -138,6 +145,25 @@ def test_what_a_machine_lacks_is_told_and_the_next_load_succeeds(path: Path) -> 
         with model_on((1, 1), wanted) as model:
             assert answers(model, PROMPTS[:1], GREEDY)
     assert there.ends == {1: None}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode"), [((1, 1), "groups"), ((2, 1), "tensor"), ((1, 2), "layer")]
+)
+def test_embeddings_scores_and_forms_are_those_of_one_process(
+    path: Path, sizes: Sequence[int], mode: str
+) -> None:
+    number = SamplingParams(temperature=0, max_tokens=30, json_schema='{"type": "integer"}')
+
+    def found(model: Model) -> list[Any]:
+        texts = [getattr(event, "text", "") for event in model.generate("one", number)]
+        return [model.embed([[5, 6, 7], [3]]), model.score([5, 6, 7, 8] * 3, 4), texts]
+
+    with Model(params(path, sizes, mode)) as one:
+        expected = found(one)
+    with machines(len(sizes)) as there, model_on(sizes, params(path, sizes, mode)) as model:
+        assert found(model) == expected
+    assert not there.failures
 
 
 def test_a_machine_that_is_gone_ends_the_model(path: Path) -> None:
