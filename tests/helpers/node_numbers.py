@@ -39,15 +39,29 @@ def params(path: Path, n: int) -> LoadParams:
     )  # fmt: skip
 
 
-def numbers(model: Model) -> dict[str, Any]:
-    """Return logits of a prompt, and the tokens of answers that are computed side by side."""
-    logits = model.logits([*range(3, 20)])
+def numbers(model: Model, state: Path) -> dict[str, Any]:
+    """Return logits, tokens and a state file of a model, and tokens behind another split.
+
+    Args:
+        state: path of the state file to write.
+    """
+    logits, tokens = model.logits([*range(3, 20)]), answers(model)
+    model.save_state(state)
+    model.resplit([2.0, *[1.0] * (len(model.params.devices) - 1)])
+    return {
+        "logits": logits, "tokens": tokens, "state": np.fromfile(state, np.uint8),
+        "behind": answers(model),
+    }  # fmt: skip
+
+
+def answers(model: Model) -> Any:
+    """Return the tokens of answers that are computed side by side."""
     streams = [model.generate(p, wish) for p in PROMPTS for wish in WISHES]
     found: list[list[int]] = [[] for _ in streams]
     while not all(stream.is_over for stream in streams):
         for stream, ids in zip(streams, found, strict=True):
             ids += getattr(next(stream, None), "ids", ())
-    return {"logits": logits, "tokens": np.array(found)}
+    return np.array(found)
 
 
 def main() -> None:
@@ -61,7 +75,7 @@ def main() -> None:
     n = len(machines.names)
     wanted = shared_params(replace(params(Path(path), n), cpu_threads=1))
     with Model(replace(wanted, machines=(1,) * n)) as model:
-        found = numbers(model)
+        found = numbers(model, Path(goal).with_suffix(".state"))
     machines.orders.send(END)
     np.savez(goal, **found)
 

@@ -49,7 +49,7 @@ def test_golden_models_have_the_bits_of_one_process(
     """A dense one, one with experts, and a hybrid."""
     path = golden_path(f"{name}.gguf")
     with Model(node_numbers.params(path, N)) as one:
-        expected = node_numbers.numbers(one)
+        expected = node_numbers.numbers(one, tmp_path / "one.state")
     started = [
         subprocess.Popen(
             [*place.prefix, sys.executable, "-m", "tests.helpers.node_numbers", str(path),

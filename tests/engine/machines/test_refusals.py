@@ -1,0 +1,69 @@
+"""What machine 0 refuses in its handshake, before torchrun's agents may meet."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine.machines import joining
+from engine.machines.identity import machine_facts
+from engine.machines.lines import LineError
+from tests.helpers.tiny_gguf import tiny_gguf
+
+TOKEN = "a token of a test"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
+
+
+@pytest.fixture
+def gathering(path: Path) -> Iterator[engine.Gathering]:
+    """Return machine 0, which waits for another one."""
+    found = engine.Gathering(engine.listen_for_machines("127.0.0.1", 0), 2, TOKEN, str(path))
+    yield found
+    found.close()
+
+
+def refusal(gathering: engine.Gathering, token: str = TOKEN, path: str = "") -> str:
+    """Return the sentence with which a machine that joins is refused."""
+    notes: list[str] = []
+    port = gathering._sock.getsockname()[1]
+    request = engine.JoinRequest("127.0.0.1", port, token, ("cpu",), path)
+    with pytest.raises(LineError) as caught:
+        engine.join_machines(request, notes.append)
+    assert not notes, "it has not joined"
+    assert not gathering.machines
+    return str(caught.value)
+
+
+def test_another_token_is_refused(gathering: engine.Gathering) -> None:
+    assert refusal(gathering, "another token") == "The token is wrong."
+
+
+@pytest.mark.parametrize("what", ["Tandem", "PyTorch", "byte order"])
+def test_another_version_is_refused(
+    gathering: engine.Gathering, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = machine_facts()
+
+    def facts() -> Mapping[str, str]:
+        return {**ours, what: "other"}
+
+    monkeypatch.setattr(joining, "machine_facts", facts)
+    told = f"It has {what} other, and this machine {ours[what]}."
+    assert refusal(gathering).endswith(told)
+
+
+def test_another_file_of_the_same_size_is_refused(
+    gathering: engine.Gathering, tmp_path: Path
+) -> None:
+    other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", seed=1)
+    assert "It has another file of the same size" in refusal(gathering, path=str(other))
+
+
+def test_a_machine_more_than_there_is_room_for_is_refused(gathering: engine.Gathering) -> None:
+    gathering._n = 1
+    assert "All 1 machines are there already." in refusal(gathering)
