@@ -146,7 +146,7 @@ class MTP(Module):
             embedded: those of the trunk, on the ranks that hold them.
         """
         if self.head.embed_tokens is not None:
-            embedded = self.head.embed_tokens(ids, ctx)
+            embedded = ctx.with_pictures(self.head.embed_tokens(ids, ctx))
         else:
             ctx.join(trunk.split.embedding.owners())
         return ctx.enter(embedded, self._parts[0].split.group, trunk.hp.n_embd)

@@ -11,7 +11,7 @@ from engine.drafting.guesses import Guess, GuessSource, Kind
 from engine.drafting.ngram import NgramSource
 from engine.generation.work import Follow
 from engine.paging.pool import OutOfPages
-from engine.pictures.placed import n_before_picture
+from engine.pictures.placed import n_before_picture, text_ids
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
@@ -71,14 +71,9 @@ class Drafts:
         return {request: guess.tokens for request, guess in self._checked.items()}
 
     def _chosen(self, texts: Texts, most: int) -> dict[Request, Guess]:
-        """Return equally many guesses for all answers, or none.
-
-        Sources that take time cannot see: with pictures only those at hand are asked.
-        """
+        """Return equally many guesses for all answers, or none."""
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
-        if any(answer.pictures for answer in texts):
-            makers = {}
         proposals = [self._propose(texts, at_hand, most)]
         proposals += [self._propose(texts, at_hand, most, maker) for maker in makers.values()]
         while chosen := self.control.choose(proposals):
@@ -115,10 +110,13 @@ class Drafts:
         return Proposal(kinds, n, made.source, len(needy), maker.n_unread(needy))
 
     def _needy(self, texts: Texts, at_hand: Mapping[Request, Guess], made: Kind) -> Texts:
-        """Return the texts for which guesses of a kind are more likely right than those there."""
+        """Return the texts for which guesses of a kind are more likely right than those there.
+
+        Models that guess cannot see: they read texts without their pictures.
+        """
         share = self.control.share
         return {
-            answer: ids
+            answer: text_ids(ids) if answer.pictures else ids
             for answer, ids in texts.items()
             if answer not in at_hand or share(at_hand[answer].kind) < share(made)
         }

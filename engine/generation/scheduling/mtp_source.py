@@ -95,4 +95,5 @@ def _piece(request: Request, n: int) -> Piece:
     """Return where the n-th token from the next one on of an answer belongs."""
     place = request.place
     assert place is not None, "it is ready"
-    return Piece(place.n + n, 1, place.tables, place.slot, place.seat)
+    shift = request.pictures.shift(place.n)
+    return Piece(place.n + n, 1, place.tables, place.slot, place.seat, shift=shift)

@@ -32,7 +32,8 @@ class UnreadTokens:
         row, is_kept = 0, batch.is_of_few_singles
         for piece in batch.pieces:
             unread = self._of.setdefault(piece.seat, _Unread())
-            if is_kept or piece.n == 1:
+            is_of_picture = row == 0 and bool(batch.pictures)  # its id stands for no token
+            if is_kept or (piece.n == 1 and not is_of_picture):
                 unread.add(piece.n_past, ids[row])
             else:
                 unread.begin(piece.stop)
