@@ -17,7 +17,7 @@ from engine.hardware.torch_devices import free_bytes, is_out_of_memory
 from engine.ops.backend import ReferenceBackend
 from engine.ops.pictures import TorchPictureOps
 from engine.planning.footprint import held_bytes
-from engine.progress import IsCancelled, ignore
+from engine.progress import IsCancelled, ignore, never
 from engine.runtime.loader import ByteProgress, check_types, load_rank
 from engine.towers.file import declare_tower
 from engine.towers.footprint import STORAGE, work_bytes
@@ -79,16 +79,20 @@ class PictureEncoder:
         """Return whether the result for a picture is kept."""
         return picture.number in self._kept
 
-    def encode(self, picture: Picture) -> Tensor:
+    def encode(self, picture: Picture, is_cancelled: IsCancelled = never) -> Tensor:
         """Return the features of a picture, (tokens, n_text), in the host's memory.
 
         Those of the pictures used last are kept.
 
+        Args:
+            is_cancelled: asked in each block of the tower; returning True ends the work.
+
         Raises:
-            EngineError: the device is full or lost.
+            EngineError: the device is full or lost, or it was cancelled.
         """
         found = self._kept.pop(picture.number, None)
         if found is None:
+            self._ops.is_cancelled = is_cancelled
             with self._explaining("to see a picture"), torch.inference_mode():
                 found = self._tower.encode(self._normalised(picture), self._ops).cpu()
             self.n_encoded += 1

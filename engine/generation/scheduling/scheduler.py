@@ -15,7 +15,13 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.errors import ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
+from engine.errors import (
+    Cancelled,
+    ContextOverflow,
+    GrammarError,
+    OutOfDeviceMemory,
+    PromptError,
+)
 from engine.forward.batch import Batch, PictureRows, Piece
 from engine.generation.scheduling.ahead import Ahead
 from engine.generation.scheduling.drafts import Drafts
@@ -166,7 +172,14 @@ class Scheduler:
             None if that has failed, which ends the answer.
         """
         found: list[PictureRows] = []
-        self._advance(request, lambda: found.extend(picture_rows(request, n, self.encoder)))
+
+        def look() -> None:
+            try:
+                found.extend(picture_rows(request, n, self.encoder))
+            except Cancelled:
+                request.cancel()
+
+        self._advance(request, look)
         return None if request.is_over else tuple(found)
 
     def _can_add(self, request: Request) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from engine.generation.scheduling.requests import Request
     from engine.pictures.placed import Picture
+    from engine.progress import IsCancelled
 
 
 class PictureFeatures(Protocol):
@@ -22,8 +23,12 @@ class PictureFeatures(Protocol):
         """Return whether the result for a picture is kept."""
         ...
 
-    def encode(self, picture: Picture) -> Tensor:
-        """Return the features of a picture, (tokens, n_embd)."""
+    def encode(self, picture: Picture, is_cancelled: IsCancelled) -> Tensor:
+        """Return the features of a picture, (tokens, n_embd).
+
+        Raises:
+            Cancelled: `is_cancelled` has returned True.
+        """
         ...
 
 
@@ -49,13 +54,14 @@ def picture_rows(
 
     Raises:
         EngineError: a picture cannot be encoded.
+        Cancelled: the answer was cancelled meanwhile.
     """
     assert request.place is not None
     at, found = request.place.n, list[PictureRows]()
     for start, picture in request.pictures.among(at, at + n):
         assert encoder is not None, "who has prompts with pictures can encode them"
         first, stop = max(at, start), min(at + n, start + picture.n)
-        features = encoder.encode(picture)[first - start : stop - start]
+        features = encoder.encode(picture, request.is_cancelled)[first - start : stop - start]
         rule = picture.rule
         whole = (start, stop) if rule.is_two_way else None
         found.append(PictureRows(first - at, features, whole, rule.only_in_windows))

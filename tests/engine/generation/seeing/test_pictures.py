@@ -212,6 +212,9 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
         ({"clip.vision.projection_dim": 128}, "is for another model: it is made for gemma3"),
         ({"clip.vision.image_std": [0.0, 0.0, 0.0]}, "divides colours by zero"),
         ({"general.architecture": "llama"}, "holds no encoder of pictures"),
+        ({"clip.has_vision_encoder": False, "clip.has_audio_encoder": True}, "holds no encoder"),
+        ({"clip.vision.block_count": 0}, "sizes of its vision encoder contradict"),
+        ({"clip.vision.attention.head_count": 7}, "sizes of its vision encoder contradict"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_and_not_found_beside(
@@ -225,6 +228,15 @@ def test_a_wrong_file_is_refused_by_name_and_not_found_beside(
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
     with opened(tmp_path) as model:
         assert model._pictures.encoder is None
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.99])
+def test_a_file_that_ends_too_early_is_told(folder: Path, tmp_path: Path, part: float) -> None:
+    whole = (folder / "mmproj.gguf").read_bytes()
+    short = tmp_path / "mmproj-short.gguf"
+    short.write_bytes(whole[: int(part * len(whole))])
+    with pytest.raises(EngineError, match=r"mmproj-short\.gguf"):
+        opened(folder, mmproj=short)
 
 
 def test_batches_too_small_for_a_picture_are_told(folder: Path) -> None:
