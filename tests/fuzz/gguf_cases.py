@@ -8,14 +8,16 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from engine.towers.registry import TOWERS
 from tests.fuzz import gguf_words as words
 from tests.fuzz.gguf_draft import Entry, FileDraft, set_entry
 from tests.fuzz.gguf_mutations import HEADER, LOAD, TOKENIZER, Mutation, mutate
 from tests.helpers.golden import golden_root
 from tests.helpers.raw_gguf import U32
 from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.tiny_mmproj import tiny_mmproj
 
-SHARES = {"header": 84, "plan": 7, "tokenizer": 6, "load": 3}
+SHARES = {"header": 80, "plan": 7, "tokenizer": 6, "load": 3, "tower": 4}
 """Executions of each target, of a hundred."""
 
 MOST_BYTES = 3_000_000
@@ -76,6 +78,14 @@ def seeds() -> tuple[FileDraft, ...]:
 
 
 @cache
+def towers() -> tuple[FileDraft, ...]:
+    """Return sound files that encode pictures, one of each kind, the same on every machine."""
+    with TemporaryDirectory() as name:
+        path = Path(name) / "mmproj.gguf"
+        return tuple(FileDraft.read(tiny_mmproj(path, projector)) for projector in sorted(TOWERS))
+
+
+@cache
 def reference_files() -> tuple[Path, ...]:
     """Return the small models of the reference data; none where there is no such data."""
     found = golden_root().glob("*.gguf")
@@ -105,13 +115,16 @@ def make_case(seed: int, number: int, with_references: bool) -> Case:
     """
     rng = random.Random(f"{seed}/{number}")
     target = rng.choices(list(SHARES), list(SHARES.values()))[0]
-    tables = {"tokenizer": TOKENIZER, "load": LOAD}
+    tables = {"tokenizer": TOKENIZER, "load": LOAD, "tower": LOAD}
     table: Sequence[tuple[Mutation, float]] = tables.get(target, HEADER)
     draft, other = (
-        any_seed(rng, with_references and target != "tokenizer").copy() for _ in range(2)
+        rng.choice(towers()).copy()
+        if target == "tower"
+        else any_seed(rng, with_references and target != "tokenizer").copy()
+        for _ in range(2)
     )
     hollow = target in ("header", "plan")
-    if target != "tokenizer" and rng.random() < 0.1:
+    if target not in ("tokenizer", "tower") and rng.random() < 0.1:
         parts = _parts(rng, draft)
         for part in rng.sample(parts, rng.randrange(1, len(parts) + 1)):
             mutate(rng, part, other, table)

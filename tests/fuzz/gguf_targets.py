@@ -8,16 +8,31 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
+import numpy as np
+
 from app.cli.facts import run_inspect
 from app.split.fit import find_out
 from app.split.state import SplitState
-from engine import Planner, PromptError, SamplingParams, load_model, read_model_info
+from engine import (
+    EngineError,
+    Planner,
+    PromptError,
+    SamplingParams,
+    load_model,
+    read_model_info,
+)
 from engine.events import Generate
 from engine.gguf.reader import GGUFFile
+from engine.pictures.placed import Picture
+from engine.runtime.picture_encoder import PictureEncoder
 from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
+from engine.towers.base import TextModel
+from engine.towers.file import declare_tower
+from engine.towers.registry import TOWERS
 from tests.helpers.fake_planner import CPU, GPUS, fake_machine
+from tests.helpers.tiny_mmproj import text_of
 
 MOST_CHARACTERS = 500
 """Largest length of a sentence."""
@@ -33,6 +48,12 @@ SAMPLES = (
 )
 QUESTION = (ChatMessage("user", "Hello"),)
 SHARES = ((1.0,), (3.0, 1.0), (1.0, 1.0), (3.0, 1.0, 2.0))
+SIZES = ((40, 30), (17, 90), (64, 64))
+"""Sizes of pictures."""
+
+MOST_SEEN = 1 << 16
+"""Largest number of pixels of a picture that is encoded."""
+
 BACKENDS = ("reference", "reference", "graph", "eager")
 
 
@@ -142,10 +163,38 @@ def load_and_ask(path: Path, draw: int) -> None:
             list(model.generate([1, 2], greedy))
 
 
+def see(path: Path, draw: int) -> None:
+    """Declare what encodes pictures for a model of each family, load it, and encode a picture."""
+    known = list(dict.fromkeys(text_of(projector) for projector in sorted(TOWERS)))
+    with GGUFFile.open(path) as file:
+        fitting = [text for text in known if _is_for(file, text)]
+        if not fitting:
+            declare_tower(file, known[draw % len(known)])
+    for text in fitting:
+        encoder = PictureEncoder(str(path), "cpu", text, lambda: False)
+        views = encoder.rule.resizing.views(*SIZES[draw % len(SIZES)])
+        (wide, high), (rows, columns) = views.sizes[-1], views.grid
+        width, height = wide // columns, high // rows
+        if width * height > MOST_SEEN:
+            continue
+        pixels = np.zeros((height, width, 3), np.uint8)
+        picture = Picture.of(pixels, (width, height), encoder.rule, encoder.hash)
+        if len(encoder.encode(picture)) != picture.n:
+            raise WrongOutcomeError("another number of features than of tokens")
+
+
+def _is_for(file: GGUFFile, text: TextModel) -> bool:
+    try:
+        return declare_tower(file, text) is not None
+    except EngineError:
+        return False
+
+
 TARGETS: dict[str, Callable[[Path, int], None]] = {
     "header": read_header,
     "plan": show_plan,
     "tokenizer": use_tokenizer,
     "load": load_and_ask,
+    "tower": see,
 }
 """What is done with a file, given its path and a number that chooses among ways to do it."""

@@ -1,7 +1,9 @@
 """Pictures of files: decoded within limits, upright, on white, and resized as by Pillow."""
 
+import struct
 from base64 import b64encode
 from pathlib import Path
+from zlib import compress, crc32
 
 import numpy as np
 import pytest
@@ -62,6 +64,34 @@ def test_sixteen_bits_of_grey_are_eight() -> None:
     assert (read(as_file(grey)) == 0x80).all()
 
 
+@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
+def test_of_a_moving_picture_the_first_frame_is_seen(kind: str) -> None:
+    red, *others = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "lime"))
+    data = as_file(red, kind, save_all=True, append_images=others, lossless=True)
+    assert (read(data) == (255, 0, 0)).all()
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "L", "1", "LA", "P"])
+def test_all_kinds_of_colours_become_rgb(mode: str) -> None:
+    kind = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
+    options = {"quality": 100, "subsampling": 0} if kind == "JPEG" else {}
+    plain = Image.new("RGB", (8, 8), (255, 255, 255))
+    assert read(as_file(plain.convert(mode), kind, **options)).min() >= 253
+
+
+def test_sixteen_bits_of_colours_are_eight() -> None:
+    """Pillow writes none: a PNG of 1 x 2 pixels, red of 0xFF80 and blue of 0x8000."""
+    rows = b"\0" + bytes.fromhex("ff8000000000") + b"\0" + bytes.fromhex("000000008000")
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", crc32(kind + body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 2, 16, 2, 0, 0, 0))
+    data = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", compress(rows)) + chunk(b"IEND", b"")
+    views = read_views(picture_text(data), Resizing("bicubic", side=2)).views
+    assert (views[0][0, 0, 0], views[0][1, 0, 2]) == (255, 128)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_that_keep_proportions_are_those_of_smart_resize(size: tuple[int, int]) -> None:
     rule = Resizing("bicubic", factor=32, least=65536, most=500_000)
@@ -119,6 +149,8 @@ def test_a_strip_is_refused() -> None:
     [
         (b"no picture at all", "none of PNG, JPEG"),
         (as_file(random_picture(64, 64))[:900], "damaged"),
+        (as_file(random_picture(64, 64), "JPEG")[:700], "damaged"),
+        (as_file(random_picture(64, 64), "WEBP")[:300], "damaged|none of"),
         (as_file(Image.new("1", (10_000, 10_000))), "10000 x 10000 pixels are more than 67 mega"),
     ],
 )
