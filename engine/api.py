@@ -69,7 +69,7 @@ def load_model(
     reserve: Mapping[str, int] = arguments.NOTHING, p2p: PeerMode = "auto",
     fast_prompts: bool = False,
     draft: DraftKind | str | Path = "auto", draft_max: int = DEFAULT_DRAFTED,
-    mmproj: str | Path = "auto",
+    mmproj: str | Path = "auto", mmproj_device: str = "auto",
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:  # fmt: skip
@@ -109,7 +109,7 @@ def load_model(
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
         reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
-        draft=str(draft), draft_max=draft_max, mmproj=str(mmproj),
+        draft=str(draft), draft_max=draft_max, mmproj=str(mmproj), mmproj_device=mmproj_device,
     )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
@@ -357,7 +357,7 @@ class Model(Inquiries, SavedStates):
             ):
                 check_unchanged(whole, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
-                self._pictures.make_way(self.runtime, params.draft_device)
+                self._pictures.make_way(self.runtime, params)
                 try:
                     with self.scheduler.emptied() as places, self._draft_beside(params):
                         runtime = open_runtime(
@@ -367,7 +367,7 @@ class Model(Inquiries, SavedStates):
                         self._mtp.move(runtime.runner)
                         self.runtime, self.params = runtime, params
                 finally:
-                    self._pictures.attach(self.runtime, self.params.draft_device)
+                    self._pictures.attach(self.runtime)
 
     @property
     def n_cached(self) -> int:

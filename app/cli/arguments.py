@@ -270,6 +270,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "draft": (args.draft, str),
         "draft_max": (args.draft_max, int),
         "mmproj": (args.mmproj, str),
+        "mmproj_device": (args.mmproj_device, str),
         "reserve": (args.reserve, tuple),
         "p2p": (args.p2p, str),
         "rope_scaling": (args.rope_scaling, str),

@@ -66,6 +66,7 @@ def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
     yield "draft", "--draft", params.draft
     yield "draft_max", "--draft-max", str(params.draft_max)
     yield "mmproj", "--mmproj", params.mmproj
+    yield "mmproj_device", "--mmproj-device", params.mmproj_device
     yield "chat_template", "--chat-template", params.chat_template
     yield "rope_scaling", "--rope-scaling", params.rope_scaling
     yield "rope_factor", "--rope-scale", _number(params.rope_factor)

@@ -263,6 +263,8 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
             write(f"{size(d.memory.draft)} of {d.device} are for the draft model, in its total")
         if d.memory.pictures:
             write(f"{size(d.memory.pictures)} of {d.device} are for pictures, in its total")
+    if plan.pictures_apart:
+        write(f"{size(plan.pictures_apart)} of cpu are for pictures")
     if pinned := sum(d.memory.pinned for d in plan.devices):
         write(f"{size(pinned)} of host memory are for copies from and to GPUs")
     for device, n_bytes in plan.overhead().items():
@@ -306,6 +308,8 @@ def _plan_document(
             }
             for d in plan.devices
         ],
+        "pictures_device": plan.pictures_device,
+        "pictures_apart": plan.pictures_apart,
         "split_mode": plan.split_mode,
         "groups": params.group_sizes,
         "n_cpu_blocks": params.n_cpu_blocks,

@@ -125,8 +125,9 @@ class LoadParams:
             block that is all it holds. A file "mtp-….gguf" beside a model without such a block is
             found. They are left out where they do not pay. The answers are those without guesses.
         mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
-            that fits, where there is memory for it, "off" for none. It lies whole on one rank's
-            device.
+            that fits, where there is memory for it, "off" for none.
+        mmproj_device: device on which it lies whole: one of the ranks', or "cpu"; "auto" for the
+            GPU with the largest share that has room for it, else for a CPU.
         draft_max: largest number of guesses for an answer that a pass checks. The state behind each
             takes memory in models with recurrent layers, which have room for three at most.
         machines: number of ranks on each machine, of consecutive ones, where several machines
@@ -163,6 +164,7 @@ class LoadParams:
     draft: DraftKind | str = "auto"
     draft_max: int = DEFAULT_DRAFTED
     mmproj: MmprojKind | str = "auto"
+    mmproj_device: str = "auto"
     machines: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -175,6 +177,7 @@ class LoadParams:
             _one_of("draft", self.draft, DRAFT_KINDS, " or the path of a GGUF file")
         if not _names_gguf(self.mmproj):
             _one_of("mmproj", self.mmproj, MMPROJ_KINDS, " or the path of a GGUF file")
+        _one_of("mmproj_device", self.mmproj_device, ("auto", *dict.fromkeys((*self._own, "cpu"))))
         _count("draft_max", self.draft_max or 0)
         if self.draft_max > MOST_DRAFTED:
             raise rejected("draft_max", f"at most {MOST_DRAFTED}", self.draft_max)
@@ -238,15 +241,32 @@ class LoadParams:
 
     @property
     def draft_rank(self) -> int:
-        """Rank on whose device draft model and encoder of pictures lie: largest on machine 0."""
+        """Rank on whose device a draft model lies: that of the largest share on machine 0."""
         shares = self.split or (1.0,) * len(self.devices)
-        n_here = self.machines[0] if self.machines else len(self.devices)
-        return max(range(n_here), key=lambda rank: shares[rank : rank + 1])
+        return max(range(len(self._own)), key=lambda rank: shares[rank : rank + 1])
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        """Devices of the ranks on machine 0."""
+        return self.devices[: self.machines[0]] if self.machines else self.devices
 
     @property
     def draft_device(self) -> str:
-        """Device of the draft model, and of the encoder of pictures."""
+        """Device of the draft model."""
         return self.devices[self.draft_rank]
+
+    @property
+    def picture_devices(self) -> tuple[str, ...]:
+        """Devices on which an encoder of pictures may lie, the best one first."""
+        if self.mmproj_device != "auto":
+            return (self.mmproj_device,)
+        shares = self.split or (1.0,) * len(self.devices)
+        ranked = sorted(
+            range(len(self._own)),
+            key=lambda rank: (not self.devices[rank].startswith("cpu"), shares[rank : rank + 1]),
+            reverse=True,
+        )
+        return tuple(dict.fromkeys((*(self.devices[rank] for rank in ranked), "cpu")))
 
     @property
     def rope(self) -> str:

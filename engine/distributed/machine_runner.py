@@ -143,7 +143,10 @@ class MachineRunner(MachineCache, ModelRunner):
 
     def _step(self, ids: Sequence[int], batch: Batch, queries: Sequence[SliceQuery]) -> Logits:
         """Run the rows of a batch on all machines; return logits, or candidates of each slice."""
-        shown = [(rows.row, *rows.features.shape, rows.whole) for rows in batch.pictures]
+        shown = [
+            (rows.row, *rows.features.shape, rows.whole, rows.only_in_windows)
+            for rows in batch.pictures
+        ]
         features = [rows.features.float().contiguous() for rows in batch.pictures]
         with self._noted(ids, batch):
             found: Logits | None = self._together(
@@ -169,17 +172,17 @@ class MachineRunner(MachineCache, ModelRunner):
         """Have machine 0 send the features of pictures to all others; return their rows.
 
         Args:
-            shown: the first row of each, number of rows and columns, see `PictureRows`; and what
-                sees each other.
+            shown: the first row of each, number of rows and columns, see `PictureRows`; what sees
+                each other, and whether it does so in windows alone.
         """
         machines = self._place.machines
-        found = given or [torch.empty(n, width) for _, n, width, _ in shown]
+        found = given or [torch.empty(n, width) for _, n, width, *_ in shown]
         for x in found:
             for machine in range(1, len(machines.names)):
                 machines.hand(x, 0, machine)
         return tuple(
-            PictureRows(row, x, None if whole is None else (whole[0], whole[1]))
-            for (row, _, _, whole), x in zip(shown, found, strict=True)
+            PictureRows(row, x, None if whole is None else (whole[0], whole[1]), is_windowed)
+            for (row, _, _, whole, is_windowed), x in zip(shown, found, strict=True)
         )
 
     def _collected(self, mine: np.ndarray, queries: Sequence[Values]) -> np.ndarray | None:

@@ -147,5 +147,6 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "draft": _text,
     "draft_max": _whole,
     "mmproj": _text,
+    "mmproj_device": _text,
     "machines": _many(_whole),
 }

@@ -23,7 +23,7 @@ from engine.paging.sight import Sight, in_order
 from engine.planning.draft.memory import draft_bytes
 from engine.planning.footprint import WorkingSizes
 from engine.planning.memory import MemoryUse
-from engine.planning.pictures.memory import tower_bytes
+from engine.planning.pictures.memory import PICTURES_HINT, tower_bytes
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
 from engine.towers.base import TextModel
 
@@ -91,6 +91,8 @@ class Plan:
         has_states: whether layers have recurrent states.
         checkpoint_bytes: most bytes of the host's memory for kept recurrent states.
         n_guessed: see `CacheSize`.
+        pictures_device: device of the encoder of pictures; "" without one.
+        pictures_apart: bytes of that encoder and its work if it lies on the CPU, and no rank does.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -106,6 +108,8 @@ class Plan:
     has_states: bool = False
     checkpoint_bytes: int = 0
     n_guessed: int = 0
+    pictures_device: str = ""
+    pictures_apart: int = 0
 
     @property
     def cache_size(self) -> CacheSize:
@@ -127,6 +131,11 @@ class Plan:
         """Predicted bytes of all devices together."""
         return sum(self.bytes_by_device().values())
 
+    @property
+    def pictures(self) -> int:
+        """Predicted bytes of the encoder of pictures and its work."""
+        return self.pictures_apart + sum(device.memory.pictures for device in self.devices)
+
     def bytes_by_device(self) -> dict[str, int]:
         """Return the predicted bytes of each physical device; ranks that share one add up.
 
@@ -138,8 +147,8 @@ class Plan:
             total[device.device] += device.memory.total
             if device.memory.on_host:
                 total[far_id(machine_of(device.device), CPU)] += device.memory.on_host
-        if self.checkpoint_bytes:
-            total[CPU] += self.checkpoint_bytes
+        if self.checkpoint_bytes or self.pictures_apart:
+            total[CPU] += self.checkpoint_bytes + self.pictures_apart
         return dict(total)
 
     def overhead(self) -> dict[str, int]:
@@ -171,11 +180,14 @@ class Plan:
         if short:
             device = max(short, key=lambda d: short[d])
             kept = dict(self.reserve).get(device, 0)
-            doing = "to load the model"
+            is_for_pictures = device == self.pictures_device and short[device] <= self.pictures
+            doing = "to load the model" + (" and see pictures" if is_for_pictures else "")
             if kept:
                 doing += f" and keep {kept / GIB:.2f} GiB in reserve"
             needed = self.bytes_by_device()[device] + kept
-            raise OutOfDeviceMemory(device, needed, free_bytes[device], doing)
+            error = OutOfDeviceMemory(device, needed, free_bytes[device], doing)
+            error.hint = PICTURES_HINT if is_for_pictures else error.hint
+            raise error
 
 
 def beside_reserve(
@@ -236,11 +248,21 @@ def choose_plan(
 ) -> Plan:
     """Return a plan, with dequantised weights and large batches where there is room for them.
 
+    The encoder of pictures lies on the first of its devices that has room for it.
+
     Args:
         sizes: returns the sizes of each rank, given the storage format of each.
         free_bytes: see `make_plan`.
     """
+    first, *others = params.picture_devices
     plan, found = _roomiest(params, hp, devices, shares, sizes, free_bytes)
+    if plan.pictures_device and set(plan.shortages(free_bytes or {})) == {first}:
+        for device in others:
+            moved = replace(params, mmproj_device=device)
+            other, its = _roomiest(moved, hp, devices, shares, sizes, free_bytes)
+            if not other.shortages(free_bytes or {}):
+                plan, found = other, its
+                break
     n_bytes = sum(n * sum(layer.tensors) for size in found for n, layer in size.layers)
     return replace(plan, checkpoint_bytes=_checkpoint_bytes(params, plan, n_bytes, free_bytes))
 
@@ -322,6 +344,8 @@ def _plan(
     layers = {layer for size in sizes for _, layer in size.layers}
     draft = draft_bytes(params, hp.n_ctx)
     pictures = tower_bytes(params, TextModel.of(hp))
+    eyes = params.picture_devices[0] if pictures else ""
+    seeing = _largest_rank(devices, shares, eyes)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -335,7 +359,7 @@ def _plan(
                         params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch
                     ),
                     draft=draft if rank == params.draft_rank else 0,
-                    pictures=pictures if rank == params.draft_rank else 0,
+                    pictures=pictures if rank == seeing else 0,
                 ),
             )
             for rank, device in enumerate(devices)
@@ -351,7 +375,15 @@ def _plan(
         sights=in_order(layer.sight for layer in layers if not layer.tensors),
         has_states=any(layer.tensors for layer in layers),
         n_guessed=n_states_guessed(params),
+        pictures_device=eyes,
+        pictures_apart=pictures if seeing is None else 0,
     )
+
+
+def _largest_rank(devices: Sequence[str], shares: Shares, device: str) -> int | None:
+    """Return the rank on a device that has the largest share; None if there is none."""
+    ranks = [rank for rank, its in enumerate(devices) if its == device]
+    return max(ranks, key=lambda rank: shares[rank], default=None)
 
 
 def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:

@@ -101,8 +101,7 @@ class ThreadRuntime:
         used: UsedSlots = (),
     ) -> None:
         if donor is not None:
-            params = replace(params, n_batch=donor.n_batch)  # pages keep their numbers
-            params = replace(params, draft=donor.draft, mmproj=donor.mmproj or "off")
+            params = _as_before(params, donor)
         declaration = declare(file, params)
         self.local = self._local_ranks(declaration)
         holders = [rank for rank in declaration.split.holders if rank in self.local]
@@ -301,6 +300,8 @@ class ThreadRuntime:
         for rank in self.ranks if "cpu" in total else ():
             held = rank.held
             total["cpu"] += held.host_kv + (held.weights + held.kv) * (rank.device.type == "cpu")
+        if "cpu" in total and self.plan.pictures_apart:
+            total["cpu"] += self._beside["pictures"]
         for rank_plan in self.plan.devices if "cpu" in total else ():
             for kind, n_bytes in self._beside.items():  # they stay, and are planned for again
                 if getattr(rank_plan.memory, kind) and rank_plan.device == "cpu":
@@ -395,8 +396,7 @@ class ThreadRuntime:
 
     def _leaves_pictures(self, free: Mapping[str, int]) -> bool:
         """Return whether an encoder of pictures is planned for which there is no memory."""
-        has_any = any(device.memory.pictures for device in self.local_plan.devices)
-        return has_any and bool(self.local_plan.shortages(free))
+        return bool(self.plan.pictures_device) and bool(self.local_plan.shortages(free))
 
     def _on(self, device: str) -> list[DevicePlan]:
         """Return the plans of the ranks on a device."""
@@ -486,6 +486,13 @@ def open_runtime(
         except KernelError as error:
             log.warning("%s", error)
             refuse_kernels(error.device, error.why)
+
+
+def _as_before(params: LoadParams, donor: ThreadRuntime) -> LoadParams:
+    """Return the settings of a re-split with what stays: pages, guesses, the encoder's place."""
+    params = replace(params, n_batch=donor.n_batch, draft=donor.draft, mmproj=donor.mmproj or "off")
+    device = donor.plan.pictures_device
+    return replace(params, mmproj_device=device) if device in params.picture_devices else params
 
 
 def _use_measured_overheads(devices: Sequence[torch.device]) -> None:

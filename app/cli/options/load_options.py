@@ -133,6 +133,11 @@ def add_draft(group: argparse._ArgumentGroup) -> None:
         help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
         "where there is memory for it (default), off none",
     )  # fmt: skip
+    group.add_argument(
+        "--mmproj-device", metavar="DEVICE",
+        help="device that encodes pictures: one of the model's, or cpu (default: the GPU with the "
+        "largest share that has room for it)",
+    )  # fmt: skip
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

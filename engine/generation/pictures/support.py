@@ -48,15 +48,16 @@ class PictureSupport:
         if runtime.left_pictures:
             self.warnings = ("There is no memory left for pictures, so the model reads text only.",)
         try:
-            self._open(runtime, params.draft_device, is_cancelled)
+            self._open(runtime, is_cancelled)
         except EngineError as error:
             if params.mmproj != "auto" or is_cancelled():
                 raise
             self.warnings = (f"The model reads text only: {error.message}",)
 
-    def _open(self, runtime: ThreadRuntime, device: str, is_cancelled: IsCancelled) -> None:
+    def _open(self, runtime: ThreadRuntime, is_cancelled: IsCancelled) -> None:
         self.encoder = self._prompts.pictures = self._scheduler.encoder = None
-        if not runtime.mmproj:
+        device = runtime.plan.pictures_device
+        if not device:
             return
         text = TextModel.of(runtime.hp)
         encoder = PictureEncoder(runtime.mmproj, device, text, is_cancelled)
@@ -73,13 +74,13 @@ class PictureSupport:
         self._scheduler.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 
-    def make_way(self, runtime: ThreadRuntime, device: str) -> None:
+    def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
         """Free the encoder before a re-split behind which it lies on another device."""
-        if self.encoder is not None and self.encoder.device != device:
+        if self.encoder is not None and self.encoder.device not in params.picture_devices:
             self.encoder = self._scheduler.encoder = None
             runtime.note_beside("pictures", 0)
 
-    def attach(self, runtime: ThreadRuntime, device: str) -> None:
+    def attach(self, runtime: ThreadRuntime) -> None:
         """Go on beside a model that was split anew; `make_way` came before.
 
         A failure is a fallback of the model, which goes on without pictures.
@@ -90,6 +91,6 @@ class PictureSupport:
             runtime.note_beside("pictures", self.encoder.n_bytes)
             return
         try:
-            self._open(runtime, device, lambda: False)
+            self._open(runtime, lambda: False)
         except EngineError as error:
-            runtime.fallbacks.report("pictures", [device], str(error))
+            runtime.fallbacks.report("pictures", [runtime.plan.pictures_device], str(error))

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 MOST_KEPT = 8
 """Most files whose sizes are remembered: a plan is made for each move of the mouse."""
 
+PICTURES_HINT = (
+    "Have pictures encoded on another device (--mmproj-device cpu), or load the model without them"
+    " (--mmproj off)."
+)
+"""Remedy where a device has room for the model alone."""
+
 
 def tower_path(params: LoadParams, text: TextModel) -> str:
     """Return the path of the mmproj file to load with a model; "" for none."""

@@ -83,7 +83,7 @@ def test_a_file_of_a_block_alone_is_refused(tmp_path: Path) -> None:
             assert not model._mtp.can_guess, "one beside the model may be missing elsewhere"
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen35", "qwen3vl"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "qwen35", "qwen3vl"])
 def test_pictures_are_seen(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that see themselves, those with rows and columns, and those that are added later."""
     monkeypatch.setenv("TANDEM_BACKEND", "reference")

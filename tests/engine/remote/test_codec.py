@@ -126,6 +126,7 @@ LOAD_PARAMS = st.builds(
         "draft": st.sampled_from(["auto", "off", "ngram", "mtp", "small.gguf"]),
         "draft_max": st.integers(1, 15),
         "mmproj": st.sampled_from(["auto", "off", "mmproj.gguf"]),
+        "mmproj_device": st.sampled_from(["auto", "cpu"]),
         "checkpoint_bytes": st.none() | st.integers(0, 1 << 40),
         "n_ctx": st.none() | COUNTS,
         "cpu_threads": st.none() | COUNTS,
