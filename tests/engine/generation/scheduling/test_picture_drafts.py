@@ -27,7 +27,9 @@ TWICE = [
 """A text with the same picture twice, behind which the same tokens come."""
 
 
-@pytest.fixture(scope="module", params=["gemma3", "qwen35", "idefics3"])
+@pytest.fixture(
+    scope="module", params=["gemma3", "qwen35", pytest.param("idefics3", marks=pytest.mark.slow)]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the files of a family of each kind; Qwen 3.5's with an MTP block."""
     found = tmp_path_factory.mktemp(request.param)
@@ -115,7 +117,7 @@ def test_an_mtp_block_reads_pictures(folder: Path, split: tuple[int, ...]) -> No
         assert again == tokens
 
 
-@pytest.mark.parametrize("folder", ["gemma3", "idefics3"], indirect=True)
+@pytest.mark.parametrize("folder", ["gemma3"], indirect=True)
 def test_a_draft_model_reads_the_text_without_its_pictures(
     folder: Path, expected: list[int]
 ) -> None:

@@ -23,7 +23,10 @@ ASKED = (
 """Two conversations with pictures, and one between them without."""
 
 
-@pytest.fixture(scope="module", params=["gemma3", "qwen35", "idefics3", "gemma4"])
+@pytest.fixture(
+    scope="module",
+    params=["gemma3", "qwen35", pytest.param("idefics3", marks=pytest.mark.slow), "gemma4"],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the files of a family of each kind."""
     found = tmp_path_factory.mktemp(request.param)
