@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import httpx2
+import psutil
 
 from tests.helpers.process_watch import ProcessWatch
 
@@ -47,7 +49,17 @@ class ServeProcess:
     ) -> None:  # fmt: skip
         self._process.terminate()
         self._process.wait(STOP_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         self.watch.close()
+
+    def kill(self) -> None:
+        """End the server and its engine as a loss of the machine would."""
+        server = psutil.Process(self._process.pid)
+        for process in [server, *server.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(STOP_S)
 
     def measure(self, at: int) -> None:
         """Measure the server and its engine after `at` requests, when both are idle."""
