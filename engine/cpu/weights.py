@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.group_gemm import MOST_TILES
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.result_memory import result
@@ -22,8 +23,14 @@ from engine.forward.weight import ALL, Weight
 from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
 from engine.quants.layout import BLOCK, TILE
 
-PASS_BYTES = 1 << 20
-"""Bytes of quantised activations per pass over the weights; they stay in a core's cache."""
+PASS_BYTES = 4 << 20
+"""Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
+
+MANY_PANELS = 2
+"""Smallest number of panels of activations that are many tokens, see `PlaneWeight`."""
+
+PIECE_TILES = 2 * MOST_TILES
+"""Number of tiles that a thread takes at a time for many tokens."""
 
 
 class PlaneWeight:
@@ -36,7 +43,9 @@ class PlaneWeight:
         extent: columns of each matrix.
 
     Attributes:
-        n_tiles_per_piece: number of tiles that a thread takes at a time.
+        n_tiles_per_piece: number of tiles that a thread takes at a time for few tokens.
+        n_tiles_for_many: the same for many, which are multiplied by several tiles at a time.
+        many_tokens: smallest number of tokens that are many.
         n_tokens_per_pass: largest number of tokens that one pass over the weights multiplies.
     """
 
@@ -53,7 +62,9 @@ class PlaneWeight:
         self._planes = planes.data_ptr(), tile_bytes, extent.n_blocks, extent.skip
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
         self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
+        self.n_tiles_for_many = max(1, min(PIECE_TILES, per_thread))
         group = chosen().tile_tokens
+        self.many_tokens = MANY_PANELS * group
         per_token = extent.n_blocks * panel_block_bytes(worker.x_bytes)
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
@@ -65,7 +76,7 @@ class PlaneWeight:
         n_tokens, extent, worker = x.shape[0], self.extent, self.worker
         if n_tokens >= worker.bf16_from:
             return self._bf16_product(x)
-        if n_tokens <= self.n_tokens_per_pass:
+        if n_tokens < self.many_tokens:
             return self._gemv.joined(x)
         y = result(n_tokens, self.n_rows)
         panels = worker.panels(x, extent)
@@ -95,8 +106,13 @@ class PlaneWeight:
         """
         return (
             *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
-            self.n_tiles_per_piece, self.n_tokens_per_pass,
+            self._piece(n_tokens), self.n_tokens_per_pass,
         )  # fmt: skip
+
+    def _piece(self, n_tokens: int) -> int:
+        """Return the number of tiles that a thread multiplies by so many tokens at a time."""
+        is_many = n_tokens >= self.many_tokens
+        return self.n_tiles_for_many if is_many else self.n_tiles_per_piece
 
     def _bf16_product(self, x: Tensor) -> Tensor:
         """Multiply with torch's BF16 GEMM, for large batches; convert some rows at a time."""
@@ -137,11 +153,12 @@ class PlaneWeight:
         else:
             panels = worker.group_panels(x, extent, groups)
             row_bytes = quantised_bytes(1, extent.n_blocks, worker.x_bytes)
-        planes, sizes = self._group_arguments
+        n_group, (planes, sizes) = groups.table.shape[0], self._group_arguments
         worker.team.wake()
         self._multiply_groups(
             worker.team.address, *planes, panels, row_bytes, y.data_ptr(), *sizes,
-            groups.table.data_ptr(), groups.table.shape[0],
+            self._piece(groups.n_row // n_group), self.n_tokens_per_pass,
+            groups.table.data_ptr(), n_group,
         )  # fmt: skip
         return y
 
@@ -154,8 +171,8 @@ class PlaneWeight:
     def _group_arguments(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Constant arguments of the grouped GEMM: the planes, and the sizes from `out_stride`."""
         address, *others = self._planes
-        sizes = n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass
-        return (address, self.planes.stride(0), *others), (4 * self.n_rows, self.n_rows, *sizes)
+        sizes = 4 * self.n_rows, self.n_rows, n_tiles(self.n_rows)
+        return (address, self.planes.stride(0), *others), sizes
 
     def _matrix(self, index: int) -> PlaneWeight:
         """Return the matrix of one expert or head."""
@@ -188,7 +205,7 @@ class JointProduct:
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
         first = weights[0]
-        self.n_tokens = min(weight.n_tokens_per_pass for weight in weights)
+        self.n_tokens = min(weight.many_tokens for weight in weights) - 1
         self._worker, self._extent = first.worker, first.extent
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)

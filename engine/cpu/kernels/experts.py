@@ -23,7 +23,7 @@ from llvmlite import ir
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import add_pack_tokens
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.quantised_gemm import add_rows
+from engine.cpu.kernels.quantised_gemm import add_rows, row_count
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I64, VOID, Code, Value
 from engine.quants.extent import panel_block_bytes
@@ -84,12 +84,12 @@ def _add_piece(code: Code, given: Named, index: Value) -> None:
     last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
     planes = given["planes"] + expert * given["expert_bytes"]
     panels = given["panels"] + first * given["row_bytes"]
-    out = given["out"] + first * given["out_stride"]
-    with code.loop(first_tile, last_tile) as tile:
-        code.call(
-            "rows", VOID, planes + tile * given["tile_bytes"], given["n_blocks"], given["skip"],
-            panels, n, out + tile * (4 * TILE), given["out_stride"], given["n_rows"] - tile * TILE,
-        )  # fmt: skip
+    out = given["out"] + first * given["out_stride"] + first_tile * (4 * TILE)
+    code.call(
+        "rows", VOID, planes + first_tile * given["tile_bytes"], given["tile_bytes"],
+        given["n_blocks"], given["skip"], panels, n, out, given["out_stride"],
+        row_count(code, given, first_tile, last_tile),
+    )  # fmt: skip
 
 
 def _n_parts(code: Code, given: Named, size: Value) -> Value:

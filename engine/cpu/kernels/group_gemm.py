@@ -1,8 +1,11 @@
 """GEMM with quantised matrices for several panels of tokens: weights are unpacked once for all.
 
-A tile of 16 rows is multiplied by all panels, a super-block of columns at a time. Meanwhile the
-tokens' sums wait on the stack: rows of the result are often so many bytes apart that their elements
-push each other out of the caches. Sums are made in the order of `quantised_gemm.add_tile`.
+Some tiles of 16 rows are multiplied by all panels, a super-block of columns at a time, so that a
+core's first cache holds the unpacked weights, and the part of a panel that all of them multiply.
+Meanwhile the tokens' sums wait on the stack. Rows of the result are often so many bytes apart that
+their elements push each other out of the caches: a panel's results are written as soon as they are
+known, to places that were prefetched shortly before. Sums are made in the order of
+`quantised_gemm.add_tile`.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from llvmlite import ir
 from engine.cpu.kernels.block_sums import N_LINES, add_block, arranged
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
-from engine.cpu.kernels.tile_reader import AHEAD, BlockGroup, TileReader, for_each_group
-from engine.cpu.kernels.values import F32, FLOATS, INTS, LANES, LINE, VOID, Code, Value, function
-from engine.quants.layout import SUPER, Layout
+from engine.cpu.kernels.parallel_for import ceil_div
+from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
+from engine.cpu.kernels.values import F32, FLOATS, INTS, LANES, LINE, VOID, function
+from engine.quants.layout import LINE_BYTES, SUPER, TILE, Layout
 
 VECTOR_BYTES = 4 * LANES
 """Size of a line of weights, and of a vector of factors."""
@@ -25,51 +29,103 @@ BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
 MOST_PANELS = 64
 """Largest number of panels whose sums wait at a time."""
 
+MOST_TILES = 4
+"""Largest number of tiles that are multiplied at a time."""
+
+SUMS_BYTES = MOST_TILES * VECTOR_BYTES
+"""Room for a token's sums."""
+
+UNPACKED_BYTES = SUPER * BLOCK_BYTES
+"""Room for the unpacked blocks of a tile."""
+
+AHEAD_PANELS = 2
+"""Number of panels by which the places of results are prefetched. So few stay in a cache even where
+all of them compete for the same lines."""
+
 
 def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
-    """Write `groups(planes, n_blocks, skip, panels, n_panels, out, out_stride, n)`: one tile.
+    """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_panels, out, …)`.
 
-    Multiplies 16 rows by full panels of tokens; only the first n rows are written to `out`.
+    Multiplies up to `MOST_TILES` tiles by full panels of tokens. The other arguments are the bytes
+    between rows of the result and n, the number of rows that are written. The weights of the next
+    group of blocks are prefetched meanwhile, some for each panel.
     """
     _add_unpack(module, isa, layout, x_bytes)
-    _add_add_up(module, isa, layout, x_bytes)
-    code, (planes, n_blocks, skip, panels, n_panels, out, stride, n) = function(module, "groups", 8)
+    _add_panel(module, isa, layout, x_bytes)
+    code, (planes, tile_bytes, n_tile, n_blocks, skip, panels, n_panels, out, stride, n) = function(
+        module, "groups", 10
+    )
     code.builder.function.linkage = "internal"
-    offsets = PanelOffsets(isa.tile_tokens, x_bytes)
-    unpacked = code.stack_buffer(LINE, SUPER * BLOCK_BYTES // VECTOR_BYTES)
-    sums = code.stack_buffer(FLOATS, MOST_PANELS * isa.tile_tokens)
+    tokens = isa.tile_tokens
+    panel_bytes = n_blocks * PanelOffsets(tokens, x_bytes).n_bytes
+    n_lines = code.number(-(-layout.tile_bytes(SUPER, 0) // LINE_BYTES))
+    unpacked = code.stack_buffer(LINE, MOST_TILES * UNPACKED_BYTES // VECTOR_BYTES)
+    sums = code.stack_buffer(FLOATS, MOST_PANELS * tokens * SUMS_BYTES // VECTOR_BYTES)
     with code.loop(code.number(0), n_panels, MOST_PANELS) as begin:
         count = code.min_signed(n_panels - begin, code.number(MOST_PANELS))
 
         def multiply(group: BlockGroup) -> None:
             first, last = group.first, group.last
-            code.call("unpack", VOID, planes, group.index, first, last, unpacked)
-            with code.loop(code.number(0), count) as number:
-                panel = panels + ((begin + number) * n_blocks + first) * offsets.n_bytes
-                place = sums + number * (isa.tile_tokens * VECTOR_BYTES)
-                goal = out + (begin + number) * isa.tile_tokens * stride
-                with code.when(first.equals(0)):
-                    _prefetch_rows(code, goal, stride, isa)
-                code.call("add_up", VOID, unpacked, panel, last - first, place, first)
+            with code.loop(code.number(0), n_tile) as tile:
+                here, goal = planes + tile * tile_bytes, unpacked + tile * UNPACKED_BYTES
+                code.call("unpack", VOID, here, group.index, first, last, goal)
+            behind = layout.places(planes, group.index + 1, last, last, last).supers
+            behind = code.where(last.equals(n_blocks), planes + n_tile * tile_bytes, behind)
+            step = ceil_div(n_lines, count)
+            with code.loop(code.number(0), count) as panel:
+                lines = panel * step, code.min_signed((panel + 1) * step, n_lines)
+                code.call(
+                    "panel", VOID, unpacked, n_tile, panels + (begin + panel) * panel_bytes, first,
+                    last, n_blocks, sums + panel * (tokens * SUMS_BYTES),
+                    out + (begin + panel) * tokens * stride, stride, n, behind, tile_bytes, *lines,
+                )  # fmt: skip
 
         for_each_group(code, n_blocks, skip, multiply)
-        with code.loop(code.number(0), count * isa.tile_tokens) as token:
-            panel = begin + token // isa.tile_tokens
-            unit = panels + panel * (n_blocks * offsets.n_bytes) + offsets.unit(0)
-            factor = code.load(unit + token % isa.tile_tokens * 4, F32)
-            goal = out + (begin * isa.tile_tokens + token) * stride
-            total = code.load(sums + token * VECTOR_BYTES, FLOATS)
-            code.store_part(total * code.splat(factor), goal, n)
     code.builder.ret_void()
 
 
-def _prefetch_rows(code: Code, out: Value, stride: Value, isa: Isa) -> None:
-    """Prefetch the places of a panel's results.
+def _add_panel(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
+    """Write `panel(unpacked, n_tile, panel, first, last, n_blocks, sums, out, out_stride, n, …)`.
 
-    They often lie in pages of their own, whose addresses then need not be looked up all at once.
+    Multiplies the unpacked blocks from `first` to `last` of some tiles by a panel; behind the last
+    block, results are written. The other arguments say what is prefetched: an address for the
+    first tile, the bytes from tile to tile, the first line and the one behind the last.
     """
-    for token in range(isa.tile_tokens):
-        code.prefetch(out + stride * token, cache=2)
+    _add_add_up(module, isa, layout, x_bytes)
+    _add_write(module, isa, x_bytes)
+    tokens = isa.tile_tokens
+    code, values = function(module, "panel", 14)
+    unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n, *ahead = values
+    behind, tile_bytes, *lines = ahead
+    code.builder.function.linkage = "internal"
+    here = panel + first * PanelOffsets(tokens, x_bytes).n_bytes
+    with code.loop(code.number(0), n_tile) as tile:
+        with code.loop(*lines) as line:
+            code.prefetch(behind + tile * tile_bytes + line * LINE_BYTES, cache=2)
+        weights, place = unpacked + tile * UNPACKED_BYTES, sums + tile * (tokens * VECTOR_BYTES)
+        code.call("add_up", VOID, weights, here, last - first, place, first)
+        with code.when(last.equals(n_blocks)):
+            n_left = code.min_signed(n - tile * TILE, code.number(TILE))
+            code.call("write", VOID, place, panel, out + tile * (4 * TILE), stride, n_left)
+    code.builder.ret_void()
+
+
+def _add_write(module: ir.Module, isa: Isa, x_bytes: int) -> None:
+    """Write `write(sums, panel, out, out_stride, n)`: the results of a panel and a tile.
+
+    They are the sums times the tokens' units, of the first n rows. Places of panels behind are
+    prefetched: they often lie in pages of their own, whose addresses have to be looked up first.
+    """
+    code, (sums, panel, out, stride, n) = function(module, "write", 5)
+    code.builder.function.linkage = "internal"
+    offsets, tokens = PanelOffsets(isa.tile_tokens, x_bytes), isa.tile_tokens
+    for token in range(tokens):
+        code.prefetch(out + stride * (AHEAD_PANELS * tokens + token), cache=2)
+    for token in range(tokens):
+        total = code.load(sums + VECTOR_BYTES * token, FLOATS)
+        factor = code.load(panel + offsets.unit(token), F32)
+        code.store_part(total * code.splat(factor), out + stride * token, n)
+    code.builder.ret_void()
 
 
 def _add_unpack(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
@@ -80,7 +136,7 @@ def _add_unpack(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> No
     with code.loop(first, last) as block:
         places, goal = group.places(layout, planes, block), unpacked + (block - first) * BLOCK_BYTES
         scales, added = reader.product_factors(places)
-        lines = arranged(reader, reader.lines(places, ahead=AHEAD), x_bytes)
+        lines = arranged(reader, reader.lines(places, ahead=0), x_bytes)
         for n, values in enumerate([*lines, *scales, *added]):
             code.store(values, goal + VECTOR_BYTES * n)
     code.builder.ret_void()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.block_sums import add_block, arranged
-from engine.cpu.kernels.group_gemm import add_groups
+from engine.cpu.kernels.group_gemm import MOST_TILES, add_groups
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
@@ -108,59 +108,79 @@ def _emit_piece(code: Code, given: Named, index: Value, x_bytes: int) -> None:
     first_token = index // n_runs * given["tokens_per_pass"]
     last_token = code.min_signed(first_token + given["tokens_per_pass"], given["n_tokens"])
     panels = given["panels"] + first_token * given["n_blocks"] * panel_block_bytes(x_bytes)
-    out = given["out"] + first_token * given["out_stride"]
-    with code.loop(first_tile, last_tile) as tile:
-        rows_left = given["n_rows"] - tile * TILE
-        code.call(
-            "rows", VOID, given["planes"] + tile * given["tile_bytes"], given["n_blocks"],
-            given["skip"], panels, last_token - first_token, out + tile * (4 * TILE),
-            given["out_stride"], rows_left,
-        )  # fmt: skip
+    out = given["out"] + first_token * given["out_stride"] + first_tile * (4 * TILE)
+    code.call(
+        "rows", VOID, given["planes"] + first_tile * given["tile_bytes"], given["tile_bytes"],
+        given["n_blocks"], given["skip"], panels, last_token - first_token, out,
+        given["out_stride"], row_count(code, given, first_tile, last_tile),
+    )  # fmt: skip
+
+
+def row_count(code: Code, given: Named, first_tile: Value, last_tile: Value) -> Value:
+    """Return the number of rows of some tiles; the last tile of a matrix may have fewer than 16."""
+    return code.min_signed(last_tile * TILE, given["n_rows"]) - first_tile * TILE
 
 
 def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `rows(planes, n_blocks, skip, panels, n_tokens, out, out_stride, rows_left)`: one tile.
+    """Write `rows(planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`.
 
-    Computes all panels' tokens; if fewer than 16 rows are left, only those are written to `out`.
+    Computes all panels' tokens for some rows; the first of them is the first of a tile.
+    """
+    add_groups(module, isa, layout, x_bytes)
+    _add_panels(module, isa, layout, x_bytes)
+    code, (planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, stride, n_rows) = function(
+        module, "rows", 9
+    )
+    code.builder.function.linkage = "internal"
+    n_panels = n_tokens // isa.tile_tokens
+    n_panels = code.where(n_panels < LEAST_PANELS, code.number(0), n_panels)
+    n_done = n_panels * isa.tile_tokens
+    n_tile = ceil_div(n_rows, TILE)
+    with code.loop(code.number(0), n_tile, MOST_TILES) as tile:
+        n_tiles = code.min_signed(n_tile - tile, code.number(MOST_TILES))
+        here, goal, left = planes + tile * tile_bytes, out + tile * (4 * TILE), n_rows - tile * TILE
+        with code.when(n_panels > 0):
+            code.call(
+                "groups", VOID, here, tile_bytes, n_tiles, n_blocks, skip, panels, n_panels, goal,
+                stride, left,
+            )  # fmt: skip
+    behind = panels + n_done * n_blocks * panel_block_bytes(x_bytes)
+    with code.when(n_done < n_tokens), code.loop(code.number(0), n_tile) as tile:
+        code.call(
+            "panels", VOID, planes + tile * tile_bytes, n_blocks, skip, behind, n_tokens - n_done,
+            out + n_done * stride + tile * (4 * TILE), stride, n_rows - tile * TILE,
+        )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _add_panels(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
+    """Write `panels(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`: one tile.
+
+    Weights are unpacked for each panel; if fewer than 16 rows are left, only those are written.
     """
     sizes = _sizes(isa)
-    add_groups(module, isa, layout, x_bytes)
     for size in sizes:
         add_tile(module, isa, layout, size, x_bytes)
     code, (planes, n_blocks, skip, panels, n_tokens, out, stride, left) = function(
-        module, "rows", 8
+        module, "panels", 8
     )
     code.builder.function.linkage = "internal"
     buffer = Value(code, code.builder.ptrtoint(code.builder.alloca(FLOATS, sizes[0]), I64))
     is_whole = left >= TILE
-    goal = code.where(is_whole, out, buffer)
     goal_stride = code.where(is_whole, stride, code.number(4 * TILE))
     panel, done = code.variable(panels), code.variable(code.number(0))
-
-    def group(size: int) -> None:
-        token = done.get()
-        goal_now = code.where(is_whole, goal + token * stride, buffer)
-        code.call(f"tile_{size}", VOID, planes, n_blocks, skip, panel.get(), goal_now, goal_stride)
-        n_copied = code.where(is_whole, code.number(0), left)
-        with (
-            code.loop(code.number(0), code.number(size)) as t,
-            code.loop(code.number(0), n_copied) as row,
-        ):
-            number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
-            code.store(number, out + (token + t) * stride + row * 4)
-        panel.set(panel.get() + n_blocks * (size * panel_block_bytes(x_bytes)))
-        done.set(token + size)
-
-    n_panels = n_tokens // sizes[0]
-    with code.if_else(n_panels < LEAST_PANELS) as (few, many):
-        with few, code.loop(code.number(0), n_panels):
-            group(sizes[0])
-        with many:
-            n = code.min_signed(left, code.number(TILE))
-            code.call("groups", VOID, planes, n_blocks, skip, panels, n_panels, out, stride, n)
-            done.set(n_panels * sizes[0])
-            panel.set(panels + done.get() * n_blocks * panel_block_bytes(x_bytes))
-    for size in sizes[1:]:
+    for size in sizes:
         with code.when((n_tokens & size) > 0):
-            group(size)
+            token = done.get()
+            goal = code.where(is_whole, out + token * stride, buffer)
+            code.call(f"tile_{size}", VOID, planes, n_blocks, skip, panel.get(), goal, goal_stride)
+            n_copied = code.where(is_whole, code.number(0), left)
+            with (
+                code.loop(code.number(0), code.number(size)) as t,
+                code.loop(code.number(0), n_copied) as row,
+            ):
+                number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
+                code.store(number, out + (token + t) * stride + row * 4)
+            panel.set(panel.get() + n_blocks * (size * panel_block_bytes(x_bytes)))
+            done.set(token + size)
     code.builder.ret_void()
