@@ -149,6 +149,10 @@ class CpuOps(CompositeOps):
         total = self._routing_ops.sum_of_experts(y, weights, groups)
         return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
 
+    def expert_rows(self, x: Tensor, groups: Groups, factors: Tensor | None) -> Tensor:
+        n_token, n_used = groups.row_of.shape
+        return x if factors is None and min(n_token, n_used) > 1 else groups.rows(x, factors)
+
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -153,6 +153,8 @@ class PlainWeight:
         return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        if x.shape[0] != groups.n_row:
+            x = groups.rows(x)
         return torch.cat([self._matrix(expert).matmul(x[rows]) for expert, rows in groups])
 
     def _matrix(self, index: int) -> PlainWeight:

@@ -54,6 +54,7 @@ class Worker:
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
         self._f32_scratch = torch.empty(0)
         self._last: Tensor | None = None
+        self._last_groups: Groups | None = None
         self._rows: Tensor | None = None
         self._last_bf16: Tensor | None = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
@@ -107,7 +108,7 @@ class Worker:
         if self._holds(x, extent):
             return 0, 0, 0, n_tokens, n_blocks, self._panels
         self._rows = rows = whole_blocks(x, extent)  # kept until the kernel has read it
-        self._last, self._last_extent = x, extent
+        self._remember(x, extent)
         panels = self._reserve(n_tokens, extent)
         stride = 4 * rows.stride(0)
         return self._quantise_address, rows.data_ptr(), stride, n_tokens, n_blocks, panels
@@ -115,7 +116,12 @@ class Worker:
     def _holds(self, x: Tensor, extent: Extent) -> bool:
         """Return whether the panels hold x."""
         last = self._last_extent
-        return x is self._last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
+        is_last = x is self._last and self._last_groups is None
+        return is_last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
+
+    def _remember(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> None:
+        """Remember what the panels hold."""
+        self._last, self._last_extent, self._last_groups = x, extent, groups
 
     def panels(self, x: Tensor, extent: Extent) -> int:
         """Quantise activations x (T, columns of the extent), F32.
@@ -131,7 +137,7 @@ class Worker:
         self._quantise(
             self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks, address
         )
-        self._last, self._last_extent = x, extent
+        self._remember(x, extent)
         return address
 
     def shared_panels(self, x: Tensor, extent: Extent) -> int:
@@ -154,21 +160,26 @@ class Worker:
         return self._bf16
 
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
-        """Quantise the rows of experts x (n_row, columns), each expert's rows by themselves.
+        """Quantise the rows of experts x, each expert's rows by themselves.
+
+        Args:
+            x: rows, (n_row, columns), or tokens, (n_token, columns), see `Weight.grouped`.
 
         Returns:
             Address of the panels, valid until the next call.
         """
-        if x is self._last and extent == self._last_extent:
+        if x is self._last and extent == self._last_extent and groups is self._last_groups:
             return self._panels
+        n_used = groups.row_of.shape[1]
+        pairs = 0 if x.shape[0] == groups.n_row else groups.pair_of.data_ptr()
         rows, n_blocks = whole_blocks(x, extent), extent.n_blocks
         address = self._reserve(groups.n_row, extent)
         self.team.wake()
         self._quantise_groups(
-            self._address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address,
+            self._address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address, pairs, n_used,
             groups.table.data_ptr(), len(groups.table),
         )  # fmt: skip
-        self._last, self._last_extent = x, extent
+        self._remember(x, extent, groups)
         return address
 
     def _reserve(self, n_rows: int, extent: Extent) -> int:
@@ -187,7 +198,7 @@ class Worker:
     def forget(self) -> None:
         """Release the last activations."""
         self.bf16_rows.forget()
-        self._last = self._rows = self._last_bf16 = None
+        self._last = self._rows = self._last_bf16 = self._last_groups = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
 
     def release(self) -> None:

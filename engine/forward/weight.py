@@ -30,7 +30,10 @@ class Weight(Protocol):
         ...
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM)."""
+        """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
+
+        On CPUs, x may have a row for each token instead, (T, n_in), where these are fewer.
+        """
         ...
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:

@@ -177,7 +177,7 @@ class CompositeOps(Ops):
         groups: Groups,
         factors: Tensor | None = None,
     ) -> Tensor:
-        rows = groups.rows(x, factors)
+        rows = self.expert_rows(x, groups, factors)
         ups = rows if up is None else up(rows, groups)
         if gate is None:
             return down(self.activate(act, ups), groups)
@@ -185,6 +185,10 @@ class CompositeOps(Ops):
         if up is None:
             gates, ups = gates.chunk(2, dim=-1)
         return down(self.gated(act, gates, ups), groups)
+
+    def expert_rows(self, x: Tensor, groups: Groups, factors: Tensor | None) -> Tensor:
+        """Return what experts multiply of x (T, n_in), see `Weight.grouped` and `experts`."""
+        return groups.rows(x, factors)
 
     def ropes(
         self,

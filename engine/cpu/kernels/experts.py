@@ -6,14 +6,16 @@ each row's result has the bits that `engine.cpu.kernels.quantised_gemm` gives it
 without rows are not read.
 
     table = groups.table.data_ptr(), len(groups.table)
-    quantise_groups(team, x, x_stride, n_blocks, panels, *table)
+    quantise_groups(team, x, x_stride, n_blocks, panels, pairs, n_used, *table)
     multiply_groups(team, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
                     out, out_stride, n_rows, n_tile, tiles_per_piece, tokens_per_pass, *table)
 
-x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart; `panels` is the address of
-`quantised_bytes(n_row, n_blocks, x_bytes)` bytes; out is (n_row, n_rows) F32 with rows `out_stride`
-bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`. Where all groups have the same
-single row (one token and its experts), `quantise` packs that row alone, and `row_bytes` is 0.
+x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart, and `pairs` is 0; or x has a row
+for each token, and `pairs` is the address of `groups.pair_of`, with `n_used` experts for each.
+`panels` is the address of `quantised_bytes(n_row, n_blocks, x_bytes)` bytes; out is (n_row, n_rows)
+F32 with rows `out_stride` bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`.
+Where all groups have the same single row (one token and its experts), `quantise` packs that row
+alone, and `row_bytes` is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from engine.quants.layout import TILE, Layout
 ENTRY_BYTES = 24
 """Size of the table's entry of a group: its expert, first row and number of rows, 64-bit each."""
 
-QUANTISE = ("x", "x_stride", "n_blocks", "panels", "table", "n_group")
+QUANTISE = ("x", "x_stride", "n_blocks", "panels", "pairs", "n_used", "table", "n_group")
 """Arguments of `quantise_groups`."""
 
 MULTIPLY = (
@@ -52,8 +54,13 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     with piece(module, name, QUANTISE) as (code, given, index):
         _, first, n = _part(code, given, code.number(size), index)
         goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
-        x = given["x"] + first * given["x_stride"]
-        code.call("pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], goal)
+        are_rows = given["pairs"].equals(0)
+        x = given["x"] + code.where(are_rows, first * given["x_stride"], code.number(0))
+        pairs = given["pairs"] + code.where(are_rows, code.number(0), first * 8)
+        code.call(
+            "pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], goal, pairs,
+            given["n_used"],
+        )  # fmt: skip
     add_kernel(module, name, QUANTISE, lambda code, given: _n_parts(code, given, code.number(size)))
 
 

@@ -32,6 +32,7 @@ from engine.cpu.kernels.values import (
     FLOATS,
     I8,
     I32,
+    I64,
     INTS,
     VOID,
     Code,
@@ -137,25 +138,31 @@ def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
         n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
         goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
         code.call(
-            "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal
-        )
+            "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal,
+            code.number(0), code.number(1),
+        )  # fmt: skip
     add_kernel(module, "quantise", ARGUMENTS, lambda _, g: ceil_div(g["n_tokens"], isa.tile_tokens))
 
 
 def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """Write `pack_tokens(x, x_stride, n, n_blocks, panels)`: packs up to `isa.tile_tokens` tokens.
+    """Write `pack_tokens(x, x_stride, n, n_blocks, panels, pairs, n_used)`.
 
-    One panel for each bit set in n, the largest first.
+    Packs up to `isa.tile_tokens` rows: one panel for each bit set in n, the largest first. Row i is
+    that of token `pairs[i] / n_used` where `pairs` is an address of 64-bit integers, and row i of x
+    where it is 0.
     """
     _add_pack_token(module, isa, x_bytes)
-    code, (x, stride, n, n_blocks, panels) = function(module, "pack_tokens", 5)
+    code, (x, stride, n, n_blocks, panels, pairs, n_used) = function(module, "pack_tokens", 7)
     code.builder.function.linkage = "internal"
     token = code.variable(code.number(0))
 
     def group(size: int) -> None:
         first = token.get()
         with code.loop(code.number(0), code.number(size)) as t:
-            row = x + (first + t) * stride
+            number = code.variable(first + t)
+            with code.when(pairs.differs(0)):
+                number.set(code.load(pairs + (first + t) * 8, I64) // n_used)
+            row = x + number.get() * stride
             panel = panels + first * n_blocks * panel_block_bytes(x_bytes)
             code.call("pack_token", VOID, row, n_blocks, panel, code.number(size), t)
         token.set(first + size)

@@ -132,7 +132,7 @@ def at_once(
     if is_shared:
         kernels.run(team, "quantise", *where, 1, N_BLOCKS, memory.ctypes.data)
     else:
-        kernels.run(team, "quantise_groups", *where, N_BLOCKS, memory.ctypes.data, *table)
+        kernels.run(team, "quantise_groups", *where, N_BLOCKS, memory.ctypes.data, 0, 1, *table)
     kernels.run(
         team, "multiply_groups", planes.ctypes.data, *planes.strides[:2], N_BLOCKS, SKIP,
         memory.ctypes.data, 0 if is_shared else kernels.panel_bytes(1), out.ctypes.data,
@@ -167,3 +167,19 @@ def test_one_row_for_all_experts_is_quantised_once(kernels: Kernels, team: Team)
     x = torch.randn(1, N_BLOCKS * BLOCK).numpy()
     expected = one_by_one(kernels, planes, 40, x.repeat(3, axis=0), groups)
     assert np.array_equal(at_once(kernels, team, planes, 40, x, groups, (2, 8)), expected)
+
+
+@every_kernel
+def test_rows_are_quantised_where_their_tokens_lie(kernels: Kernels, team: Team) -> None:
+    groups = Groups.of(torch.randn(21, N_EXPERT).topk(3).indices.sort().values)
+    x = torch.randn(21, N_BLOCKS * BLOCK)
+    gathered, table = groups.rows(x), (groups.table.data_ptr(), len(groups.table))
+    found = []
+    for rows, pairs in ((gathered, 0), (x, groups.pair_of.data_ptr())):
+        memory = np.zeros(kernels.panel_bytes(groups.n_row), np.uint8)
+        kernels.run(
+            team, "quantise_groups", rows.data_ptr(), 4 * rows.stride(0), N_BLOCKS,
+            memory.ctypes.data, pairs, 3, *table,
+        )  # fmt: skip
+        found.append(memory)
+    assert np.array_equal(*found)
