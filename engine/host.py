@@ -189,7 +189,7 @@ class ThreadHost:
         stream = self._streams.pop(generation, None)
         self._cancelled.discard(generation)
         if stream is not None:
-            self._ended[generation] = array("i", stream.ids)
+            self._ended[generation] = array("q", stream.ids)
             if len(self._ended) > MOST_ENDED:
                 del self._ended[next(iter(self._ended))]
 

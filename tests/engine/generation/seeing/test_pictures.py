@@ -1,5 +1,6 @@
 """Conversations with pictures: what is cached, split anew, saved, and refused."""
 
+import queue
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,25 @@ from typing import Any
 import gguf
 import pytest
 
-from engine import ChatMessage, EngineError, Finished, Generate, Model, SamplingParams, load_model
+from engine import (
+    ChatMessage,
+    Command,
+    EngineError,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    Model,
+    ModelLoaded,
+    SamplingParams,
+    SaveState,
+    StateSaved,
+    ThreadHost,
+    load_model,
+)
 from engine.text.messages import PICTURE_PLACE, PictureFile
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.hf_models.seeing import SEEING
@@ -173,6 +192,33 @@ def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> 
         image.unlink()
         with pytest.raises(EngineError, match="A picture cannot be read: No such file"):
             prompt_of(model, asked)
+
+
+def test_a_host_saves_the_state_of_an_answer_and_tells_how_the_model_sees(
+    folder: Path, tmp_path: Path
+) -> None:
+    events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
+    host = ThreadHost(events.put)
+
+    def closing(command: Command) -> tuple[int, Event]:
+        number = host.submit(command)
+        while True:
+            found = events.get(timeout=60)
+            if isinstance(found.event, ModelLoaded | Finished | StateSaved | Failed):
+                return number, found.event
+
+    try:
+        _, loaded = closing(Load(LoadParams(str(folder / "model.gguf"), n_ctx=512)))
+        assert isinstance(loaded, ModelLoaded)
+        assert loaded.sight is not None
+        assert loaded.sight.mmproj == str(folder / "mmproj.gguf")
+        number, finished = closing(Generate(messages=(FIRST,), sampling=GREEDY))
+        assert isinstance(finished, Finished)
+        _, saved = closing(SaveState(str(tmp_path / "state"), number))
+        assert isinstance(saved, StateSaved)
+        assert saved.n_tokens == finished.usage.total_tokens - 1
+    finally:
+        host.close()
 
 
 def test_a_conversation_with_pictures_is_not_shifted(folder: Path) -> None:
