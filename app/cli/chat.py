@@ -60,7 +60,7 @@ def run_chat(args: argparse.Namespace) -> None:
                 messages, pictures = [m for m in messages if m.role == "system"], ()
                 continue
             if image := re.fullmatch(r"/image\s+(.+)", text):
-                pictures += _picture(image[1].strip("'\""), is_remote=args.url is not None)
+                pictures += _picture(image[1].strip("'\""))
                 continue
             messages.append(ChatMessage("user", text, pictures=pictures))
             pictures = ()
@@ -80,11 +80,9 @@ def run_chat(args: argparse.Namespace) -> None:
         write_json({"turns": turns})
 
 
-def _picture(name: str, *, is_remote: bool) -> tuple[str, ...]:
+def _picture(name: str) -> tuple[str, ...]:
     """Return the picture of a file for the next message; none, with a sentence, if it has none."""
     try:
-        if is_remote:
-            raise EngineError("Pictures cannot be sent to a remote model.")
         found = picture_text(Path(name).expanduser())
     except EngineError as error:
         note_error(error)

@@ -199,10 +199,8 @@ def pictures_of(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the pictures that `--image` names, as messages have them.
 
     Raises:
-        EngineError: one cannot be read, or the model is a remote one.
+        EngineError: one cannot be read.
     """
-    if args.image and args.url:
-        raise EngineError("--image has no effect on a remote model.", "Leave it out.")
     return tuple(map(picture_text, args.image))
 
 

@@ -277,6 +277,8 @@ class RemoteHost:
         if not listed.is_tandem:
             text = tr("{host} does not count tokens.").format(host=address.host)
             raise EngineError(text)
+        if any(message.pictures for message in command.messages or ()):
+            raise EngineError(tr("Pictures are not sent to be counted alone."))
         connection = call.connect(address, self._key_of(address))
         n_before = None
         if command.messages is not None:

@@ -6,12 +6,23 @@ Any server gets what that page names. Our own fields go to a Tandem alone, as ot
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import zip_longest
 from typing import Any
 
 from app.translation import tr
-from engine import ChatMessage, EngineError, Generate, SamplingParams, Tool
+from engine import (
+    PICTURE_PLACE,
+    ChatMessage,
+    EngineError,
+    Generate,
+    PictureFile,
+    SamplingParams,
+    Tool,
+    picture_text,
+)
 
 STANDARD = (
     "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop",
@@ -23,6 +34,12 @@ FORMS = ("json_schema", "grammar", "regex")
 
 OWN_FORMS = {"gbnf": "grammar", "regex": "regex"}
 """Fields of forms that only a Tandem has, by the kind of the grammar."""
+
+KINDS = {
+    b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif",
+    b"BM": "image/bmp",
+}  # fmt: skip
+"""Types of pictures by the first bytes of their files; the rest is WebP."""
 
 FORBIDS = -100.0
 """Bias with which a token never comes, as JSON has no infinite numbers."""
@@ -60,7 +77,10 @@ def conversation_document(
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    content: str | list[dict[str, Any]] = message.content
+    if message.pictures:
+        content = _parts(message)
+    found: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -75,6 +95,33 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     if message.tool_call_id:
         found["tool_call_id"] = message.tool_call_id
     return found
+
+
+def _parts(message: ChatMessage) -> list[dict[str, Any]]:
+    """Return the text and the pictures of a message, each where it stands.
+
+    Raises:
+        EngineError: the file of a picture cannot be read.
+    """
+    texts = message.content.split(PICTURE_PLACE)
+    n_first = max(0, len(message.pictures) - len(texts) + 1)
+    shown = [{"type": "image_url", "image_url": {"url": _data_uri(p)}} for p in message.pictures]
+    parts: list[dict[str, Any]] = list(shown[:n_first])
+    for text, behind in zip_longest(texts, shown[n_first:]):
+        if text:
+            parts.append({"type": "text", "text": text})
+        if behind is not None:
+            parts.append(behind)
+    return parts
+
+
+def _data_uri(picture: PictureFile | str) -> str:
+    """Return a picture as an address that holds all of it (RFC 2397)."""
+    if isinstance(picture, PictureFile):
+        picture = picture_text(picture.path)
+    head = b64decode(picture[:24])
+    kind = next((kind for mark, kind in KINDS.items() if head.startswith(mark)), "image/webp")
+    return f"data:{kind};base64,{picture}"
 
 
 def _function(tool: Tool) -> dict[str, Any]:

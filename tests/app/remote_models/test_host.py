@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from app.remote_models.address import RemoteAddress, parse_url
 from app.remote_models.answer import UNKNOWN_TOKEN
 from app.remote_models.host import RemoteHost
 from engine import (
+    PICTURE_PLACE,
     Cancelled,
     ChatMessage,
     CountTokens,
@@ -28,6 +30,7 @@ from engine import (
     LoadParams,
     ModelLoaded,
     ModelUnloaded,
+    PictureFile,
     SamplingParams,
     SaveState,
     TokensCounted,
@@ -48,6 +51,7 @@ from tests.helpers.fake_openai import (
     fake_openai,
     said,
 )
+from tests.helpers.pictures import as_file, random_picture
 
 HELLO = Generate((ChatMessage("user", "Hi"),))
 KEY = "sk-secret-key"
@@ -186,6 +190,31 @@ def test_a_foreign_server_gets_the_fields_of_openai_alone(
         "temperature": 0.8, "top_p": 0.95, "max_tokens": 9, "seed": 3, "stop": ["END"],
         "presence_penalty": 0.5,
     }  # fmt: skip
+
+
+def test_pictures_are_sent_inside_of_the_request(
+    loaded: Driver, server: FakeOpenAI, tmp_path: Path
+) -> None:
+    data = as_file(random_picture(8, 6))
+    (tmp_path / "spots").write_bytes(data)
+    png, jpeg = (b64encode(d).decode() for d in (data, as_file(random_picture(8, 6), "JPEG")))
+    pictures = PictureFile(str(tmp_path / "spots")), jpeg
+    asked = ChatMessage("user", f"First {PICTURE_PLACE} then", pictures=pictures)
+    loaded.do(Generate((asked,)))
+    png, jpeg = f"data:image/png;base64,{png}", f"data:image/jpeg;base64,{jpeg}"
+    assert server.answered[-1]["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": png}},
+                {"type": "text", "text": "First "},
+                {"type": "image_url", "image_url": {"url": jpeg}},
+                {"type": "text", "text": " then"},
+            ],
+        }
+    ]
+    (tmp_path / "spots").unlink()
+    assert "spots cannot be read" in str(loaded.problem(Generate((asked,))))
 
 
 def test_a_tandem_gets_all_settings(driver: Driver, server: FakeOpenAI) -> None:
