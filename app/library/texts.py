@@ -35,8 +35,9 @@ def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool) -> list[Librar
     with_helpers = tr("with {files}").format(files=", ".join(helpers))
     beside = f"\n{with_helpers}" if helpers else ""
     star = "★ " if is_pinned else ""
+    sees = f" · {tr('sees pictures')}" if found.projector is not None else ""
     return [
-        LibraryCell(star + found.name, found.name.casefold(), f"{found.path}{beside}"),
+        LibraryCell(star + found.name + sees, found.name.casefold(), f"{found.path}{beside}"),
         outlook(entry),
         _last_cell(last),
         LibraryCell(decimal_size(found.n_bytes), found.n_bytes),

@@ -150,6 +150,7 @@ def suggestion(
         fast_prompts=params.fast_prompts,
         draft=params.draft,
         draft_max=params.draft_max,
+        mmproj=params.mmproj,
     )
     try:
         choice = engine.choose_machines(planner, clean, forecaster(), free_bytes=free_bytes)

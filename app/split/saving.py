@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from app.split.settings import (
-    DRAFT_SUFFIX,
+    GGUF_SUFFIX,
     MAX_BATCH,
     MAX_PARALLEL,
     MAX_ROPE_BASE,
@@ -20,7 +20,7 @@ from app.split.settings import (
     default_settings,
     ensure_on,
 )
-from engine import MOST_DRAFTED, PEER_MODES, ROPE_SCALINGS, DeviceInfo, kv_types
+from engine import MMPROJ_KINDS, MOST_DRAFTED, PEER_MODES, ROPE_SCALINGS, DeviceInfo, kv_types
 
 MAX_CONTEXT: Final = 1 << 24
 MAX_BLOCKS: Final = 1 << 16
@@ -58,6 +58,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "fast_prompts": settings.fast_prompts,
         "n_draft": settings.n_draft,
         "draft_path": settings.draft_path,
+        "mmproj": settings.mmproj,
         "rope_scaling": settings.rope_scaling,
         "rope_factor": settings.rope_factor,
         "rope_base": settings.rope_base,
@@ -92,7 +93,8 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
         fast_prompts=data.get("fast_prompts") is True,
         n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
-        draft_path=_draft_path(data.get("draft_path")),
+        draft_path=_gguf_path(data.get("draft_path")),
+        mmproj=_mmproj(data.get("mmproj")),
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
         rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
         rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
@@ -136,8 +138,12 @@ def _n_draft(saved: object, default: int) -> int:
     return 0 if saved == 0 else _whole(saved, 1, MOST_DRAFTED) or default
 
 
-def _draft_path(saved: object) -> str:
-    is_file = isinstance(saved, str) and saved.lower().endswith(DRAFT_SUFFIX)
+def _mmproj(saved: object) -> str:
+    return next((kind for kind in MMPROJ_KINDS if kind == saved), "") or _gguf_path(saved) or "auto"
+
+
+def _gguf_path(saved: object) -> str:
+    is_file = isinstance(saved, str) and saved.lower().endswith(GGUF_SUFFIX)
     return str(saved) if is_file else ""
 
 

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from engine import DEFAULT_DRAFTED, DeviceInfo, LoadParams, PeerMode, is_cpu, machine_of
+from engine import (
+    DEFAULT_DRAFTED,
+    MMPROJ_KINDS,
+    DeviceInfo,
+    LoadParams,
+    PeerMode,
+    is_cpu,
+    machine_of,
+)
 
 Mode = Literal["single", "tensor", "layer", "groups"]
 MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
@@ -25,8 +33,8 @@ MAX_ROPE_BASE: Final = 1e12
 MAX_TEMPLATE: Final = 128 << 10
 
 
-DRAFT_SUFFIX = ".gguf"
-"""End of the names of files that can be draft models."""
+GGUF_SUFFIX = ".gguf"
+"""End of the names of models' files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class SplitSettings:
         p2p, n_batch, fast_prompts: as in `LoadParams`.
         n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
         draft_path: file of the draft model, "" for none; specific to one model.
+        mmproj: as in `LoadParams`; a file is specific to one model.
         rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
             model.
     """
@@ -95,6 +104,7 @@ class SplitSettings:
     fast_prompts: bool = False
     n_draft: int = DEFAULT_DRAFTED
     draft_path: str = ""
+    mmproj: str = "auto"
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
@@ -174,6 +184,7 @@ class SplitSettings:
             fast_prompts=self.fast_prompts,
             draft=(self.draft_path or "auto") if self.n_draft else "off",
             draft_max=max(1, self.n_draft),
+            mmproj=self.mmproj,
             rope_scaling=self.rope_scaling,
             rope_factor=self.rope_factor,
             rope_base=self.rope_base,
@@ -187,7 +198,7 @@ class SplitSettings:
         return replace(
             self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=(),
             rope_scaling="", rope_factor=0.0, rope_base=0.0, chat_template="",
-            draft_path="",
+            draft_path="", mmproj=self.mmproj if self.mmproj in MMPROJ_KINDS else "auto",
         )  # fmt: skip
 
     def with_mode(self, mode: Mode) -> SplitSettings:

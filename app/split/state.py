@@ -233,6 +233,7 @@ class SplitState:
             fast_prompts=self.settings.fast_prompts,
             n_draft=self.settings.n_draft,
             draft_path=self.settings.draft_path,
+            mmproj=self.settings.mmproj,
             rope_scaling=self.settings.rope_scaling,
             rope_factor=self.settings.rope_factor,
             rope_base=self.settings.rope_base,

@@ -48,7 +48,8 @@ class ModelBar(QFrame):
         self._name.setIconSize(QSize(14, 14))
         self._name.setStyleSheet("font-weight: 600;")
         self._name.setMenu(self.menu)
-        self._size, self._context, self._loaded = (label(role="pill") for _ in range(3))
+        made = (label(role="pill") for _ in range(4))
+        self._size, self._loaded, self.sight, self._context = made
         self.slower = SlowerChip(self)
         self._chips: list[Chip] = []  # what a narrow bar still shows, the most important last
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
@@ -62,7 +63,7 @@ class ModelBar(QFrame):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(12, 0, 16, 0)
         layout.setSpacing(SPACING)
-        pills = (self._size, self._context, self._loaded, self.slower)
+        pills = (self._size, self._context, self._loaded, self.sight, self.slower)
         for widget in (self._name, *pills, self._progress):
             layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         layout.addWidget(self._percent)
@@ -138,6 +139,7 @@ class ModelBar(QFrame):
     def show_loaded(self, loaded: ModelLoaded) -> None:
         """Show the loaded model."""
         self._set_info(loaded.info)
+        self._set_sight(loaded)
         if is_remote(loaded.info.path):
             self._show_connected(loaded)
             return
@@ -198,6 +200,13 @@ class ModelBar(QFrame):
         self._loaded.setText(tr_n("● loaded on {n} device", "● loaded on {n} devices", n))
         set_tip(self._loaded, ", ".join(params.devices))
 
+    def _set_sight(self, loaded: ModelLoaded) -> None:
+        """Say whether the model sees pictures, and with which file."""
+        sight = loaded.sight
+        self.sight.setText("" if sight is None else tr("sees pictures"))
+        file = "" if sight is None else sight.mmproj
+        set_tip(self.sight, file and tr("With {file}").format(file=file))
+
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
         self._n_pills = pills
         self.slower.set_fallbacks(())
@@ -239,10 +248,14 @@ class ModelBar(QFrame):
 
     def _fit_pills(self, left: int) -> None:
         """Show as many pills as fit, the most important first."""
-        wanted = (self._size, self._loaded, self._context)[: self._n_pills]
-        for pill in (self._size, self._loaded, self._context):
+        pills = (self._size, self._loaded, self._context)
+        wanted = [*pills[: self._n_pills], *[self.sight] * (self._n_pills > 1)]
+        for pill in (self._size, self._loaded, self.sight, self._context):
+            if pill not in wanted or not pill.text():
+                pill.hide()
+                continue
             left -= pill.sizeHint().width() + SPACING
-            pill.setVisible(pill in wanted and left >= 0)
+            pill.setVisible(left >= 0)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -26,7 +26,7 @@ from app.split.settings import (
     SplitSettings,
 )
 from app.split.views.context_slider import ContextSlider
-from app.split.views.draft_field import DraftField
+from app.split.views.gguf_field import GgufField
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_later
 from app.units import MIB, context_text, tokens_text
@@ -127,7 +127,7 @@ class RareOptions(QWidget):
         super().__init__(parent)
         self.head = QToolButton()
         self.head.setProperty("role", "group")
-        self.head.setText(tr("Requests, batch, RoPE, chat template"))
+        self.head.setText(tr("Requests, batch, pictures, RoPE, template"))
         self.head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.head.setCheckable(True)
         same = ("", tr_later("Same as keys"), SAME_HINT)
@@ -137,7 +137,9 @@ class RareOptions(QWidget):
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
         self.fast_prompts = QCheckBox()
         self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
-        self.draft_model = DraftField()
+        self.draft_model = GgufField(tr("Draft model"), [(tr("No model"), "")])
+        words = [(tr("Found beside the model"), "auto"), (tr("Off"), "off")]
+        self.mmproj = GgufField(tr("Encoder of pictures (mmproj)"), words)
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
@@ -168,7 +170,8 @@ class RareOptions(QWidget):
         show_number(self.states, -1 if kept is None else kept // MIB)
         show_number(self.batch, settings.n_batch or 0)
         show_number(self.draft, settings.n_draft)
-        self.draft_model.set_path(settings.draft_path)
+        self.draft_model.set_value(settings.draft_path)
+        self.mmproj.set_value(settings.mmproj)
         show_number(self.factor, settings.rope_factor)
         show_number(self.base, settings.rope_base)
         k, v = kv_types(settings.kv_type)
@@ -184,6 +187,7 @@ class RareOptions(QWidget):
         is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
         is_set = is_set or settings.parallel > 1 or kept is not None
         is_set = is_set or settings.n_draft != DEFAULT_DRAFTED or settings.draft_path
+        is_set = is_set or settings.mmproj != "auto"
         if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
 
@@ -247,6 +251,14 @@ class RareOptions(QWidget):
                 tr(
                     "A smaller model with the same vocabulary, which guesses tokens beside the "
                     "text; answers stay the same"
+                ),
+            ),
+            (
+                tr("Pictures"),
+                self.mmproj,
+                tr(
+                    "The file, called mmproj, with which a model sees pictures; it is published "
+                    "with the model"
                 ),
             ),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
