@@ -157,7 +157,7 @@ if TYPE_CHECKING:
     from engine.models.registry import supported_architectures
     from engine.pack import delete_pack, leave_pack, make_holdable, pack_folders, use_pack
     from engine.pictures.decoding import UnusablePicture, decode_picture
-    from engine.pictures.limits import MOST_PICTURES
+    from engine.pictures.limits import MOST_PICTURES, MOST_PIXELS
     from engine.pictures.reading import picture_bytes, picture_text
     from engine.pictures.resizing import TooNarrow
     from engine.pictures.sight import PictureSight
@@ -249,6 +249,7 @@ __all__ = [
     "MMPROJ_KINDS",
     "MOST_DRAFTED",
     "MOST_PICTURES",
+    "MOST_PIXELS",
     "NO_WINDOW",
     "PEER_MODES",
     "PICTURE_PLACE",
@@ -564,7 +565,7 @@ _HOME = {
         "NO_WINDOW", "child_environment", "program_command", "tie_child", "tie_to_parent",
     ),
     "pictures.decoding": ("UnusablePicture", "decode_picture"),
-    "pictures.limits": ("MOST_PICTURES",),
+    "pictures.limits": ("MOST_PICTURES", "MOST_PIXELS"),
     "pictures.reading": ("picture_bytes", "picture_text"),
     "pictures.resizing": ("TooNarrow",),
     "pictures.sight": ("PictureSight",),

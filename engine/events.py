@@ -45,13 +45,13 @@ from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
 from engine.hardware.fallbacks import Fallback
 from engine.inquiries.questions import Question, Reply
 from engine.models.description import ModelInfo
-from engine.pictures.sight import PictureSight
 from engine.planning.memory import DeviceMemory
 from engine.planning.speed.facts import WireSpeed
 from engine.progress import LoadProgress, StateProgress
 from engine.text.messages import ChatMessage, Tool
 
 if TYPE_CHECKING:
+    from engine.pictures.sight import PictureSight
     from engine.planning.search.estimate import TuneEstimate
     from engine.planning.search.results import Trial, TuneResult
 

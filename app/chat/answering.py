@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, PictureFiles
 from app.chat.message import AnswerStats, Message
 from app.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.notice import Notice
@@ -95,6 +95,7 @@ class AnswerWriter(QObject):
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
         tools: returns the tools that models may call in a chat; called then as well.
+        pictures: returns where the pictures of a chat are, see `Conversation.prompt`.
 
     Attributes:
         cuts: answers that failures have cut off, until their chats are answered again.
@@ -110,10 +111,12 @@ class AnswerWriter(QObject):
 
     def __init__(
         self, client: EngineClient, sampling: Callable[[Conversation], SamplingParams],
-        tools: Callable[[Conversation], Sequence[ServerTool]], parent: QObject,
+        tools: Callable[[Conversation], Sequence[ServerTool]],
+        pictures: Callable[[Conversation], PictureFiles], parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._sampling, self._tools = client, sampling, tools
+        self._pictures = pictures
         self._written: dict[int, WrittenAnswer] = {}  # by the number of the running answer
         self.cuts: list[CutAnswer] = []
         client.text.connect(self._on_text)
@@ -186,7 +189,7 @@ class AnswerWriter(QObject):
         sampling = self._sampling(chat)
         if chat.drops_oldest:
             sampling = replace(sampling, on_overflow="shift")
-        prompt = chat.prompt(continue_last=continue_last)
+        prompt = chat.prompt(continue_last=continue_last, pictures=self._pictures(chat))
         message.problem = ""
         self.beginning.emit(chat.id)
         running = self._client.generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +19,10 @@ from app.chat.message import (
     valid_number,
     valid_text,
 )
+from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.tool_use import with_stopped
 from app.translation import tr
-from engine import ChatMessage
+from engine import PICTURE_PLACE, ChatMessage, PictureFile
 
 SCHEMA = 2
 """Number of the form of a chat's JSON: 1 has messages in a row, 2 a tree of them."""
@@ -33,6 +34,9 @@ TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
 
+PictureFiles = Callable[[ChatPicture], PictureFile | None]
+"""Function that returns the file of a picture; None for one that a prompt leaves out."""
+
 EFFORTS: Final = ("low", "medium", "high")
 """Words by which templates are told how much a model shall think."""
 
@@ -43,6 +47,7 @@ class Conversation:
 
     Attributes:
         draft_files: paths of the files that shall go with the message that is being written.
+        draft_pictures: pictures that shall go with it.
         drops_oldest: whether its oldest messages make room once its context is full.
         sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
             all chats.
@@ -52,6 +57,8 @@ class Conversation:
         servers_off: names of servers whose tools they may not call here.
         has_own_title: whether a person or the model has chosen the title; else the first words are.
         tree: messages in all their versions.
+        origin: id of the chat that it was copied from, which may still have its pictures; ""
+            for none, and not written.
         extra: what else its file said; it is written again as it was.
     """
 
@@ -62,6 +69,7 @@ class Conversation:
     system_prompt: str = ""
     draft: str = ""
     draft_files: tuple[str, ...] = ()
+    draft_pictures: tuple[ChatPicture, ...] = ()
     drops_oldest: bool = False
     sampling: dict[str, Any] | None = None
     thinks: bool | None = None
@@ -70,6 +78,7 @@ class Conversation:
     servers_off: tuple[str, ...] = ()
     has_own_title: bool = False
     tree: MessageTree[Message] = field(default_factory=MessageTree)
+    origin: str = field(default="", compare=False)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -102,6 +111,7 @@ class Conversation:
         self.updated = time.time()
         if not self.title and message.role == "user":
             files = [file.name for file in message.attachments]
+            files += [picture.title for picture in message.pictures]
             self.title = title_from(message.content or ", ".join(files))
         return message
 
@@ -116,17 +126,31 @@ class Conversation:
             message.calls = with_stopped(message.calls, "running")
         now = time.time()
         tree = MessageTree(in_a_row(messages))
-        made = replace(self, created=now, updated=now, draft="", draft_files=(), tree=tree)
+        made = replace(
+            self, created=now, updated=now, draft="", draft_files=(), draft_pictures=(), tree=tree
+        )
         made.renew_id()
         return made
 
     def renew_id(self) -> None:
         """Make this a chat of its own, beside another with the same id."""
-        self.id = uuid.uuid4().hex
+        self.origin, self.id = self.id, uuid.uuid4().hex
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a message is being written, or files wait to go with it."""
+        return bool(self.draft.strip() or self.draft_files or self.draft_pictures)
+
+    def all_pictures(self) -> Iterator[ChatPicture]:
+        """Yield the pictures of all versions of all messages, and of the draft."""
+        yield from self.draft_pictures
+        for message in self.tree:
+            yield from message.pictures
 
     def prompt(
-        self, *, continue_last: bool = False, without_last: bool = False
-    ) -> tuple[ChatMessage, ...]:
+        self, *, continue_last: bool = False, without_last: bool = False,
+        pictures: PictureFiles = lambda _: None,
+    ) -> tuple[ChatMessage, ...]:  # fmt: skip
         """Return the turns for the model: system prompt first, without thoughts and empty answers.
 
         Messages without an answer between them become one turn, as many templates refuse two in a
@@ -136,6 +160,7 @@ class Conversation:
 
         Args:
             without_last: whether to leave out the last message that is shown.
+            pictures: returns the files of pictures; the name stands for one that is left out.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         messages = self.messages[:-1] if without_last else self.messages
@@ -148,15 +173,17 @@ class Conversation:
             text, calls = parts.answer, () if is_kept else message.calls
             if message.is_answer and not (is_kept or calls or text.strip()):
                 continue
+            text, seen = _with_places(text, message.pictures, pictures)
             if turns and turns[-1].role == message.role and not turns[-1].tool_calls:
-                text = f"{turns.pop().content}\n\n{text}"
+                before = turns.pop()
+                text, seen = f"{before.content}\n\n{text}", (*before.pictures, *seen)
             if calls:
                 from app.chat.tools.prompting import call_turns  # late: most chats have none
 
                 thought = parts.thought if number > max(asked, default=0) else None
                 turns += call_turns(text, thought or "", calls)
             else:
-                turns.append(ChatMessage(message.role, text))
+                turns.append(ChatMessage(message.role, text, pictures=seen))
         return tuple(turns)
 
     @property
@@ -210,6 +237,7 @@ class Conversation:
             system_prompt=valid_text(head.get("system_prompt", "")),
             draft=valid_text(head.get("draft", "")),
             draft_files=_texts(head.get("draft_files")),
+            draft_pictures=tuple(map(ChatPicture.from_json, head.get("draft_pictures") or ())),
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
             effort=effort if (effort := head.get("effort")) in EFFORTS else "",
@@ -220,6 +248,21 @@ class Conversation:
             tree=tree,
             extra={name: value for name, value in extra.items() if name not in OF_FILES},
         )
+
+
+def _with_places(
+    text: str, pictures: Sequence[ChatPicture], file_of: PictureFiles
+) -> tuple[str, tuple[PictureFile | str, ...]]:
+    """Return the text of a turn with the places of its pictures before it, and these."""
+    if not pictures:
+        return text, ()
+    files = [file_of(picture) for picture in pictures]
+    places = [
+        f"[{picture.title}]\n" if file is None else PICTURE_PLACE
+        for picture, file in zip(pictures, files, strict=True)
+    ]
+    text = "".join([*places, text.replace(PICTURE_PLACE, "")]).rstrip("\n")
+    return text, tuple(file for file in files if file is not None)
 
 
 def _texts(value: object) -> tuple[str, ...]:

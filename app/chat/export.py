@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.markdown import formula_rules
 from app.chat.message import Message, split_thought
+from app.chat.pictures.sharing import (
+    NAME,
+    PathOf,
+    in_html,
+    in_markdown,
+    nowhere,
+    picture_files,
+    take_files,
+)
 from app.chat.tools.tool_use import ToolUse, with_stopped
 from app.translation import tr, tr_later
 from engine import one_line, printable
@@ -20,6 +29,8 @@ from engine import one_line, printable
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
+
+    from app.chat.pictures.folder import PictureFolder
 
 PDF = ".pdf"
 
@@ -42,7 +53,7 @@ STYLE = (
     "body{max-width:46em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
     "pre{background:#f2f2f4;padding:1em;border-radius:8px;overflow-x:auto}"
     "h2.speaker{font-size:1em;margin-top:2em;color:#667}table{border-collapse:collapse}"
-    "td,th{border:1px solid #ccc;padding:.2em .6em}"
+    "td,th{border:1px solid #ccc;padding:.2em .6em}img{max-width:100%;max-height:30em}"
 )
 
 
@@ -50,16 +61,23 @@ class NotAChat(ValueError):
     """A file that holds no chat, with the reason as a sentence."""
 
 
-def exported(chat: Conversation, suffix: str) -> str:
+def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside: str = "") -> str:
     """Return a chat as the text of a file.
 
     Args:
         suffix: one of `FORMATS`, but not `PDF`.
+        path_of: returns where the chat's pictures are.
+        beside: name of the folder beside a Markdown file in which its pictures are; "" for none.
+
+    Raises:
+        OSError: a picture cannot be read.
     """
     if suffix == ".json":
         shared = {**chat.to_json(), "draft_files": []}  # paths of this machine
+        if files := picture_files(chat, path_of):
+            shared[NAME] = files
         return json.dumps(shared, ensure_ascii=False, indent=1)
-    return _web_page(chat) if suffix == ".html" else _markdown(chat)
+    return _web_page(chat, path_of) if suffix == ".html" else _markdown(chat, beside)
 
 
 def file_name(chat: Conversation) -> str:
@@ -76,8 +94,11 @@ def with_suffix(path: Path, kind: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def imported(path: Path) -> Conversation:
+def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
     """Return the chat in a JSON file, as a chat of its own beside one with the same id.
+
+    Args:
+        folder: where its pictures are kept; None to leave them out.
 
     Raises:
         NotAChat: it holds none, or cannot be read.
@@ -86,7 +107,12 @@ def imported(path: Path) -> Conversation:
         if path.stat().st_size > LARGEST_BYTES:
             raise NotAChat(tr("{name} is too large to be a chat.").format(name=path.name))
         data = json.loads(path.read_text(encoding="utf-8"))
+        files = data.pop(NAME, None)
         chat = Conversation.from_json(data)
+        chat.renew_id()
+        chat.origin = ""  # what a file from elsewhere names is no chat of this folder
+        if folder is not None:
+            take_files(chat, files, folder)
     except OSError as error:
         why = error.strerror or error
         raise NotAChat(tr(UNREADABLE).format(name=path.name, why=why)) from None
@@ -94,17 +120,16 @@ def imported(path: Path) -> Conversation:
         raise
     except NewerChat as error:
         raise NotAChat(tr(UNREADABLE).format(name=path.name, why=error)) from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise NotAChat(
             tr("{name} is not a chat that Tandem has exported.").format(name=path.name)
         ) from None
     for message in chat.tree:  # what a file from elsewhere says of a tool need not be true
         message.calls = with_stopped(message.calls, "waiting")
-    chat.renew_id()
     return chat
 
 
-def _markdown(chat: Conversation) -> str:
+def _markdown(chat: Conversation, beside: str) -> str:
     """Return a chat in Markdown; what was said stays as it is, without thoughts."""
     parts = [f"# {' '.join(chat.shown_title.split())}"]
     if chat.system_prompt.strip():
@@ -112,11 +137,12 @@ def _markdown(chat: Conversation) -> str:
         parts.append(f"**{tr('System prompt')}**\n\n{quoted}")
     for message, speaker in spoken(chat):
         parts += [f"## {speaker}"] if speaker else []
+        parts += [in_markdown(picture, beside) for picture in message.pictures]
         parts.append(said(message))
     return "\n\n".join(parts) + "\n"
 
 
-def _web_body(chat: Conversation) -> str:
+def _web_body(chat: Conversation, path_of: PathOf) -> str:
     """Return a chat as HTML in which nothing of what was said is code."""
     render = web_parser()
     parts = [f"<h1>{_title(chat)}</h1>"]
@@ -126,18 +152,19 @@ def _web_body(chat: Conversation) -> str:
         text = said(message)
         heading = _headed(speaker) if speaker else ""
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
-        parts.append(f"{heading}\n{body}")
+        shown = "".join(in_html(picture, path_of) for picture in message.pictures)
+        parts.append(f"{heading}\n{shown}{body}")
     return "\n".join(parts)
 
 
-def _web_page(chat: Conversation) -> str:
+def _web_page(chat: Conversation, path_of: PathOf) -> str:
     """Return a chat as a page of its own, which fetches nothing."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{_title(chat)}</title><style>{STYLE}</style></head>\n<body>\n"
-        f"{_web_body(chat)}\n</body></html>\n"
+        f"{_web_body(chat, path_of)}\n</body></html>\n"
     )
 
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from app.chat.attachments.attachment import Attachment, framed
+from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.tool_use import ToolUse
 from engine import THINK_CLOSE, THINK_OPEN, Finished
 
@@ -71,6 +72,7 @@ class Message:
         attachments: files that go with a person's turn.
         edited: whether a person has changed the text of an answer.
         calls: calls of tools that an answer asks for behind its text.
+        pictures: pictures that go with a person's turn.
         extra: what else a file said of the turn; it is written again as it was.
     """
 
@@ -85,6 +87,7 @@ class Message:
     edited: bool = False
     thought_tokens: int | None = None
     calls: tuple[ToolUse, ...] = ()
+    pictures: tuple[ChatPicture, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
@@ -121,6 +124,7 @@ class Message:
             edited=data.get("edited") is True,
             thought_tokens=valid_number(tokens) if tokens is not None else None,
             calls=tuple(map(ToolUse.from_json, data.get("calls") or ())),
+            pictures=tuple(map(ChatPicture.from_json, data.get("pictures") or ())),
             extra=unknown(data, cls),
         )
 
@@ -128,6 +132,11 @@ class Message:
     def prompt_text(self) -> str:
         """The text for the model: that of the attached files as well."""
         return framed(self.content, self.attachments)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether files or pictures go with the turn, which then needs no words."""
+        return bool(self.attachments or self.pictures)
 
     @property
     def is_answer(self) -> bool:
@@ -219,10 +228,14 @@ def valid_number(value: object) -> int:
     return value
 
 
+NOT_WRITTEN: Final = ("extra", "tree", "origin")
+"""Fields that files do not have, or not by their names."""
+
+
 @cache
 def names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
     """Return the names of a type's fields that are written to files."""
-    return tuple(field.name for field in fields(kind) if field.name not in ("extra", "tree"))
+    return tuple(field.name for field in fields(kind) if field.name not in NOT_WRITTEN)
 
 
 def unknown(data: Mapping[str, Any], kind: type[DataclassInstance]) -> dict[str, Any]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.attachments.presenter import AttachmentPresenter
 from app.chat.branches.presenter import BranchPresenter
+from app.chat.context.counter import Draft
 from app.chat.context.presenter import ContextPresenter
 from app.chat.conversation import Conversation
+from app.chat.pictures.album import PictureAlbum
+from app.chat.pictures.draft import DraftPictures
+from app.chat.pictures.picture import ChatPicture
 from app.chat.running.texts import status_text
 from app.chat.session import ChatSession
 from app.chat.tools.presenter import CallPresenter
@@ -68,12 +72,18 @@ class ChatPresenter(QObject):
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
-        self.files = AttachmentPresenter(session, client, views.composer, self)
+        self.album = PictureAlbum(session, client, self)
+        self.pictures = DraftPictures(session, client, self.album, self)
+        self._view.set_album(self.album)
+        self.album.enlarged.connect(self._enlarge)
+        self.pictures.noticed.connect(self.noticed)
+        self.files = AttachmentPresenter(session, client, views.composer, self.pictures, self)
         self.files.noticed.connect(self.noticed)
-        draft = self.files.draft_text
+        draft = Draft(self.files.draft_text, lambda: self.pictures.n_tokens)
         self._context = ContextPresenter(session, client, views.composer, draft, self)
         self._context.noticed.connect(self.noticed)
         self.files.changed.connect(self._context.counter.look)
+        self.pictures.changed.connect(self._context.counter.count_pictures)
         self._branches = BranchPresenter(session, self._view, self)
         self._branches.noticed.connect(self.noticed)
         self._branches.changed.connect(self._on_path)
@@ -112,11 +122,12 @@ class ChatPresenter(QObject):
         self._flush_prompt()
         if self._wake():
             return
-        files = self.files.ready_files()
-        if files is None or not self._context.may_send(text):
+        files, pictures = self.files.ready_files(), self.pictures.ready()
+        if files is None or pictures is None or not self._context.may_send(text):
             return
-        if self._session.send(text, files):
+        if self._session.send(text, files, pictures):
             self._views.composer.set_text("")
+            self.pictures.clear()
             self.files.clear()
 
     @Slot(int, str)
@@ -129,6 +140,14 @@ class ChatPresenter(QObject):
             )
             self._session.set_draft(draft)
             self._views.composer.set_text(draft)
+
+    @Slot(object, int)
+    def _enlarge(self, pictures: Sequence[ChatPicture], at: int) -> None:
+        from app.chat.pictures.views.viewer import PictureViewer  # late: seldom wanted
+
+        viewer = PictureViewer(pictures, at, self.album, self._view)
+        viewer.noticed.connect(self.noticed)
+        viewer.open()
 
     def _wire_chats(self) -> None:
         self._session.leaving.connect(self.flush)

@@ -18,6 +18,7 @@ from app.chat.attachments.attachment import Attachment
 from app.chat.conversation import Conversation
 from app.chat.listing.library import ChatLibrary
 from app.chat.message import Message
+from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.flow import CallFlow
 from app.chat.wishes import ChatWishes
 from app.engine_client import EngineClient, EngineState
@@ -59,19 +60,15 @@ class ChatSession(ChatWishes):
     model_wanted = Signal(bool)  # a message waits for a model; whether one is being loaded
 
     def __init__(
-        self,
-        library: ChatLibrary,
-        client: EngineClient,
-        sampling: Callable[[Conversation], SamplingParams],
-        tools: ToolSource,
-        parent: QObject,
-    ) -> None:
+        self, library: ChatLibrary, client: EngineClient,
+        sampling: Callable[[Conversation], SamplingParams], tools: ToolSource, parent: QObject,
+    ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self.library = client, library
         library.noticed.connect(self.noticed)
         library.changed.connect(self.chats_changed)
         self.calls = CallFlow(tools, client, self._go_on_in, self._can_go_on_in, self)
-        self._writer = AnswerWriter(client, sampling, self.calls.offered, self)
+        self._writer = AnswerWriter(client, sampling, self.calls.offered, self.picture_files, self)
         self._writer.beginning.connect(self.answering)
         self._writer.begun.connect(self._on_begun)
         self._writer.begun.connect(self.begun)
@@ -125,7 +122,7 @@ class ChatSession(ChatWishes):
 
     def new_chat(self, system_prompt: str) -> None:
         """Open an empty chat, unless the open one is empty."""
-        if not self.current.is_empty or self.current.draft or self.current.draft_files:
+        if not self.current.is_empty or self.current.has_draft:
             self._open(Conversation(system_prompt=system_prompt))
             self.chats_changed.emit()
 
@@ -209,9 +206,11 @@ class ChatSession(ChatWishes):
 
     # answers
 
-    def send(self, text: str, files: tuple[Attachment, ...] = ()) -> bool:
+    def send(
+        self, text: str, files: tuple[Attachment, ...] = (), pictures: tuple[ChatPicture, ...] = ()
+    ) -> bool:
         """Send a message; return False, and say why, if that is not possible now."""
-        if not (text.strip() or files) or not self._may_answer(is_message=True):
+        if not (text.strip() or files or pictures) or not self._may_answer(is_message=True):
             return False
         if self._is_busy_in(self.current):  # only what says so, like Stop, ends it
             text = tr(
@@ -221,7 +220,7 @@ class ChatSession(ChatWishes):
             self.noticed.emit(Notice(text))
             return False
         self.current.draft = ""
-        self._ask(Message("user", text.strip(), attachments=files))
+        self._ask(Message("user", text.strip(), attachments=files, pictures=pictures))
         return True
 
     def regenerate(self, message_id: int = 0) -> None:
@@ -237,7 +236,7 @@ class ChatSession(ChatWishes):
     def edit(self, message_id: int, text: str) -> bool:
         """Ask a question in other words, in a branch of its own; return False as `send` does."""
         old = self.current.tree[message_id]
-        if not (text.strip() or old.attachments) or not self._may_answer():
+        if not (text.strip() or old.has_files) or not self._may_answer():
             return False
         self._ask(replace(old, content=text.strip()), old.parent)
         return True
@@ -344,8 +343,7 @@ class ChatSession(ChatWishes):
         is_ready = client.model is not None and not is_loading and not client.is_unloading
         if is_message and not is_ready:
             self.model_wanted.emit(is_loading)
-            return False
-        if not is_ready:
+        elif not is_ready:
             loading = tr("The model is still loading, so the message stays here as a draft.")
             missing = tr("No model is loaded yet, so the message stays here as a draft.")
             self.noticed.emit(Notice(loading if is_loading else missing))
@@ -392,8 +390,7 @@ class ChatSession(ChatWishes):
             self.calls_changed.emit(message.id)
 
     def _is_worth_saving(self, chat: Conversation) -> bool:
-        has_draft = bool(chat.draft.strip() or chat.draft_files)
-        return not chat.is_empty or has_draft or chat.id in self.library
+        return not chat.is_empty or chat.has_draft or chat.id in self.library
 
     def _save_soon(self, chat: Conversation) -> None:
         if self._is_worth_saving(chat):

@@ -12,8 +12,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.chat import chat_file, journal
 from app.chat.chat_file import write_chat
@@ -32,6 +34,9 @@ from app.chat.stored import (
 )
 from app.translation import tr
 from engine import atomic_write, has_ended, process_mark, sweep_temporaries
+
+if TYPE_CHECKING:
+    from app.chat.pictures.folder import PictureFolder
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +108,13 @@ class ChatStore:
         self._lock = threading.RLock()
         self._known: dict[str, _Known] = {}
 
+    @cached_property
+    def pictures(self) -> PictureFolder:
+        """Pictures of the chats, in folders beside the files."""
+        from app.chat.pictures.folder import PictureFolder  # late: the window shows without it
+
+        return PictureFolder(self.folder)
+
     def survey(self, known: Mapping[str, IndexedChat]) -> Survey:
         """Return what there is: whole chats, summaries of known ones, and what is still to be read.
 
@@ -164,6 +176,7 @@ class ChatStore:
         if known is not None and known.chat == chat:
             return
         try:
+            self.pictures.complete(chat)
             if known is None:
                 self._write(chat)
                 return
@@ -193,6 +206,7 @@ class ChatStore:
             contents = {path: path.read_bytes() for path in paths if path.exists()}
             for path in paths:
                 path.unlink(missing_ok=True)
+            self.pictures.hide(chat_id)
         except OSError as error:
             raise ChatStoreError(
                 tr("The chat could not be deleted ({why}).").format(why=error.strerror or error)
@@ -207,6 +221,8 @@ class ChatStore:
             ChatStoreError: the disk is full or the folder cannot be written.
         """
         try:
+            for chat_id in {path.stem for path in deleted}:
+                self.pictures.bring_back(chat_id)
             for path, content in deleted.items():
                 with atomic_write(path) as file:
                     file.write(content)
@@ -224,6 +240,12 @@ class ChatStore:
                     self._merge(path)
             except OSError as error:
                 log.info("%s stays: %s", path.name, error)
+        with self._lock:
+            settled = [
+                known.chat for chat_id, known in self._known.items()
+                if self._stamps(chat_id) == known.stamps
+            ]  # fmt: skip
+        self.pictures.tidy(settled)
 
     def _merge(self, path: Path) -> None:
         """Merge a journal with its chat, or remove one that is older than its chat's file.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 
-from app.chat.conversation import Conversation
+from app.chat.conversation import Conversation, PictureFiles
+from app.chat.pictures.picture import ChatPicture, sees
+from engine import PictureFile
+
+if TYPE_CHECKING:
+    from app.chat.listing.library import ChatLibrary
+    from app.engine_client import EngineClient
 
 
 class ChatWishes(QObject):
@@ -14,12 +20,15 @@ class ChatWishes(QObject):
 
     Attributes:
         current: the open chat.
+        library: all chats.
     """
 
     prompt_changed = Signal()  # system prompt of the open chat
     tools_changed = Signal()  # which tools may be called in the open chat
 
     current: Conversation
+    library: ChatLibrary
+    _client: EngineClient
 
     def set_draft(self, text: str) -> None:
         self.current.draft = text
@@ -42,6 +51,14 @@ class ChatWishes(QObject):
             self.current.draft_files = paths
             self._save_soon(self.current)
 
+    def set_draft_pictures(
+        self, pictures: tuple[ChatPicture, ...], chat: Conversation | None = None
+    ) -> None:
+        """Note the pictures that shall go with the next message of the open chat, or another."""
+        chat = chat or self.current
+        chat.draft_pictures = pictures
+        self._save_soon(chat)
+
     def set_thinking(self, thinks: bool) -> None:
         """Set whether models shall think before they answer in the open chat."""
         self.current.thinks = thinks
@@ -57,6 +74,16 @@ class ChatWishes(QObject):
         self.current.uses_tools, self.current.servers_off = used, servers_off
         self.tools_changed.emit()
         self._save_soon(self.current)
+
+    def picture_files(self, chat: Conversation) -> PictureFiles:
+        """Return where the pictures of a chat are; none for a model that cannot see."""
+        folder, can_see = self.library.pictures, sees(self._client.model)
+
+        def file_of(picture: ChatPicture) -> PictureFile | None:
+            path = folder.path(chat, picture)
+            return PictureFile(str(path)) if can_see and path.is_file() else None
+
+        return file_of
 
     def _save_soon(self, chat: Conversation) -> None:
         raise NotImplementedError

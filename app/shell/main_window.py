@@ -392,6 +392,8 @@ class MainWindow(QMainWindow):
         if path:
             self._drop_hint.show_for(path)
             accept_copy(event)
+        elif self.composer.isVisible():
+            self.composer.dragEnterEvent(event)
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self._drop_hint.hide()
@@ -402,6 +404,8 @@ class MainWindow(QMainWindow):
         if path:
             accept_copy(event)
             self.model_dropped.emit(path)
+        elif self.composer.isVisible():
+            self.composer.dropEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QRect, QSize
+from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QScrollArea, QSizePolicy, QWidget
+
+from app.scale import px
 
 GAP = 6
+
+MOST_HEIGHT = 176
+"""Largest height of an area of such a box, in pixels."""
 
 
 class FlowBox(QWidget):
@@ -64,3 +69,27 @@ class FlowBox(QWidget):
             places.append(QRect(x, y, size.width(), size.height()))
             x, line = x + size.width() + GAP, max(line, size.height())
         return places
+
+
+class FlowArea(QScrollArea):
+    """Area of a flow box, as high as that is up to a limit; hidden while it is empty."""
+
+    def __init__(self, box: FlowBox) -> None:
+        super().__init__()
+        self._box = box
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setWidget(box)
+        self.fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.fit()
+
+    def fit(self) -> None:
+        """Follow what is in the box now."""
+        wanted = self._box.heightForWidth(max(1, self.viewport().width()))
+        self.setFixedHeight(min(wanted, px(MOST_HEIGHT)))
+        self.setVisible(wanted > 0)

@@ -65,6 +65,8 @@ SHORTCUTS: Final[Mapping[str, Shortcut]] = {
     "leave-edit": Shortcut(("Esc",), tr_later("Cancel editing"), MESSAGE),
     "version-before": Shortcut(("Alt+Left",), tr_later("Previous version"), CONVERSATION),
     "version-after": Shortcut(("Alt+Right",), tr_later("Next version"), CONVERSATION),
+    "picture-before": Shortcut(("Left",), tr_later("Previous picture"), CONVERSATION),
+    "picture-after": Shortcut(("Right",), tr_later("Next picture"), CONVERSATION),
     "copy": Shortcut(("Ctrl+C", "Ctrl+Ins"), tr_later("Copy what is selected"), CONVERSATION),
     "open-chat": Shortcut(("Return", "Enter"), tr_later("Open the chat"), CHATS),
     "rename-chat": Shortcut(("F2",), tr_later("Rename the chat or folder"), CHATS),

@@ -23,7 +23,16 @@ Answer = dict[str, object]
 
 
 class UnusablePicture(Exception):
-    """Error of a file that is no picture, damaged or too large; its text ends a sentence."""
+    """Error of a file that is no picture, damaged or too large; its text ends a sentence.
+
+    Attributes:
+        kind: which of these it is: "none", "damaged" or "large".
+        n_pixels: number of pixels of one that is too large; else 0.
+    """
+
+    def __init__(self, text: str, kind: str, n_pixels: int = 0) -> None:
+        super().__init__(text)
+        self.kind, self.n_pixels = kind, n_pixels
 
 
 def decode_picture(data: bytes) -> Image.Image:
@@ -40,14 +49,16 @@ def decode_picture(data: bytes) -> Image.Image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 most = MOST_PIXELS // 1_000_000
-                raise UnusablePicture(f"{width} x {height} pixels are more than {most} megapixels")
+                text = f"{width} x {height} pixels are more than {most} megapixels"
+                raise UnusablePicture(text, "large", width * height)
             return in_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
-        raise UnusablePicture(f"it is none of {', '.join(FORMATS)}") from None
+        raise UnusablePicture(f"it is none of {', '.join(FORMATS)}", "none") from None
     except (MemoryError, UnusablePicture):
         raise
     except Exception as error:  # noqa: BLE001 Pillow raises all kinds for damaged files
-        raise UnusablePicture(f"it is damaged ({type(error).__name__})") from None
+        text = f"it is damaged ({type(error).__name__})"
+        raise UnusablePicture(text, "damaged") from None
 
 
 def prepared(data: str, resizing: Resizing) -> Answer:

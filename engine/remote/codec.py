@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_or
 
 from engine import errors
 from engine.errors import EngineError
+from engine.pictures.sight import PictureSight
 from engine.planning.search.estimate import TuneEstimate
 from engine.planning.search.results import Trial, TuneResult
 
@@ -25,7 +26,10 @@ PROTOCOL = 1
 LARGEST_BYTES = 64 << 20
 """Largest size of a message: a million tokens take an eighth of it."""
 
-_LATE_NAMES = {"TuneEstimate": TuneEstimate, "Trial": Trial, "TuneResult": TuneResult}
+_LATE_NAMES = {
+    "TuneEstimate": TuneEstimate, "Trial": Trial, "TuneResult": TuneResult,
+    "PictureSight": PictureSight,
+}  # fmt: skip
 """Classes that `engine.events` imports for type checking alone."""
 
 M = TypeVar("M")

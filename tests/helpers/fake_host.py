@@ -32,6 +32,7 @@ from engine import (
     ModelLoaded,
     ModelResplit,
     ModelUnloaded,
+    PictureSight,
     Resplit,
     Sample,
     SaveState,
@@ -71,7 +72,7 @@ def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -
 
 def model_loaded(
     params: LoadParams, warnings: tuple[str, ...] = (), fallbacks: tuple[Fallback, ...] = (),
-    model_hash: str = "",
+    model_hash: str = "", sight: PictureSight | None = None,
 ) -> ModelLoaded:  # fmt: skip
     use = MemoryUse(weights=GIB // 2, kv=GIB // 8, compute=GIB // 16)
     return ModelLoaded(
@@ -84,6 +85,7 @@ def model_loaded(
         fallbacks=fallbacks,
         n_batch=2048,
         model_hash=model_hash,
+        sight=sight,
     )
 
 
@@ -98,6 +100,7 @@ class Script:
         n_at_once: most answers at once; others wait.
         thought: thought in front of the answer, which comes as such.
         calls: names and arguments of the functions that it calls behind its text.
+        sight: how the model sees pictures.
     """
 
     answer: str = "Hello from the **fake** model."
@@ -121,6 +124,7 @@ class Script:
     n_at_once: int = 16
     thought: str = ""
     calls: tuple[tuple[str, str], ...] = ()
+    sight: PictureSight | None = None
 
 
 class FakeHost:
@@ -261,7 +265,7 @@ class FakeHost:
             self.send(number, Failed(script.load_error, script.loses_model))
         else:
             loaded = self._loaded = model_loaded(
-                command.params, script.warnings, script.fallbacks, script.model_hash
+                command.params, script.warnings, script.fallbacks, script.model_hash, script.sight
             )
             is_new = isinstance(command, Load)
             self.send(number, loaded if is_new else ModelResplit(loaded, n_tokens=20))

@@ -39,6 +39,11 @@ class DraftFile:
     n_parts: int = 1
 
     @property
+    def is_pdf(self) -> bool:
+        """Whether it has pages that can be seen."""
+        return self.path.suffix.lower() == ".pdf"
+
+    @property
     def n_tokens(self) -> int | None:
         """Number of tokens that are sent; None where that is unknown."""
         if self.part is not None:

@@ -1,4 +1,4 @@
-"""Connects the files of a draft with the composer, the engine's model and the chats."""
+"""Connects files and pictures of a draft with the composer, the engine's model and the chats."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from PySide6.QtWidgets import QFileDialog
 from app.chat.attachments.attachment import Attachment, framed
 from app.chat.attachments.draft import DraftFile, FilePart, parts_of
 from app.chat.conversation import Conversation
+from app.chat.pictures.draft import DraftPictures
+from app.chat.pictures.picture import SUFFIXES, sees
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient
 from app.notice import Notice
 from app.translation import tr
 from app.widgets.buttons import IconButton
-from app.widgets.flow import FlowBox
+from app.widgets.flow import FlowArea, FlowBox
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:
@@ -37,26 +39,34 @@ MOST_NAME: Final = 60
 
 
 class AttachmentPresenter(QObject):
-    """The files of the drafts, each chat's own."""
+    """The files of the drafts, each chat's own.
+
+    Args:
+        pictures: the pictures of the drafts.
+    """
 
     noticed = Signal(object)  # Notice
     changed = Signal()
 
     def __init__(
-        self, session: ChatSession, client: EngineClient, composer: Composer, parent: QObject
-    ) -> None:
+        self, session: ChatSession, client: EngineClient, composer: Composer,
+        pictures: DraftPictures, parent: QObject,
+    ) -> None:  # fmt: skip
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer
+        self._pictures = pictures
+        pictures.changed.connect(self.refresh)
         self._reader: AttachmentReader | None = None
         self._files: dict[str, list[DraftFile]] = {}  # by id of the chat
         self._numbers = count()
-        self.attach = IconButton("attach", tr("Attach files"), size=16)
+        self.attach = IconButton("attach", tr("Attach files and pictures"), size=16)
         self.attach.clicked.connect(self.pick)
         composer.add_tool(self.attach)
         self.chips = FlowBox()
-        composer.add_above(self.chips)
+        self._area = FlowArea(self.chips)
+        composer.add_above(self._area)
         composer.files_given.connect(self.add)
-        composer.picture_pasted.connect(self._refuse_picture)
+        composer.picture_pasted.connect(pictures.add_pasted)
         session.opened.connect(self._on_opened)
         session.deleted.connect(self._forget)
         session.answer_closed.connect(self.refresh)
@@ -72,12 +82,16 @@ class AttachmentPresenter(QObject):
     @Slot()
     def pick(self) -> None:
         """Ask for files to attach."""
-        chosen, _ = QFileDialog.getOpenFileNames(self._composer, tr("Attach files"))
+        title = tr("Attach files and pictures")
+        chosen, _ = QFileDialog.getOpenFileNames(self._composer, title)
         self.add(chosen)
 
     @Slot(list)
     def add(self, paths: Sequence[str]) -> None:
         """Attach files; those that cannot be are named in a notice, once they are read."""
+        if pictures := [path for path in paths if path.lower().endswith(SUFFIXES)]:
+            self._pictures.add_files([Path(path) for path in pictures])
+            paths = [path for path in paths if path not in pictures]
         room = MOST_FILES - len(self.files)
         if len(paths) > room:
             text = tr("A message takes at most {n} files.").format(n=MOST_FILES)
@@ -110,15 +124,16 @@ class AttachmentPresenter(QObject):
 
     def close(self) -> None:
         """End the reading."""
+        self._pictures.close()
         if self._reader is not None:
             self._reader.close()
 
     @Slot()
     def refresh(self) -> None:
         """Show the chips of the open chat's draft."""
-        chips = [self._chip(file) for file in self.files]
+        chips = [*self._pictures.chips(), *(self._chip(file) for file in self.files)]
         self.chips.set_widgets(chips)
-        self.chips.setVisible(bool(chips))
+        self._area.fit()
         self._composer.set_has_files(bool(chips))
         self.changed.emit()
 
@@ -161,9 +176,11 @@ class AttachmentPresenter(QObject):
 
         is_too_large = self._is_too_large(file)
         parts = self._parts(file) if is_too_large or file.part else ()
-        chip = DraftChip(file, parts, is_too_large=is_too_large)
+        sees_pages = file.is_pdf and sees(self._client.model)
+        chip = DraftChip(file, parts, is_too_large=is_too_large, sees_pages=sees_pages)
         chip.removed.connect(self._remove)
         chip.part_chosen.connect(self._choose)
+        chip.pages_wanted.connect(self._show_pages)
         return chip
 
     def _room(self, without: DraftFile) -> int:
@@ -204,7 +221,7 @@ class AttachmentPresenter(QObject):
             return  # it was removed meanwhile
         if isinstance(found, EngineError):
             files.remove(file)
-            self.noticed.emit(Notice.of(found))
+            self._tell(found, file.path)
         else:
             file.file = found
         self._keep()
@@ -236,7 +253,20 @@ class AttachmentPresenter(QObject):
     def _forget(self, chat_id: str) -> None:
         self._files.pop(chat_id, None)
 
-    @Slot()
-    def _refuse_picture(self) -> None:
-        text = tr("Models cannot see pictures here yet.")
-        self.noticed.emit(Notice(text, tr("Text, code and PDF files can be attached.")))
+    def _tell(self, error: EngineError, path: Path) -> None:
+        """Say why a file has no text that can be attached; take it as a picture where it is one."""
+        from app.chat.attachments.reader import NoTextThere  # late, as above
+
+        if isinstance(error, NoTextThere) and error.is_picture:
+            self._pictures.add_files([path])
+        elif isinstance(error, NoTextThere) and error.is_scanned and sees(self._client.model):
+            show = partial(self._pictures.add_pages, path)
+            self.noticed.emit(Notice.of(error, "", tr("Attach its pages as pictures"), show))
+        else:
+            self.noticed.emit(Notice.of(error))
+
+    @Slot(object)
+    def _show_pages(self, file: DraftFile) -> None:
+        """Attach the pages of a document as pictures in place of its text."""
+        self._remove(file)
+        self._pictures.add_pages(file.path)

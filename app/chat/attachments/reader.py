@@ -39,6 +39,20 @@ class ReadFile:
     marks: Marks
 
 
+class NoTextThere(EngineError):
+    """Error of a file without text that can be used.
+
+    Attributes:
+        is_picture: whether it is a picture.
+        is_scanned: whether it is a PDF that shows its text alone.
+    """
+
+    def __init__(self, answer: Mapping[str, object], name: str) -> None:
+        super().__init__(problem_text(answer).format(name=name, why=answer.get("why", "")))
+        self.is_picture = answer["problem"] == "picture"
+        self.is_scanned = answer["problem"] == "scanned"
+
+
 class AttachmentReader(QObject):
     """Reader of one file after another, on a thread."""
 
@@ -113,7 +127,7 @@ class AttachmentReader(QObject):
                 tr("Attach a smaller file, or paste the part that matters."),
             ) from None
         if "problem" in answer:
-            raise EngineError(problem_text(answer).format(name=shown, why=answer.get("why", "")))
+            raise NoTextThere(answer, shown)
         return _read_file(answer)
 
     def _drop(self) -> None:
@@ -132,11 +146,11 @@ def problem_text(answer: Mapping[str, object]) -> str:
         Problem.TOO_LARGE: tr("{name} is larger than the 64 MB that can be attached."),
         Problem.TOO_LONG: tr("{name} has more text than the 8 million characters allowed."),
         Problem.EMPTY: tr("{name} is empty."),
-        Problem.PICTURE: tr("{name} is a picture, and models cannot see pictures here yet."),
+        Problem.PICTURE: tr("{name} is a picture."),
         Problem.NO_TEXT: tr("{name} is no text file. Text, code and PDF files can be attached."),
         Problem.LOCKED: tr("{name} is locked by a password. Attach a copy without one."),
         Problem.DAMAGED: tr("{name} is no PDF that can be read."),
-        Problem.SCANNED: tr("{name} has pictures of pages and no text, which models cannot read."),
+        Problem.SCANNED: tr("{name} has pictures of pages and no text."),
         Problem.UNREADABLE: tr("{name} cannot be read: {why}."),
     }
     return texts[Problem(str(answer["problem"]))]

@@ -7,7 +7,7 @@ does both, one request at a time, and the window's thread only asks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
@@ -24,12 +24,25 @@ _Asked = tuple[tuple[ChatMessage, ...], tuple[Tool, ...]]
 """Messages of a prompt, and the tools that it describes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is known of the next message of the open chat.
+
+    Attributes:
+        text: returns its text, that of its files as well.
+        n_seen: returns the number of tokens of its pictures.
+    """
+
+    text: Callable[[], str]
+    n_seen: Callable[[], int]
+
+
 class ContextCounter(QObject):
     """Counter of the tokens of one chat at a time.
 
     Args:
         session: session of the chats, of which the open one counts.
-        draft: returns the text of its next message.
+        draft: its next message.
 
     Attributes:
         usage: the present numbers.
@@ -38,10 +51,11 @@ class ContextCounter(QObject):
     changed = Signal(object)  # ContextUsage
 
     def __init__(
-        self, client: EngineClient, session: ChatSession, draft: Callable[[], str], parent: QObject
-    ) -> None:  # fmt: skip
+        self, client: EngineClient, session: ChatSession, draft: Draft, parent: QObject
+    ) -> None:
         super().__init__(parent)
-        self._client, self._session, self._draft = client, session, draft
+        self._client, self._session = client, session
+        self._draft, self._n_seen = draft.text, draft.n_seen
         self._messages: _Asked | None = None  # what `n_before` is of
         self._asked: _Asked | None = None
         self._asked_draft: str | None = None  # draft that is being counted; None while none is
@@ -90,10 +104,18 @@ class ContextCounter(QObject):
         written = self._session.answer_here
         return 0 if written is None else written.running.meter.n_tokens
 
+    @Slot()
+    def count_pictures(self) -> None:
+        """Count the draft again, as its pictures may have changed, and not its text."""
+        self._counted_draft = None
+        self.look()
+
     def _prompt(self) -> _Asked:
         """Return what the next prompt of the open chat has, without the answer being written."""
         session, chat = self._session, self._session.current
-        turns = chat.prompt(without_last=session.answer_here is not None)
+        turns = chat.prompt(
+            without_last=session.answer_here is not None, pictures=session.picture_files(chat)
+        )
         return turns, tuple(offered.tool for offered in session.calls.offered(chat))
 
     @Slot()
@@ -126,7 +148,7 @@ class ContextCounter(QObject):
             n_before = self.usage.n_before
             if counted.n_before is not None:
                 self._messages, n_before = self._asked, counted.n_before
-            n_draft, n_answer = counted.n_draft, self._n_answer
+            n_draft, n_answer = counted.n_draft + self._n_seen(), self._n_answer
             self._show(ContextUsage(model.n_ctx, n_before, n_draft, n_answer, is_counted=True))
         if self._is_stale or self._draft() != draft:
             self._timer.start()

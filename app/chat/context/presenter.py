@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.context.counter import ContextCounter
+from app.chat.context.counter import ContextCounter, Draft
 from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
@@ -19,7 +17,7 @@ class ContextPresenter(QObject):
     """Connection of the open chat and the composer with the gauge of the context.
 
     Args:
-        draft: returns the text of the next message, that of its files as well.
+        draft: the next message.
 
     Attributes:
         counter: counts the tokens of both.
@@ -29,7 +27,7 @@ class ContextPresenter(QObject):
 
     def __init__(
         self, session: ChatSession, client: EngineClient, composer: Composer,
-        draft: Callable[[], str], parent: QObject,
+        draft: Draft, parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from app.chat import chat_file
 from app.chat.conversation import Conversation
 from app.chat.export import PDF, exported, file_name
+from app.chat.pictures.folder import PictureFolder
+from app.chat.pictures.sharing import write_beside
 from app.chat.stored import read_stored, why_unreadable
-from app.translation import tr
+from app.translation import tr, tr_later
 from engine import atomic_write
+
+BESIDE: Final = tr_later("{name} pictures")
+"""Name of the folder with the pictures of a Markdown file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +34,27 @@ class Written:
     failure: str = ""
 
 
-def write_chat_as(chat: Conversation, path: Path) -> None:
+def write_chat_as(chat: Conversation, path: Path, pictures: PictureFolder) -> None:
     """Write a chat in the form of the file's suffix; an earlier file is replaced as a whole.
+
+    Pictures of a Markdown file go into a folder beside it; the others have them inside.
+
+    Args:
+        pictures: the pictures of all chats.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.
     """
-    suffix = path.suffix.lower()
+    suffix, path_of, beside = path.suffix.lower(), partial(pictures.path, chat), ""
     if suffix == PDF:
         from app.chat.exchange.pdf import pdf_of  # late: not needed but here
 
-        data = pdf_of(chat)
+        data = pdf_of(chat, path_of)
     else:
-        data = exported(chat, suffix).encode(errors="replace")
+        if suffix == ".md" and any(message.pictures for message in chat.messages):
+            beside = tr(BESIDE).format(name=path.stem)
+            write_beside(chat, path_of, path.with_name(beside))
+        data = exported(chat, suffix, path_of, beside).encode(errors="replace")
     with atomic_write(path) as file:
         file.write(data)
 
@@ -61,7 +76,7 @@ def write_all(
             else:
                 chat = read_stored(stored / f"{one}{chat_file.SUFFIX}").chat
             path = free_path(folder, file_name(chat), suffix)
-            write_chat_as(chat, path)
+            write_chat_as(chat, path, PictureFolder(stored))
         except (OSError, ValueError, RecursionError) as error:
             name = one if isinstance(one, str) else one.shown_title
             why = why_unreadable(error)

@@ -24,6 +24,7 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.exchange.paper_formulas import PaperFormulas
+from app.chat.exchange.paper_pictures import PaperPictures
 from app.chat.export import said, spoken
 from app.chat.markdown import (
     CodeBlock,
@@ -68,11 +69,15 @@ class PaperWriter:
     Args:
         scale: dots of the paper to a unit of the document, for what Qt does not fit by itself.
         formulas: draws formulas into the document.
+        pictures: puts the pictures of messages into it.
     """
 
-    def __init__(self, document: QTextDocument, scale: float, formulas: PaperFormulas) -> None:
+    def __init__(
+        self, document: QTextDocument, scale: float, formulas: PaperFormulas,
+        pictures: PaperPictures,
+    ) -> None:  # fmt: skip
         self._cursor = QTextCursor(document)
-        self._formulas = formulas
+        self._formulas, self._pictures = formulas, pictures
         self._scale = scale
         self._is_fresh = True
 
@@ -87,11 +92,15 @@ class PaperWriter:
         for message, speaker in spoken(chat):
             if speaker:
                 self._write_speaker(speaker)
+            for picture in message.pictures:
+                self._start(GAP)
+                if not self._pictures.insert(self._cursor, picture):
+                    self._cursor.insertText(f"[{picture.title}]", _ink(paper_font(TEXT_POINTS)))
             text = said(message)
             if message.is_answer:
                 for piece in parse(text):
                     self._write_piece(piece)
-            else:
+            elif text:
                 self._write_plain(text)
 
     def _write_speaker(self, name: str) -> None:

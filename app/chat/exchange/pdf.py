@@ -29,6 +29,8 @@ from PySide6.QtGui import (
 from app.chat.conversation import Conversation
 from app.chat.exchange.paper import FAINT_INK, INK, TEXT_POINTS, PaperWriter, paper_font
 from app.chat.exchange.paper_formulas import PaperFormulas
+from app.chat.exchange.paper_pictures import PaperPictures
+from app.chat.pictures.sharing import PathOf, nowhere
 from app.translation import tr
 from engine import one_line
 
@@ -43,8 +45,12 @@ FOOT_POINTS: Final = 8.0
 MM_PER_INCH, USUAL_DPI = 25.4, 96
 
 
-def pdf_of(chat: Conversation) -> bytes:
-    """Return a chat as the content of a PDF file; any thread may ask."""
+def pdf_of(chat: Conversation, path_of: PathOf = nowhere) -> bytes:
+    """Return a chat as the content of a PDF file; any thread may ask.
+
+    Args:
+        path_of: returns where the chat's pictures are.
+    """
     loop = QEventLoop()  # gives this thread the timers that a layout wants, though none fires
     data = QByteArray()
     buffer = QBuffer(data)
@@ -58,13 +64,13 @@ def pdf_of(chat: Conversation) -> bytes:
     margins = QMarginsF(MARGIN_MM, MARGIN_MM, MARGIN_MM, MARGIN_MM)
     unit = QPageLayout.Unit.Millimeter
     writer.setPageLayout(QPageLayout(size, QPageLayout.Orientation.Portrait, margins, unit))
-    _paint(writer, _document(chat, writer))
+    _paint(writer, _document(chat, writer, path_of))
     buffer.close()
     del loop
     return bytes(data.data())
 
 
-def _document(chat: Conversation, writer: QPdfWriter) -> QTextDocument:
+def _document(chat: Conversation, writer: QPdfWriter, path_of: PathOf) -> QTextDocument:
     """Return the pages of a chat, laid out for the writer."""
     document = QTextDocument()
     document.setUndoRedoEnabled(False)
@@ -74,10 +80,12 @@ def _document(chat: Conversation, writer: QPdfWriter) -> QTextDocument:
     foot = FOOT_MM / MM_PER_INCH * DPI
     document.setPageSize(QSizeF(writer.width(), writer.height() - foot))
     formulas = PaperFormulas(document)
+    pictures = PaperPictures(document, path_of)
     try:
-        PaperWriter(document, DPI / USUAL_DPI, formulas).write(chat)
+        PaperWriter(document, DPI / USUAL_DPI, formulas, pictures).write(chat)
     finally:
         formulas.close()
+        pictures.close()
     return document
 
 

@@ -86,11 +86,12 @@ class ChatExchange(QObject):
         self._flush()
         chats: list[Conversation] = []
         failures: list[str] = []
+        pictures = self._session.library.pictures
 
         def work() -> None:
             for path in chosen:
                 try:
-                    chats.append(imported(Path(path)))
+                    chats.append(imported(Path(path), pictures))
                 except NotAChat as error:
                     failures.append(str(error))
 
@@ -112,8 +113,11 @@ class ChatExchange(QObject):
 
     def _write(self, chat: Conversation, path: Path) -> None:
         text = tr("“{title}” is in {path}.").format(title=chat.shown_title, path=path)
+        pictures = self._session.library.pictures
         self._run(
-            lambda: write_chat_as(chat, path), lambda: self.noticed.emit(Notice(text)), path.name
+            lambda: write_chat_as(chat, path, pictures),
+            lambda: self.noticed.emit(Notice(text)),
+            path.name,
         )
 
     def _tell_written(self, written: Written, folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -15,6 +16,9 @@ from app.chat.search.known import IndexedChat
 from app.chat.store import UNREADABLE, ChatStore
 from app.notice import Notice
 from app.translation import tr, tr_n
+
+if TYPE_CHECKING:
+    from app.chat.pictures.folder import PictureFolder
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +105,11 @@ class ChatLibrary(QObject):
             self._whole[chat_id] = whole
             self.unread.discard(chat_id)
         return whole
+
+    @property
+    def pictures(self) -> PictureFolder:
+        """The pictures of all chats."""
+        return self._store.pictures
 
     @property
     def is_written(self) -> bool:

@@ -86,7 +86,10 @@ class ChatListing(QObject):
         from app.chat.listing.titles import ChatTitler  # late, like what this imports
         from app.chat.search.finder import ChatFinder
 
-        self._titler = ChatTitler(self._client, self._is_titling, self._session.calls.offered, self)
+        session = self._session
+        self._titler = ChatTitler(
+            self._client, self._is_titling, session.calls.offered, session.picture_files, self
+        )
         self._titler.titled.connect(self._session.entitle)
         self._session.answered.connect(self._titler.note_answer)
         self._session.deleted.connect(self._titler.forget)

@@ -12,7 +12,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.chat.conversation import TITLE_LENGTH, Conversation, title_from
+from app.chat.conversation import TITLE_LENGTH, Conversation, PictureFiles, title_from
 from app.chat.message import split_thought
 from app.engine_client import AsideAnswer, EngineClient
 from app.tools.states import ServerTool
@@ -51,6 +51,7 @@ class ChatTitler(QObject):
     Args:
         is_wanted: whether the person wants them.
         offered: returns the tools that models may call in a chat.
+        pictures: returns where the pictures of a chat are, see `Conversation.prompt`.
     """
 
     titled = Signal(object, str)  # Conversation, its title
@@ -60,10 +61,12 @@ class ChatTitler(QObject):
         client: EngineClient,
         is_wanted: Callable[[], bool],
         offered: Callable[[Conversation], Sequence[ServerTool]],
+        pictures: Callable[[Conversation], PictureFiles],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._client, self._is_wanted, self._offered = client, is_wanted, offered
+        self._pictures = pictures
         self._waiting: list[Conversation] = []
         self._asked: set[str] = set()
         self._is_closed = False
@@ -112,7 +115,7 @@ class ChatTitler(QObject):
         assert self._client.model is not None
         self._asked.add(chat.id)
         title = chat.title
-        messages = [*chat.prompt(), ChatMessage("user", REQUEST)]
+        messages = [*chat.prompt(pictures=self._pictures(chat)), ChatMessage("user", REQUEST)]
         has_thought = any(split_thought(m.content).thought is not None for m in chat.messages)
         can_be_told = self._client.model.info.can_think
         cuts_thought = has_thought and not can_be_told  # its template cannot be told

@@ -67,6 +67,7 @@ def texts_of(chat: Conversation) -> Iterator[ChatText]:
         said = message.content
         text = split_thought(said).answer if message.is_answer else said
         names = [file.name for file in message.attachments]
+        names += [picture.title for picture in message.pictures]
         calls = [part for c in message.calls for part in (c.title, c.arguments, c.result) if part]
         yield ChatText(message.id, "\n".join([*names, text, *calls]))
 

@@ -30,6 +30,7 @@ from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
 
 if TYPE_CHECKING:
+    from app.chat.pictures.album import PictureAlbum
     from app.chat.views.message_view import AnswerView, MessageView
 
 N_AT_ONCE, AT_ONCE_S, MOST_AT_ONCE_S = 4, 0.015, 0.04
@@ -114,6 +115,10 @@ class ChatView(QScrollArea):
         return self._column.views
 
     # what is shown
+
+    def set_album(self, album: PictureAlbum) -> None:
+        """Show the pictures of messages by way of an album."""
+        self._column.album = album
 
     def show_chat(self, chat: Conversation, growing: Message | None = None) -> None:
         """Show the end of another chat.

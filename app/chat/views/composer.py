@@ -7,7 +7,7 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.context.gauge import ContextGauge
-from app.chat.views.growing_edit import GrowingEdit, local_files
+from app.chat.views.growing_edit import GrowingEdit, has_picture, local_files, pasted_picture
 from app.scale import px
 from app.theme import set_role
 from app.translation import tr
@@ -34,7 +34,7 @@ class Composer(QFrame):
     draft_changed = Signal(str)
     sampling_clicked = Signal()
     files_given = Signal(list)  # paths of files that were dropped or pasted
-    picture_pasted = Signal()
+    picture_pasted = Signal(object)  # bytes of a file, or a QImage
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -142,20 +142,26 @@ class Composer(QFrame):
             self._report_draft()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if attachable(event.mimeData()):
+        data = event.mimeData()
+        if attachable(data) or (has_picture(data) and not local_files(data)):
             event.setDropAction(Qt.DropAction.CopyAction)
             event.accept()
         else:
             event.ignore()  # the window opens models
 
     def dropEvent(self, event: QDropEvent) -> None:
-        paths = attachable(event.mimeData())
+        data = event.mimeData()
+        paths = attachable(data)
+        picture = None if paths else pasted_picture(data)
+        if not paths and picture is None:
+            event.ignore()
+            return
+        event.setDropAction(Qt.DropAction.CopyAction)
+        event.accept()
         if paths:
-            event.setDropAction(Qt.DropAction.CopyAction)
-            event.accept()
             self.files_given.emit(paths)
         else:
-            event.ignore()
+            self.picture_pasted.emit(picture)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QMimeData, QSize, Qt, Signal, Slot
-from PySide6.QtGui import QFocusEvent, QKeyEvent, QResizeEvent
+from PySide6.QtGui import QFocusEvent, QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
 from app.theme import theme_signals
 from app.widgets.shortcuts import is_pressed
 
 MAX_LINES = 12
+
+PICTURE_KINDS = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
+"""Types of pictures that are taken as they come, and read elsewhere."""
 
 
 class GrowingEdit(QPlainTextEdit):
@@ -22,7 +25,7 @@ class GrowingEdit(QPlainTextEdit):
     submitted = Signal()
     focus_changed = Signal()
     files_given = Signal(list)  # paths of files that were pasted, if `takes_files`
-    picture_pasted = Signal()  # if `takes_files`
+    picture_pasted = Signal(object)  # bytes of a file, or a QImage, if `takes_files`
 
     def __init__(self, parent: QWidget | None = None, *, has_lines: bool = False) -> None:
         super().__init__(parent)
@@ -65,15 +68,18 @@ class GrowingEdit(QPlainTextEdit):
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
         """Refuse files, which the window opens instead."""
+        if self.takes_files and has_picture(source) and not source.hasUrls():
+            return True
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:  # noqa: N802 Qt
-        """Take pasted files, and no pictures, where these are wanted."""
+        """Take pasted files and pictures, where these are wanted."""
         paths = local_files(source) if self.takes_files else []
+        picture = pasted_picture(source) if self.takes_files and not paths else None
         if paths:
             self.files_given.emit(paths)
-        elif self.takes_files and source.hasImage() and not source.hasText():
-            self.picture_pasted.emit()
+        elif picture is not None:
+            self.picture_pasted.emit(picture)
         else:
             super().insertFromMimeData(source)
 
@@ -93,3 +99,20 @@ class GrowingEdit(QPlainTextEdit):
 def local_files(data: QMimeData) -> list[str]:
     """Return the paths of files that are pasted or dropped."""
     return [url.toLocalFile() for url in data.urls() if url.isLocalFile()]
+
+
+def has_picture(data: QMimeData) -> bool:
+    """Return whether something is a picture, and no text."""
+    is_picture = data.hasImage() or any(map(data.hasFormat, PICTURE_KINDS))
+    return is_picture and not data.hasFormat("text/plain")
+
+
+def pasted_picture(data: QMimeData) -> bytes | QImage | None:
+    """Return a picture that is pasted or dropped: the bytes of its file, where it has these."""
+    if not has_picture(data):
+        return None
+    kind = next((kind for kind in PICTURE_KINDS if data.hasFormat(kind)), None)
+    if kind is not None:
+        return bytes(data.data(kind).data())
+    image = data.imageData()
+    return image if isinstance(image, QImage) and not image.isNull() else None

@@ -15,6 +15,7 @@ from app.scale import px
 from app.widgets.sizes import scaled
 
 if TYPE_CHECKING:
+    from app.chat.pictures.album import PictureAlbum
     from app.chat.views.message_view import AnswerView, MessageView
 
 COLUMN_WIDTH = 760
@@ -39,6 +40,7 @@ class MessageColumn(QWidget):
     Attributes:
         views: views from the top.
         growing: answer that is being written; None for none.
+        album: shows the pictures of messages.
         first: place of the first view's message.
         end: place behind the last view's message.
         wanted: `first` and `end` once all that is wanted is there.
@@ -59,6 +61,7 @@ class MessageColumn(QWidget):
         self._width = px(COLUMN_WIDTH)
         self.views: list[MessageView] = []
         self.growing: Message | None = None
+        self.album: PictureAlbum | None = None
         self.first = self.end = 0
         self.wanted = 0, 0
         self._unmade: list[MessageView] = []  # they have more steps to come
@@ -221,7 +224,7 @@ class MessageColumn(QWidget):
             if message is not self.growing:
                 answer.close_answer()
         else:
-            view = question = UserView(message, self, grows_up=grows_up)
+            view = question = UserView(message, self, grows_up=grows_up, album=self.album)
             question.fit_width(self._width)
             question.edited.connect(lambda text: self.resend_requested.emit(message.id, text))
         view.step_chosen.connect(lambda step: self.step_chosen.emit(step, message.id))

@@ -33,6 +33,8 @@ from app.widgets.text import ElidedLabel, label
 from engine import error_line
 
 if TYPE_CHECKING:
+    from app.chat.pictures.album import PictureAlbum
+    from app.chat.pictures.views.tiles import PictureTiles
     from app.chat.tools.views.call_list import CallList
 
 LEAST_FIGURES = 60
@@ -173,8 +175,9 @@ class UserView(MessageView):
     """View of a person's turn: a bubble on the right that can turn into an editor."""
 
     def __init__(
-        self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
-    ) -> None:
+        self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False,
+        album: PictureAlbum | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message, parent, grows_up=grows_up)
         self.setAccessibleName(tr("Your message"))
         self._waiting = list(sheets(message.content)) if message.content else []
@@ -184,13 +187,9 @@ class UserView(MessageView):
         self._texts.setSpacing(0)
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
-        inner = QVBoxLayout(self._bubble)
-        inner.setContentsMargins(14, 11, 14, 7)
-        if message.attachments:
-            from app.chat.attachments.views.chips import message_chips  # late: most have no file
-
-            inner.addWidget(message_chips(message.attachments, self._bubble))
-        inner.addLayout(self._texts)
+        self._tiles: PictureTiles | None = None
+        self._album = album
+        self._fill_bubble()
         self.make_next()
 
         copy = self.add_hover_button(HoverButton("copy", tr("Copy message"), self))
@@ -211,6 +210,31 @@ class UserView(MessageView):
         self._outer.setSpacing(2)
         self._outer.addLayout(self._row)
         self._outer.addWidget(self.versions, 0, Qt.AlignmentFlag.AlignRight)
+
+    def _fill_bubble(self) -> None:
+        """Put pictures, files and text into the bubble."""
+        message = self.message
+        inner = QVBoxLayout(self._bubble)
+        inner.setContentsMargins(14, 11, 14, 7)
+        if message.pictures and self._album is not None:
+            from app.chat.pictures.views.tiles import PictureTiles  # late: most have none
+
+            self._tiles = PictureTiles(message.pictures, self._album, self._bubble)
+            inner.addWidget(self._tiles)
+        if message.attachments:
+            from app.chat.attachments.views.chips import message_chips  # late: most have no file
+
+            inner.addWidget(message_chips(message.attachments, self._bubble))
+        inner.addLayout(self._texts)
+
+    @Slot()
+    def copy(self) -> None:
+        """Copy the text, or where there is none the first picture."""
+        pictures = self.message.pictures
+        if pictures and not self.message.content and self._album is not None:
+            self._album.copy(pictures[0])
+        else:
+            super().copy()
 
     def make_next(self) -> bool:
         if not self._waiting:
@@ -242,6 +266,8 @@ class UserView(MessageView):
         """Make the bubble as wide as its text, at most four fifths of the column."""
         wanted = self._ideal_width() + 30
         least = CHIPS_WIDTH if self.message.attachments else 48
+        if self._tiles is not None:
+            least = max(least, self._tiles.ideal_width + 30)
         most = min(int(width * 0.8), width - BUTTONS_WIDTH)
         self._bubble.setFixedWidth(max(48, min(max(wanted, least), most)))
 

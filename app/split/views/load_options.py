@@ -138,7 +138,7 @@ class RareOptions(QWidget):
         self.fast_prompts = QCheckBox()
         self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
         self.draft_model = GgufField(tr("Draft model"), [(tr("No model"), "")])
-        words = [(tr("Found beside the model"), "auto"), (tr("Off"), "off")]
+        words = [(tr("auto"), "auto"), (tr("Off"), "off")]
         self.mmproj = GgufField(tr("Encoder of pictures (mmproj)"), words)
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
@@ -257,8 +257,8 @@ class RareOptions(QWidget):
                 tr("Pictures"),
                 self.mmproj,
                 tr(
-                    "The file, called mmproj, with which a model sees pictures; it is published "
-                    "with the model"
+                    "The file, called mmproj, with which a model sees pictures: one beside it, or "
+                    "another that was published with the model"
                 ),
             ),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),

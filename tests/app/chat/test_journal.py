@@ -17,6 +17,7 @@ from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.conversation import EFFORTS, Conversation
 from app.chat.journal import change_between, changed
 from app.chat.message import AnswerStats, Message
+from app.chat.pictures.picture import ChatPicture
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from app.chat.tools.tool_use import STATES, ToolUse
 from engine import process_mark
@@ -28,6 +29,12 @@ texts = st.text(st.characters(codec=None), max_size=8)
 extras = st.dictionaries(st.sampled_from(["colour", "gone", "n_kept", "head"]), texts, max_size=2)
 states = st.sampled_from(sorted(set(STATES) - {"running"}))
 calls = st.builds(ToolUse, *[texts] * 5, states, texts, extra=extras)
+pictures = st.lists(
+    st.builds(
+        ChatPicture, texts, st.just(f"{'0f' * 20}.png"), *[st.integers(1, 9)] * 2, st.integers(0, 2)
+    ),
+    max_size=2,
+).map(tuple)
 messages = st.builds(
     Message,
     st.sampled_from(["user", "assistant"]),
@@ -39,6 +46,7 @@ messages = st.builds(
     edited=st.booleans(),
     thought_tokens=st.none() | st.integers(0, 9),
     calls=st.lists(calls, max_size=2).map(tuple),
+    pictures=pictures,
     extra=extras,
 )
 
@@ -67,6 +75,7 @@ chats = st.builds(
     draft=texts,
     drops_oldest=st.booleans(),
     draft_files=st.lists(texts, max_size=2).map(tuple),
+    draft_pictures=pictures,
     thinks=st.none() | st.booleans(),
     effort=st.sampled_from(["", *EFFORTS]),
     uses_tools=st.booleans(),
@@ -119,11 +128,11 @@ def test_every_field_of_a_chat_is_tried() -> None:
     """A new field belongs into the changes, and into `chats` here."""
     of_chat = (
         "id title created updated system_prompt draft drops_oldest sampling thinks has_own_title"
-        " tree extra draft_files effort uses_tools servers_off"
-    )
+        " tree extra draft_files draft_pictures effort uses_tools servers_off"
+    )  # and `origin`, which no file has
     of_message = "role content stats thought_s problem id parent edited extra"
-    of_message += " attachments thought_tokens calls"
-    assert {field.name for field in fields(Conversation)} == set(of_chat.split())
+    of_message += " attachments thought_tokens calls pictures"
+    assert {field.name for field in fields(Conversation)} - {"origin"} == set(of_chat.split())
     assert {field.name for field in fields(Message)} == set(of_message.split())
 
 

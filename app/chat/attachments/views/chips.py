@@ -58,8 +58,12 @@ class DraftChip(FileChip):
 
     removed = Signal(object)  # DraftFile
     part_chosen = Signal(object, object, int)  # DraftFile, all parts, number from 1
+    pages_wanted = Signal(object)  # DraftFile whose pages shall go as pictures
 
-    def __init__(self, file: DraftFile, parts: tuple[FilePart, ...], *, is_too_large: bool) -> None:
+    def __init__(
+        self, file: DraftFile, parts: tuple[FilePart, ...], *, is_too_large: bool,
+        sees_pages: bool = False,
+    ) -> None:  # fmt: skip
         known = file.file
         more = details(known.n_bytes, file.n_tokens, file.number, file.n_parts) if known else ""
         super().__init__(file.path.name, more or tr("reading…"))
@@ -74,6 +78,13 @@ class DraftChip(FileChip):
             )  # fmt: skip
             self.choose.clicked.connect(self._offer)
             self.row.addWidget(self.choose)
+        if sees_pages:
+            pages = button(
+                tr("As pictures"), "chip",
+                tr("Attach the pages of {name} as pictures").format(name=self.name.text()),
+            )  # fmt: skip
+            pages.clicked.connect(lambda: self.pages_wanted.emit(self.file))
+            self.row.addWidget(pages)
         remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
         remove.clicked.connect(lambda: self.removed.emit(self.file))
         self.row.addWidget(remove)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent, QImage
+from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
@@ -210,7 +210,7 @@ def test_tokens_are_counted_once_a_model_is_there(
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is a picture, and models cannot see"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is no picture that models can see"),
         ("tool.exe", b"MZ\0\0", "tool.exe is no text file."),
         ("scan.pdf", pdf(""), "scan.pdf has pictures of pages and no text"),
         ("gone.txt", None, "gone.txt is no file that can be read."),
@@ -228,14 +228,11 @@ def test_what_cannot_be_attached_is_said(
     assert chips(shell) == []
 
 
-def test_a_pasted_picture_is_refused_and_pasted_files_are_taken(
+def test_pasted_files_are_taken(
     qtbot: QtBot, qapp: QApplication, make_shell: MakeShell, notes: Path
 ) -> None:
     shell = make_shell(model=MODEL)
     edit = shell.window.composer.edit
-    qapp.clipboard().setImage(QImage(4, 4, QImage.Format.Format_RGB32))
-    edit.paste()
-    assert banner(shell) == "Models cannot see pictures here yet."
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(str(notes))])
     qapp.clipboard().setMimeData(data)
@@ -295,7 +292,7 @@ def test_the_button_and_the_chips_have_names(
     qtbot: QtBot, make_shell: MakeShell, notes: Path
 ) -> None:
     shell = make_shell(model=MODEL)
-    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files"
+    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files and pictures"
     shell.window.composer.files_given.emit([str(notes)])
     wait_until_read(qtbot, shell)
     assert chips(shell)[0].accessibleName() == "notes.txt, 26 B"

@@ -18,6 +18,7 @@ from app.chat.exchange.pdf import pdf_of
 from app.chat.export import FORMATS
 from app.chat.formulas.pictures import MAX_LATEX
 from app.chat.message import Message
+from app.chat.pictures.folder import PictureFolder
 from app.theme import apply_theme
 
 ANSWER = (
@@ -100,7 +101,7 @@ def test_any_text_can_be_printed(qapp: QApplication, text: str) -> None:
 def test_every_form_can_be_written(qapp: QApplication, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"chat{suffix}"
     path.write_text("earlier")
-    write_chat_as(chat(), path)
+    write_chat_as(chat(), path, PictureFolder(tmp_path))
     data = path.read_bytes()
     assert (b"Question 0" in data) is (suffix != ".pdf")
     assert data.startswith(b"%PDF-") is (suffix == ".pdf")
