@@ -253,6 +253,12 @@ class RareOptions(QWidget):
                     "text; answers stay the same"
                 ),
             ),
+            *self._rows_of_model(),
+        )
+
+    def _rows_of_model(self) -> tuple[tuple[str, QWidget, str], ...]:
+        """Return the rows of what differs from model to model."""
+        return (
             (
                 tr("Pictures"),
                 self.mmproj,
