@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 SUFFIX, HIDDEN = ".pictures", ".deleted-pictures"
 """Suffixes of the folder of a chat's pictures, and of a deleted chat's."""
 
+OF_CHATS: Final = ".json"
+"""Suffix of the file of a chat."""
+
 OWNER: Final = "owner"
 """Name of the file in a hidden folder with the mark of the process that has hidden it."""
 
@@ -129,6 +132,10 @@ class PictureFolder:
                 owner = _text(hidden / OWNER)
                 if owner == process_mark() or has_ended(owner):
                     shutil.rmtree(hidden, ignore_errors=True)
+            for own in self._folder.glob(f"*{SUFFIX}"):
+                is_old = time.time() - own.stat().st_mtime > UNUSED_S
+                if is_old and not own.with_suffix(OF_CHATS).exists():  # no chat was ever saved
+                    shutil.rmtree(own, ignore_errors=True)
         for chat in chats:
             try:
                 self._drop_unused(chat)

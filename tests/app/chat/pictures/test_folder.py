@@ -114,6 +114,9 @@ def test_what_no_message_names_goes_after_a_while(
     monkeypatch.setattr(folder_module.time, "time", lambda: now + 2 * folder_module.UNUSED_S)
     store.tidy()
     assert files(tmp_path) == [f"{chat.id}.pictures/{chat.messages[0].pictures[0].file}"]
+    kept(store, Conversation())
+    store.tidy()
+    assert len(files(tmp_path)) == 1, "of a chat that nobody has saved"
 
 
 def test_an_exported_chat_has_its_pictures(tmp_path: Path) -> None:
