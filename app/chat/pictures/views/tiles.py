@@ -16,13 +16,16 @@ from app.chat.pictures.picture import ChatPicture
 from app.chat.pictures.views.canvas import fitting, paint_picture
 from app.scale import px
 from app.theme import theme
-from app.translation import tr
+from app.translation import tr, tr_n
 from app.widgets.flow import GAP, FlowBox
 from app.widgets.text import ElidedLabel, set_tip
 from engine import EngineError
 
 BOX: Final = QSize(220, 165)
 """Largest size of a picture in a bubble; a narrow bubble has smaller ones."""
+
+MOST_TOKENS: Final = 9999
+"""Number of tokens for which a caption has room, whatever model is loaded."""
 
 FRAME: Final = 3
 """Room for the frame that shows the focus, in pixels."""
@@ -91,16 +94,21 @@ class _Captioned(QWidget):
         column.setSpacing(2)
         column.addWidget(self.tile)
         column.addWidget(self.caption)
+        widest = self._in_words(f"{picture.size}, {tr_n('{n} token', '{n} tokens', MOST_TOKENS)}")
+        self.caption.setMinimumWidth(self.caption.fontMetrics().horizontalAdvance(widest))
         self.refresh()
 
     @Slot()
     def refresh(self) -> None:
         """Show what the loaded model makes of it."""
-        text = self._album.caption(self._picture)
-        if self._picture.page:
-            text = tr("Page {n}: {caption}").format(n=self._picture.page, caption=text)
+        text = self._in_words(self._album.caption(self._picture))
         self.caption.set_full_text(text)
         self.tile.set_caption(text)
+
+    def _in_words(self, caption: str) -> str:
+        if not self._picture.page:
+            return caption
+        return tr("Page {n}: {caption}").format(n=self._picture.page, caption=caption)
 
 
 class PictureTiles(FlowBox):
