@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ class EngineOnThread:
 
     Args:
         make_host: starts the host, a real one with the demo model unless it is another.
+        model: path of the model; None for the demo model.
         params: settings of the load.
 
     Attributes:
@@ -35,14 +37,16 @@ class EngineOnThread:
         submitted: commands by number.
     """
 
-    def __init__(self, make_host: MakeHost = ThreadHost, **params: Any) -> None:
+    def __init__(
+        self, make_host: MakeHost = ThreadHost, model: Path | None = None, **params: Any
+    ) -> None:
         self.cancelled: list[int] = []
         self.submitted: dict[int, Command] = {}
         self.links: list[EngineLink] = []
         self._loaded: ModelLoaded | None = None
         self._is_loaded = threading.Event()
         self.host: EngineHost = make_host(self._on_event)
-        self.host.submit(Load(LoadParams(str(demo_model()), **params)))
+        self.host.submit(Load(LoadParams(str(model or demo_model()), **params)))
         assert self._is_loaded.wait(WAIT_S)
         assert self._loaded is not None
 

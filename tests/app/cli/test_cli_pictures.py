@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command_line import GREEDY, Run, assert_refused
-from tests.helpers.hf_models.seeing import SEEING
+from tests.helpers.hf_models.seeing import SEEING, SeeingFamily
 from tests.helpers.pictures import as_file, random_picture
 
 
@@ -24,6 +24,19 @@ def test_a_picture_stands_before_the_prompt(run: Run, seeing: Path) -> None:
     one = run(*asked, "--image", picture).document["usage"]["prompt_tokens"]
     two = run(*asked, "--image", picture, "--image", picture).document["usage"]["prompt_tokens"]
     assert two - one == one - blind > 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SEEING, ids=lambda family: family.name)
+def test_all_families_see(run: Run, tmp_path: Path, family: SeeingFamily) -> None:
+    family.build(tmp_path)
+    picture = tmp_path / "picture.webp"
+    picture.write_bytes(as_file(random_picture(90, 60), "WEBP"))
+    asked = ("generate", tmp_path / "model.gguf", "-p", "hello", *GREEDY, "--json")
+    blind = run(*asked).document["usage"]["prompt_tokens"]
+    seen = run(*asked, "--image", picture, "--mmproj-device", "cpu").document["usage"]
+    assert seen["prompt_tokens"] > blind + 4
+    assert seen["completion_tokens"] > 0
 
 
 def test_pictures_go_with_one_message_of_a_chat(run: Run, seeing: Path) -> None:
