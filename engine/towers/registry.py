@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
+from engine.gguf.tensors import quote
 from engine.towers.gemma3 import Gemma3Tower
 from engine.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from engine.towers.idefics3 import Idefics3Tower
@@ -48,7 +49,7 @@ def tower_class(meta: Metadata) -> type[Tower]:
     if found is None:
         raise ModelFileError(
             meta.path,
-            f"{meta.path.name} has a projector of the type '{name[:40]}', which Tandem cannot run"
+            f"{meta.path.name} has a projector of the type {quote(name)}, which Tandem cannot run"
             " yet.",
             f"It can run: {', '.join(sorted(TOWERS))}. Without the file, the model reads text.",
         )
