@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -74,8 +74,9 @@ if TYPE_CHECKING:
     from app.chat.tools.switch import ToolSwitch
     from app.engine_pack.activation import Origin
     from app.help.dialogs import HelpDialogs
+    from app.machines.part import MachinesPart
     from app.shell.engine_setup import EngineSetup
-    from engine import ModelLoaded, Rig
+    from engine import EngineHost, HostEvent, ModelLoaded, Rig
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Shell(QObject):
         super().__init__(app)
         self._app = app
         self._help: HelpDialogs | None = None
+        self._machines: MachinesPart | None = None
         self.engine_setup: EngineSetup | None = None  # behind the first picture
         self._is_closed = False
         self._rig = rig
@@ -110,7 +112,7 @@ class Shell(QObject):
         self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
         self.remote = RemotePart(
             make_host, lambda: self.engine_setup is not None and self.engine_setup.is_missing,
-            self.settings, self.keep, self.monitor, self,
+            self.settings, self.keep, self.monitor, self._make_team, self,
         )  # fmt: skip
         self.client = EngineClient(self.remote.make_host, self)
         self.start_up = StartUp(rig, self)
@@ -187,6 +189,8 @@ class Shell(QObject):
         self.session.stop_all()  # or they would hold up the caches
         self.chat_cache.close()
         self.client.shutdown()
+        if self._machines is not None:
+            self._machines.close()
         close_formulas()
         self.chat_presenter.files.close()
         self.session.close()
@@ -207,7 +211,8 @@ class Shell(QObject):
     def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
         self.poller.stop()  # it reads what has been known until now
         self.split.set_devices(devices, machine)
-        self.side_panels.set_devices(devices, self._rig)
+        wires = None if self._machines is None else self._machines.wires
+        self.side_panels.set_devices(devices, self._rig, wires)
         self.monitor.set_devices(devices)
         self.interpreter.settle()
         self.models.release()
@@ -215,6 +220,25 @@ class Shell(QObject):
             self.poller.start()
         self.serving.begin()
         self.tools.session.begin()
+
+    @property
+    def machines(self) -> MachinesPart:
+        """The part of other machines, made when it is first used."""
+        if self._machines is None:
+            from app.machines.part import MachinesPart  # late: few people have several machines
+
+            found = self._machines = MachinesPart(
+                lambda: self.models.info.path if self.models.info else "", self.monitor, self
+            )
+            self.start_up.others = lambda: (found.team.devices, found.wires)
+            self.poller.others = lambda: found.team.states
+            found.changed.connect(self.start_up.look_again)
+            found.completed.connect(self.remote.meet_team)
+        return self._machines
+
+    def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
+        """Make the host of models that several machines compute."""
+        return self.machines.make_host(on_event, first)
 
     def keep(self, settings: Settings) -> None:
         """Use other settings, and have them written."""
@@ -359,6 +383,7 @@ class Shell(QObject):
         self.models.loaded.connect(self._on_loaded)
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.models.emptied.connect(self.remote.unwatch)
+        self.side_panels.machines_requested.connect(lambda: self.machines.open())
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)
         self.client.finished.connect(self.tray.note_answer)

@@ -143,7 +143,12 @@ if TYPE_CHECKING:
     from engine.limited.child import ChildEnded, LimitedChild
     from engine.links.proof import prove_links
     from engine.machines.gathering import Gathering, JoinedMachine
-    from engine.machines.interfaces import default_address, listen_for_machines, parse_address
+    from engine.machines.interfaces import (
+        default_address,
+        listen_for_machines,
+        own_addresses,
+        parse_address,
+    )
     from engine.machines.joining import JoinRequest, join_machines
     from engine.machines.lines import check_token
     from engine.machines.machines_host import MachinesHost
@@ -218,6 +223,7 @@ if TYPE_CHECKING:
     from engine.planning.speed.prediction import Prediction, RankTime
     from engine.planning.speed.rigs import SIMULATED, Rig
     from engine.planning.speed.speed_model import SpeedModel
+    from engine.planning.speed.wires import Wires
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
     from engine.programs import (
@@ -425,6 +431,7 @@ __all__ = [
     "Usage",
     "Way",
     "WireSpeed",
+    "Wires",
     "WiresMeasured",
     "answer_lines",
     "atomic_write",
@@ -480,6 +487,7 @@ __all__ = [
     "model_after",
     "model_key",
     "one_line",
+    "own_addresses",
     "pack_folders",
     "package_version",
     "parse_address",
@@ -624,7 +632,9 @@ _HOME = {
     "planning.speed.facts": ("DeviceFacts", "LinkFacts", "WireSpeed"),
     "planning.speed.machine_links": ("Links",),
     "machines.gathering": ("Gathering", "JoinedMachine"),
-    "machines.interfaces": ("default_address", "listen_for_machines", "parse_address"),
+    "machines.interfaces": (
+        "default_address", "listen_for_machines", "own_addresses", "parse_address",
+    ),
     "machines.joining": ("JoinRequest", "join_machines"),
     "machines.lines": ("check_token",),
     "machines.machines_host": ("MachinesHost",),
@@ -637,6 +647,7 @@ _HOME = {
     "planning.machines.machine_choice": ("choose_machines", "machines_of", "rank_counts"),
     "planning.machines.machine_rigs": ("parse_rig",),
     "planning.speed.speed_model": ("SpeedModel",),
+    "planning.speed.wires": ("Wires",),
     "planning.saved_plans": (
         "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",
         "fastest_plan", "import_plan", "model_key",

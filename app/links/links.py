@@ -15,7 +15,7 @@ from app.translation import tr, tr_later
 from engine import DeviceInfo, EngineError, PeerMode, machine_of
 
 if TYPE_CHECKING:
-    from engine import LinkFacts, LinkRecord, Links, Rig
+    from engine import LinkFacts, LinkRecord, Links, Rig, Wires
 
 LINK_NAMES: Final = {
     "nvlink": "NVLink", "p2p": tr_later("PCIe, directly"),
@@ -120,18 +120,25 @@ def known_routes(
     return tuple(found)
 
 
-def read_links(devices: Sequence[DeviceInfo], rig: Rig | None = None) -> LinksPicture:
-    """Return the links between these devices, or between those of a simulated rig."""
+def read_links(
+    devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
+) -> LinksPicture:
+    """Return the links between these devices, or between those of a simulated rig.
+
+    Args:
+        wires: links to other machines, of which there may be devices.
+    """
     if rig is not None:
         return links_picture(rig.devices, rig.topology, rig.links, {})
     usable = [device for device in devices if device.usable]
+    here = [device for device in usable if not machine_of(device.id)]
     file, topology = engine.MachineFile.of_user(), engine.read_topology()
-    routes = known_routes(usable, topology, file)
+    routes = known_routes(here, topology, file)
     tested = {(route.source, route.goal): route.speed for route in routes if route.speed}
-    measured = {**file.links(usable), **tested}
-    return links_picture(
-        usable, topology, engine.known_links(usable, topology, file), measured, routes
-    )
+    measured = {**file.links(here), **tested}
+    links = engine.known_links(here, topology, file)
+    links = engine.Links.of_machines([links], wires or engine.Wires())
+    return links_picture(usable, topology, links, measured, routes)
 
 
 def links_picture(
@@ -156,7 +163,9 @@ def links_picture(
     edges = []
     for a, b in pairs:
         link = told.get((a, b)) or told.get((b, a))
-        is_measured = frozenset((a, b)) in known
+        is_measured = frozenset((a, b)) in known or links.wires.is_measured(
+            *map(machine_of, (a, b))
+        )
         both = [route for route in routes if {route.source, route.goal} == {a, b}]
         edges.append(_edge(a, b, link, links.between(a, b), both, is_measured=is_measured))
     slots = topology.pcie
@@ -240,7 +249,7 @@ def measure_links(
         is_stopped: called before each measurement; True ends the work.
     """
     file = engine.MachineFile.of_user()
-    usable = [device for device in devices if device.usable]
+    usable = [device for device in devices if device.usable and not machine_of(device.id)]
     for device in usable:
         if is_stopped():
             return

@@ -30,7 +30,7 @@ def measure_apart(
     Raises:
         EngineError: the process cannot be started, or ended or hung in a measurement.
     """
-    names = [device.id for device in devices if device.usable]
+    names = [device.id for device in devices if device.usable]  # others' are left out there
     request = {"devices": names, "language": language()}
     doing = tr("its start")
     try:

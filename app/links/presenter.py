@@ -17,9 +17,9 @@ from app.translation import tr
 from engine import DeviceInfo, EngineError
 
 if TYPE_CHECKING:
-    from engine import Rig
+    from engine import Rig, Wires
 
-Reader = Callable[[Sequence[DeviceInfo], "Rig | None"], LinksPicture]
+Reader = Callable[[Sequence[DeviceInfo], "Rig | None", "Wires | None"], LinksPicture]
 """Reads the links, as `read_links` does."""
 Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
 """Measures devices and links, as `measure_apart` does."""
@@ -52,6 +52,7 @@ class LinksPresenter(QObject):
         self.lacks_engine = False
         self._devices: tuple[DeviceInfo, ...] = ()
         self._rig: Rig | None = None
+        self._wires: Wires | None = None
         self._stop = threading.Event()
         self._reader = LatestJob("tandem-links", self)
         self._meter = LatestJob("tandem-measure", self)
@@ -63,17 +64,19 @@ class LinksPresenter(QObject):
         panel.measure_requested.connect(self.measure)
         panel.stop_requested.connect(self._stop.set)
 
-    def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
-        """Show these devices; with `rig` they are simulated."""
-        self._devices, self._rig = tuple(devices), rig
+    def set_devices(
+        self, devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
+    ) -> None:
+        """Show these devices; with `rig` they are simulated, `wires` lead to other machines."""
+        self._devices, self._rig, self._wires = tuple(devices), rig, wires
         if self._panel.isVisible():
             self.refresh()
 
     @Slot()
     def refresh(self) -> None:
         """Read the links again: slots change while GPUs work."""
-        devices, rig = self._devices, self._rig
-        self._reader.run(lambda: self._read(devices, rig))
+        devices, rig, wires = self._devices, self._rig, self._wires
+        self._reader.run(lambda: self._read(devices, rig, wires))
 
     @Slot()
     def measure(self) -> None:

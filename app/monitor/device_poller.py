@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import QObject, Signal
 
 import engine
+
+if TYPE_CHECKING:
+    from engine import DeviceSnapshot
 
 BUSY_S, IDLE_S = 1.0, 2.0
 """Seconds between two readings while the engine works, and while nothing happens: a reading with
@@ -19,6 +25,9 @@ class DevicePoller(QObject):
 
     Args:
         interval_s: seconds between two readings while the engine works.
+
+    Attributes:
+        others: returns the states of devices elsewhere; called on the monitor's thread.
     """
 
     snapshots = Signal(object)  # list[DeviceSnapshot]
@@ -27,6 +36,7 @@ class DevicePoller(QObject):
         super().__init__(parent)
         self._busy_s = interval_s
         self._is_busy = False
+        self.others: Callable[[], list[DeviceSnapshot]] = list
         self._monitor: engine.DeviceMonitor | None = None
 
     @property
@@ -37,7 +47,11 @@ class DevicePoller(QObject):
         """Start reading, unless it has started."""
         if self._monitor is None:
             self._monitor = engine.DeviceMonitor()
-            self._monitor.start(self.snapshots.emit, self._interval())
+            self._monitor.start(self._tell, self._interval())
+
+    def _tell(self, found: list[DeviceSnapshot]) -> None:
+        """Send what was read, and what is known of devices elsewhere; runs on a thread."""
+        self.snapshots.emit([*found, *self.others()])
 
     def set_busy(self, busy: bool) -> None:
         """Read more often while the engine works."""

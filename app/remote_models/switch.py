@@ -1,4 +1,4 @@
-"""One engine host over two: models on this machine, and those of servers."""
+"""One engine host over several: models on this machine, of servers, and of machines together."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from engine import (
     ModelLoaded,
     ModelUnloaded,
     Unload,
+    machine_of,
 )
 
 if TYPE_CHECKING:
@@ -25,21 +26,32 @@ if TYPE_CHECKING:
 FIRST_REMOTE: Final = 1 << 40
 """Number of the first command to a server; those of a process never get there."""
 
+FIRST_TEAM: Final = 1 << 41
+"""Number of the first command to machines that compute together."""
+
+LOCAL, SERVER, TEAM = range(3)
+"""Places where a model may be: this machine, a server, and several machines together."""
+
 REMOTE_CLOSE_S: Final = 1.0
 """Longest wait in seconds for threads to end that may be looking for a server in vain."""
 
 MakeLocal = Callable[[Callable[[HostEvent], None]], "EngineHost"]
 
+MakeTeam = Callable[[Callable[[HostEvent], None], int], "EngineHost"]
+"""Makes the host of models that several machines compute, given the number of its first command."""
+
 
 class HostSwitch:
     """Host that loads files in an engine of its own, and addresses over the network.
 
-    One model is loaded at a time: the other side gives up its own once a load has succeeded.
+    Files on devices of other machines are loaded by all of these together. One model is loaded at a
+    time: the other sides give up their own once a load has succeeded.
 
     Args:
         on_event: receiver of events.
         make_local: starts the engine of this machine.
         key_of: returns the key of a server; "" for none.
+        make_team: makes the host of models that several machines compute.
         starts_local: whether to start that engine at once, and not with its first command.
     """
 
@@ -48,13 +60,16 @@ class HostSwitch:
         on_event: Callable[[HostEvent], None],
         make_local: MakeLocal,
         key_of: Callable[[RemoteAddress], str],
+        make_team: MakeTeam,
         *,
         starts_local: bool,
     ) -> None:
         self._on_event, self._make_local, self._key_of = on_event, make_local, key_of
+        self._make_team = make_team
         self._local: EngineHost | None = None
         self._remote: RemoteHost | None = None
-        self._is_remote = False  # where the loaded model is, or was last
+        self._team: EngineHost | None = None
+        self._place = LOCAL  # where the loaded model is, or was last
         if starts_local:
             self._engine()
 
@@ -66,28 +81,42 @@ class HostSwitch:
     @property
     def serves_tandem(self) -> bool:
         """Whether the loaded model is one of another Tandem."""
-        return self._is_remote and self._remote is not None and self._remote.serves_tandem
+        is_there = self._place == SERVER and self._remote is not None
+        return is_there and self._remote is not None and self._remote.serves_tandem
 
     def submit(self, command: Command) -> int:
         """Queue a command where it belongs; see `EngineHost`."""
-        is_there = self._is_remote
+        place = self._place
         if isinstance(command, Load):
-            is_there = is_remote(command.params.path)
-        return (self._servers() if is_there else self._engine()).submit(command)
+            is_far = any(map(machine_of, command.params.all_devices))
+            place = SERVER if is_remote(command.params.path) else TEAM if is_far else LOCAL
+        return self._host(place).submit(command)
 
     def cancel(self, generation: int | None = None) -> None:
         """End a command, or all; see `EngineHost`."""
-        local, remote = self._local, self._remote
-        if local is not None and (generation is None or generation < FIRST_REMOTE):
-            local.cancel(generation)
-        if remote is not None and (generation is None or generation >= FIRST_REMOTE):
-            remote.cancel(generation)
+        for place, host in enumerate((self._local, self._remote, self._team)):
+            if host is not None and (generation is None or _place_of(generation) == place):
+                host.cancel(generation)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """End both; see `EngineHost`."""
         if self._remote is not None:
             self._remote.close(min(timeout_s, REMOTE_CLOSE_S))
+        if self._team is not None:
+            self._team.close(timeout_s)
         return self._local is None or self._local.close(timeout_s)
+
+    def team(self) -> EngineHost:
+        """Return the host of models that several machines compute."""
+        if self._team is None:
+            self._team = self._make_team(lambda event: self._pass_on(event, TEAM), FIRST_TEAM)
+        return self._team
+
+    def _host(self, place: int) -> EngineHost:
+        """Return the host of a place."""
+        if place == TEAM:
+            return self.team()
+        return self._servers() if place == SERVER else self._engine()
 
     def _engine(self) -> EngineHost:
         if self._local is None:
@@ -103,21 +132,32 @@ class HostSwitch:
 
     # on the threads of the hosts
 
-    def _pass_on(self, event: HostEvent) -> None:
-        """Pass an event on, unless it is about the model that the other side has replaced."""
-        from_remote, found = event.generation >= FIRST_REMOTE, event.event
+    def _pass_on(self, event: HostEvent, place: int | None = None) -> None:
+        """Pass an event on, unless it is about the model that another side has replaced.
+
+        Args:
+            place: where it comes from; None where its number tells that.
+        """
+        place, found = _place_of(event.generation) if place is None else place, event.event
         if isinstance(found, ModelLoaded):
-            self._move(from_remote)
-        elif from_remote != self._is_remote:
+            self._move(place)
+        elif place != self._place:
             if isinstance(found, ModelUnloaded | FallbacksChanged):
                 return
             if isinstance(found, Failed):  # the model that is in use is another
                 event = replace(event, event=replace(found, is_model_lost=False))
         self._on_event(event)
 
-    def _move(self, to_remote: bool) -> None:
+    def _move(self, place: int) -> None:
         """Note where the model is now; the side that had it before frees its own."""
-        has_moved, self._is_remote = to_remote != self._is_remote, to_remote
-        left = self._local if to_remote else self._remote
-        if has_moved and left is not None:
+        before, self._place = self._place, place
+        left = (self._local, self._remote, self._team)[before]
+        if before != place and left is not None:
             left.submit(Unload())
+
+
+def _place_of(generation: int) -> int:
+    """Return the place of a command by its number."""
+    if generation >= FIRST_TEAM:
+        return TEAM
+    return SERVER if generation >= FIRST_REMOTE else LOCAL

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app import paths
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.remote_models.address import is_remote, split_path
-from app.remote_models.switch import HostSwitch, MakeLocal
+from app.remote_models.switch import HostSwitch, MakeLocal, MakeTeam
 from app.settings import Settings, SettingsStore
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class RemotePart(QObject):
         is_engine_missing: whether there is none.
         keep: stores settings and has them written.
         monitor: panel that shows the figures; the dialog opens over its window.
+        make_team: makes the host of models that several machines compute.
     """
 
     noticed = Signal(object)  # Notice
@@ -41,11 +42,13 @@ class RemotePart(QObject):
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         monitor: MonitorPanel,
+        make_team: MakeTeam,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._make_engine, self._is_engine_missing = make_engine, is_engine_missing
         self._settings, self._keep, self._monitor = settings, keep, monitor
+        self._make_team = make_team
         self._hosts: HostSwitch | None = None
         self.connecting: RemoteConnecting | None = None
         self._figures: ServerWatch | None = None
@@ -61,9 +64,15 @@ class RemotePart(QObject):
         """Return a host of models here and on other machines; these need no engine."""
         starts_local = not self._is_engine_missing()
         self._hosts = HostSwitch(
-            on_event, self._make_engine, self.keys.get, starts_local=starts_local
+            on_event, self._make_engine, self.keys.get, self._make_team, starts_local=starts_local
         )
         return self._hosts
+
+    @Slot()
+    def meet_team(self) -> None:
+        """Make the host of models that several machines compute, before the first one is loaded."""
+        if self._hosts is not None:
+            self._hosts.team()
 
     @Slot()
     def open(self) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.serving.presenter import ServerPresenter
     from app.serving.views.server_panel import ServerPanel
     from app.tune.presenter import TunePresenter
-    from engine import Prediction, Rig
+    from engine import Prediction, Rig, Wires
 
 
 class SidePanels(QObject):
@@ -49,6 +49,7 @@ class SidePanels(QObject):
     """
 
     noticed = Signal(object)  # Notice
+    machines_requested = Signal()
 
     def __init__(
         self, split: SplitSession, client: EngineClient, over: QWidget, serving: ServerSession,
@@ -65,7 +66,9 @@ class SidePanels(QObject):
         self._placement: PlacementPresenter | None = None
         self._links: LinksPresenter | None = None
         self._picture: SplitPicture | None = None
-        self._shown_devices: tuple[Sequence[DeviceInfo], Rig | None] = ((), None)
+        self._shown_devices: tuple[Sequence[DeviceInfo], Rig | None, Wires | None] = (
+            (), None, None,
+        )  # fmt: skip
         self._devices: list[DeviceInfo] | None = None  # of this machine, once they are known
         self._plans = PlansPresenter(
             self.plans, split, command_for, self, devices=self._real_devices
@@ -122,6 +125,7 @@ class SidePanels(QObject):
         panel = LinksPanel()
         self._links = LinksPresenter(panel, self)
         self._links.measured.connect(self._split.read_speeds)
+        panel.machines_requested.connect(self.machines_requested)
         self._links.set_devices(*self._shown_devices)
         self._links.lacks_engine = self._lacks_engine
         if self._picture is not None:
@@ -136,11 +140,17 @@ class SidePanels(QObject):
         self._server = ServerPresenter(self._serving, panel, self._client, self)
         return panel
 
-    def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
-        """Show these devices; with `rig` they are simulated, so that nothing can be measured."""
-        self._shown_devices = devices, rig
+    def set_devices(
+        self, devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
+    ) -> None:
+        """Show these devices; with `rig` they are simulated, so that nothing can be measured.
+
+        Args:
+            wires: links to other machines.
+        """
+        self._shown_devices = devices, rig, wires
         if self._links is not None:
-            self._links.set_devices(devices, rig)
+            self._links.set_devices(devices, rig, wires)
         self._devices = list(devices) if rig is None else None
         self._is_simulated = rig is not None
 

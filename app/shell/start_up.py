@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
@@ -15,7 +15,7 @@ from engine import DeviceInfo
 
 if TYPE_CHECKING:
     from app.engine_pack.activation import Origin
-    from engine import Rig
+    from engine import Rig, Wires
 
 UNSEEN_MS = 300
 """Milliseconds after which a window that is not painted, as a minimised one, goes on starting."""
@@ -33,6 +33,7 @@ class StartUp(QObject):
     Attributes:
         is_ready: whether the devices are known, so that models can be opened.
         devices: the devices of the machine; empty until they are known.
+        others: returns devices of other machines, and the links to them.
     """
 
     host_imported = Signal(str)  # Origin of the engine
@@ -44,6 +45,7 @@ class StartUp(QObject):
         self._has_begun = self.is_ready = self._is_told_again = False
         self._origin: Origin = "own"
         self.devices: tuple[DeviceInfo, ...] = ()
+        self.others: Callable[[], tuple[Sequence[DeviceInfo], Wires | None]] = lambda: ((), None)
         self._unseen_timer = QTimer(self, singleShot=True, interval=UNSEEN_MS)
         self._unseen_timer.timeout.connect(self.begin)
         self._imports = LatestJob("tandem-imports", self)
@@ -79,13 +81,21 @@ class StartUp(QObject):
         self._origin, self._is_told_again = origin, True
         self._search.run(lambda: self._find(wait=True))
 
+    @Slot()
+    def look_again(self) -> None:
+        """Tell the devices anew: those of other machines have come or gone."""
+        self._is_told_again = True
+        self._search.run(lambda: self._find(wait=False))
+
     @property
     def is_searching(self) -> bool:
         return self._search.is_busy
 
     def machine(self, devices: Sequence[DeviceInfo]) -> MachineFacts:
         """Return what is known about devices; files are read, so a thread should call this."""
-        return this_machine(devices) if self._rig is None else simulated_machine(self._rig)
+        if self._rig is not None:
+            return simulated_machine(self._rig)
+        return this_machine(devices, self.others()[1])
 
     def _find(self, *, wait: bool) -> Found:
         """Return the devices and the facts about them; work for a thread.
@@ -102,6 +112,7 @@ class StartUp(QObject):
 
             found = engine.list_devices(wait=wait)
             devices = [without_commands(device, self._origin) for device in found]
+            devices += self.others()[0]
         return devices, self.machine(devices)
 
     @Slot(object)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.split.settings import MODES, Mode, RankSettings, SplitSettings, normalised
-from engine import LoadParams, is_cpu
+from engine import LoadParams, is_cpu, machine_of
 
 
 def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
@@ -26,6 +26,8 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
+    if any(map(machine_of, (*wanted.all_devices, *loaded.all_devices))):
+        return None  # machines cannot split a model anew while it is loaded
     return replace(
         wanted,
         n_ctx=loaded.n_ctx,

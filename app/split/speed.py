@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import engine
-from engine import DeviceInfo, Finished, LoadParams
+from engine import DeviceInfo, Finished, LoadParams, machine_of
 
 if TYPE_CHECKING:
-    from engine import Evaluation, Forecast, Rig
+    from engine import Evaluation, Forecast, Rig, Wires
 
 LEAST_TOKENS = 16
 """Number of tokens from which the speed of an answer is learned from."""
@@ -35,18 +35,27 @@ class MachineFacts:
     is_simulated: bool = False
 
 
-def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
-    """Return what was measured of these devices, or else is known of devices of their name."""
+def this_machine(devices: Sequence[DeviceInfo], wires: Wires | None = None) -> MachineFacts:
+    """Return what was measured of these devices, or else is known of devices of their name.
+
+    Args:
+        wires: links to other machines, of which there may be devices; None for usual ones.
+    """
     file = engine.MachineFile.of_user()
     engine.use_measured_overheads(devices, file)
     usable = [device for device in devices if device.usable]
     facts = {device.id: engine.known_facts(device, file) for device in usable}
     topology = engine.read_topology()
-    links = engine.known_links(usable, topology, file)
+    here = [device for device in usable if not machine_of(device.id)]
+    links = engine.known_links(here, topology, file)
+    n_others = len(engine.machines_of([device.id for device in usable])) - 1
+    if n_others:
+        others = [engine.Links({}) for _ in range(n_others)]
+        links = engine.Links.of_machines([links, *others], wires or engine.Wires())
     return MachineFacts(
         engine.Forecaster(usable, facts, links, engine.Calibration.of_user()),
         {device: found.bytes_per_s for device, found in facts.items()},
-        frozenset(device.id for device in usable if file.device(device) is not None),
+        frozenset(device.id for device in here if file.device(device) is not None),
         slot_texts(topology),
     )
 

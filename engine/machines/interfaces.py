@@ -92,6 +92,17 @@ def default_address() -> str:
         return str(sock.getsockname()[0])
 
 
+def own_addresses() -> list[str]:
+    """Return this machine's IPv4 addresses that other machines may reach."""
+    found = [
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET
+    ]
+    return [address for address in found if not ipaddress.ip_address(address).is_loopback]
+
+
 def connect(host: str, port: int, interface: str = "") -> socket.socket:
     """Return a connection to a machine.
 

@@ -63,6 +63,16 @@ class MachinesHost:
         self._has_model = False
         gathering.on_fault = lambda number, why: self._end(why)
 
+    def begin(self) -> None:
+        """Start the processes of all machines, which measure the links, before any command.
+
+        Raises:
+            EngineError: a machine is missing, or the others have no common way here.
+        """
+        with self._lock:
+            if self._session is None:
+                self._start()
+
     def submit(self, command: Command) -> int:
         """Queue a command and return the generation number that its events will carry."""
         with self._lock:

@@ -44,6 +44,7 @@ class LinksPanel(QWidget):
     shown = Signal()  # the panel came into view; its content may be old
     measure_requested = Signal()
     stop_requested = Signal()
+    machines_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -55,6 +56,7 @@ class LinksPanel(QWidget):
         self.problems = label(role="shortage")
         self.status = label(role="muted")
         self.measure = button(tr("Measure"), name=tr("Measure devices and links"))
+        self.machines = button(tr("Other machines…"), "quiet")
         self._rows = QStandardItemModel(self)
         self._is_measuring = False
         self._is_simulated = False
@@ -120,6 +122,7 @@ class LinksPanel(QWidget):
             tr("Stop measuring") if self._is_measuring else tr("Measure devices and links")
         )
         self.measure.setEnabled(not self._is_simulated)
+        self.machines.setEnabled(not self._is_simulated)
         set_tip(self.measure,
             tr("These devices are simulated.") if self._is_simulated
             else tr(
@@ -169,8 +172,11 @@ class LinksPanel(QWidget):
         for text in (self.cost, self.problems, self.status):
             text.setWordWrap(True)
         self.measure.clicked.connect(self._on_button)
+        set_tip(self.machines, tr("Compute a model together with other machines"))
+        self.machines.clicked.connect(self.machines_requested)
         below = QHBoxLayout()
         below.addWidget(self.status, 1)
+        below.addWidget(self.machines, 0, Qt.AlignmentFlag.AlignTop)
         below.addWidget(self.measure, 0, Qt.AlignmentFlag.AlignTop)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(16, 4, 16, 12)

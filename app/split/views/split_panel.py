@@ -92,8 +92,8 @@ class SplitPanel(SplitLayout):
                     joins=settings.ranks[index].joins if can_join else None,
                     measured=picture.measured.get(index),
                 )
-        has_gpu = any(not rank.is_cpu for rank in settings.ranks)
-        self.cpu_ranks_host.setVisible(not has_gpu)
+        is_alone = all(rank.device == "cpu" for rank in settings.ranks)
+        self.cpu_ranks_host.setVisible(is_alone)
         show_number(self.cpu_ranks, 1 if is_single else settings.n_cpu_ranks)
 
     def _arrange_rows(self, colours: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -36,6 +37,8 @@ from engine import (
     Prediction,
     Rig,
     Topology,
+    Wires,
+    WireSpeed,
     known_links,
     parse_rig,
 )
@@ -289,7 +292,7 @@ class Meter:
         self.error: EngineError | None = None
         self.threads: set[str] = set()
 
-    def read(self, devices: Sequence[DeviceInfo], rig: Rig | None) -> LinksPicture:
+    def read(self, devices: Sequence[DeviceInfo], rig: Rig | None, wires: object) -> LinksPicture:
         self.threads.add(threading.current_thread().name)
         return PICTURE
 
@@ -358,3 +361,14 @@ def test_closing_ends_a_measurement(panel: LinksPanel, qtbot: QtBot) -> None:
     panel.measure.click()
     presenter.close()
     assert meter.was_stopped
+
+
+def test_machines_have_one_line_between_them_with_the_measured_link() -> None:
+    far = [replace(CPU, id="1/cpu"), replace(CPU, id="2/cpu")]
+    wires = Wires(measured=[WireSpeed(0, 1, 1e-3, 2e-3, 1e8, 2e-3)])
+    edges = {(edge.a, edge.b): edge for edge in read_links([CPU, *far], None, wires).edges}
+    assert set(edges) == {("cpu", "1/cpu"), ("cpu", "2/cpu"), ("1/cpu", "2/cpu"), ("cpu", "cpu")}
+    assert edges["cpu", "1/cpu"].is_measured
+    assert edges["cpu", "1/cpu"].facts.latency_s == 2e-3
+    assert edges["cpu", "1/cpu"].kind == "network"
+    assert not edges["cpu", "2/cpu"].is_measured

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.helpers.fake_host import FakeHost, Script
 from tests.helpers.fake_openai import FakeOpenAI, fake_openai
 
 HERE = Load(LoadParams("/models/tiny.gguf"))
+TOGETHER = Load(LoadParams("/models/tiny.gguf", ("cpu", "1/cpu")))
 HELLO = Generate((ChatMessage("user", "Hi"),))
 
 
@@ -35,13 +36,24 @@ class Both:
 
         self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
         self.engines: list[FakeHost] = []
+        self.teams: list[FakeHost] = []
         self.switch = HostSwitch(
-            self.events.put, self._make_engine, lambda _: "", starts_local=False
+            self.events.put, self._make_engine, lambda _: "", self._make_team, starts_local=False
         )
 
     def _make_engine(self, on_event: object) -> FakeHost:
         self.engines.append(FakeHost(on_event, Script()))  # type: ignore[arg-type]
         return self.engines[-1]
+
+    def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> FakeHost:
+        def tell(event: HostEvent) -> None:
+            number = event.generation and event.generation + first
+            on_event(HostEvent(number, event.event))
+
+        self.teams.append(FakeHost(tell, Script()))
+        submit = self.teams[-1].submit
+        self.teams[-1].submit = lambda command: submit(command) + first  # type: ignore[method-assign]
+        return self.teams[-1]
 
     def do(self, command: object) -> Event:
         """Submit a command and return its closing event; those of others are passed over."""
@@ -116,3 +128,21 @@ def test_nothing_is_searched_while_a_remote_model_is_in_use(both: Both, server: 
     both.do(there(server))
     assert isinstance(both.do(Tune(HERE.params)), Failed)
     assert not both.engines
+
+
+def test_devices_of_other_machines_are_their_hosts_business(both: Both) -> None:
+    both.do(HERE)
+    assert isinstance(both.do(TOGETHER), ModelLoaded)
+    assert isinstance(both.do(HELLO), Finished)
+    assert [type(one) for one in both.engines[0].commands] == [Load, Unload]
+    assert [type(one) for one in both.teams[0].commands] == [Load, Generate]
+    both.switch.team()
+    assert len(both.teams) == 1
+    lost = Failed(EngineCrashed("A machine is gone."), is_model_lost=True)
+    both.teams[0]._on_event(HostEvent(0, lost))
+    found = both.events.get(timeout=20)
+    while found.generation or not isinstance(found.event, Failed):
+        found = both.events.get(timeout=20)
+    assert found.event.is_model_lost
+    both.do(HERE)
+    assert isinstance(both.teams[0].commands[-1], Unload)

@@ -1,0 +1,165 @@
+"""Host of the models that this window's machines compute together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import engine  # what starts processes is resolved when it is used
+from app.machines.team import MachineTeam
+from app.translation import tr
+from engine import (
+    Command,
+    EngineError,
+    Failed,
+    HostEvent,
+    Load,
+    LoadParams,
+    ModelLoaded,
+    ModelResplit,
+    ModelUnloaded,
+    Resplit,
+    SplitError,
+    WiresMeasured,
+    far_id,
+    local_id,
+    machine_of,
+)
+
+if TYPE_CHECKING:
+    from engine import EngineHost, Gathering
+
+
+class TeamHost:
+    """Host that has models computed by the machines of a team; see `EngineHost`.
+
+    Devices of other machines have ids such as "1/cuda:0" outside of it.
+
+    Args:
+        on_event: receiver of events.
+        first: number of its first command.
+    """
+
+    def __init__(
+        self, on_event: Callable[[HostEvent], None], team: MachineTeam, first: int
+    ) -> None:
+        self._on_event, self._team, self._first = on_event, team, first
+        self._lock = threading.RLock()
+        self._n = 0
+        self._numbers: dict[int, int] = {}  # of the inner host's commands: its number -> ours
+        self._has_model = False
+        self._inner: EngineHost | None = None
+        self._gathering: Gathering | None = None
+
+    def begin(self) -> None:
+        """Start the machines' processes, which measure the links; what fails is told by a load."""
+        with self._lock:
+            if self._team.gathering is not None and self._team.is_complete:
+                self._over(self._team.gathering).begin()
+
+    def submit(self, command: Command) -> int:
+        """Queue a command and return the number that its events will carry."""
+        with self._lock:
+            number = self._first + self._n
+            self._n += 1
+            try:
+                if isinstance(command, Load):
+                    inner: EngineHost = self._over(self._team.check(command.params.path))
+                    command = Load(for_machines(command.params))
+                elif self._inner is None:
+                    raise EngineError(tr("The model has been unloaded."))
+                else:
+                    inner = self._inner
+                    if isinstance(command, Resplit):
+                        command = Resplit(for_machines(command.params))
+                self._numbers[inner.submit(command)] = number
+            except EngineError as error:
+                self._on_event(HostEvent(number, Failed(error)))
+            return number
+
+    def cancel(self, generation: int | None = None) -> None:
+        """Ask a command to end, or all that run and wait; return at once."""
+        with self._lock:
+            if self._inner is None:
+                return
+            if generation is None:
+                self._inner.cancel()
+            for inner, outer in self._numbers.items():
+                if outer == generation:
+                    self._inner.cancel(inner)
+
+    def leave(self) -> None:
+        """End all processes though a model may be loaded, which is told as its loss."""
+        has_model = self._has_model
+        self.close()
+        if has_model:
+            error = EngineError(tr("The other machines have gone."), tr("Have them join again."))
+            self._tell(HostEvent(0, Failed(error, is_model_lost=True)))
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Free the model and end all processes; return whether they ended in time."""
+        with self._lock:
+            inner, self._inner = self._inner, None
+        return inner is None or inner.close(timeout_s)
+
+    def _over(self, gathering: Gathering) -> engine.MachinesHost:
+        """Return the host over the machines that have joined."""
+        if self._gathering is not gathering or self._inner is None:
+            self.close(0.0)
+            self._numbers.clear()
+            host = engine.MachinesHost(self._pass_on, gathering, self._team.port)
+            self._gathering, self._inner = gathering, host
+        assert isinstance(self._inner, engine.MachinesHost)
+        return self._inner
+
+    def _pass_on(self, event: HostEvent) -> None:
+        """Pass an event on with the numbers and ids that the window knows; runs on any thread."""
+        found = event.event
+        if isinstance(found, WiresMeasured):
+            self._team.note_links(found)
+            return
+        if isinstance(found, ModelLoaded):
+            found = replace(found, params=for_window(found.params))
+        elif isinstance(found, ModelResplit):
+            model = replace(found.model, params=for_window(found.model.params))
+            found = replace(found, model=model)
+        with self._lock:
+            number = self._numbers.get(event.generation, 0)
+        self._tell(HostEvent(number, found))
+
+    def _tell(self, event: HostEvent) -> None:
+        """Send an event, and note whether there is a model after it."""
+        found = event.event
+        if isinstance(found, ModelLoaded):
+            self._has_model = True
+        elif isinstance(found, ModelUnloaded) or (
+            isinstance(found, Failed) and found.is_model_lost
+        ):
+            self._has_model = False
+        self._on_event(event)
+
+
+def for_machines(params: LoadParams) -> LoadParams:
+    """Return parameters with each machine's own ids of devices.
+
+    Raises:
+        SplitError: a machine has no rank, or ranks of one machine are apart.
+    """
+    numbers = engine.machines_of(params.devices)
+    runs = [machine_of(device) for device in params.devices]
+    if runs != sorted(runs) or numbers != tuple(range(len(numbers))):
+        raise SplitError(
+            tr("Each machine needs a device that takes part, and its devices beside each other."),
+            tr("Switch on a device of each machine."),
+        )
+    own = tuple(map(local_id, params.devices))
+    return replace(params, devices=own, machines=engine.rank_counts(params.devices))
+
+
+def for_window(params: LoadParams) -> LoadParams:
+    """Return parameters with the ids of devices that the window knows."""
+    numbers = [number for number, n in enumerate(params.machines) for _ in range(n)]
+    devices = tuple(map(far_id, numbers, params.devices)) if numbers else params.devices
+    return replace(params, devices=devices, machines=())

@@ -1,0 +1,64 @@
+"""A window whose model another machine's process computes with it, over loopback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+
+from engine import SamplingParams
+from tests.helpers.screenshots import demo_model, new_shell, pause, wait
+
+
+@pytest.mark.slow
+def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> None:
+    with new_shell(qapp, "dark") as shell:
+        shell.window.sampling.set_params(SamplingParams(temperature=0))
+
+        def answer() -> str:
+            shell.session.new_chat("")
+            shell.session.send("What is a split?")
+            wait(lambda: not shell.session.is_busy)
+            return str(shell.session.current.messages[-1].content)
+
+        shell.models.open(str(demo_model()))
+        wait(lambda: shell.split.load_state == "loaded")
+        alone = answer()
+        assert len(alone) > 20
+
+        shell.machines.open()
+        dialog = shell.machines.dialog
+        assert dialog is not None
+        dialog.address.setCurrentText("127.0.0.1:0")
+        dialog.switch.click()
+        wait(lambda: bool(shell.machines.team.command))
+        token, *_, address = shell.machines.team.command.split()
+        with (tmp_path / "join.log").open("wb") as log:
+            joining = subprocess.Popen(
+                [
+                    sys.executable, "-m", "app", "join", address, "--devices", "cpu",
+                    "--threads", "1", "--model", str(demo_model()),
+                ],
+                env={**os.environ, "TANDEM_TOKEN": token.partition("=")[2]},
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        try:
+            wait(lambda: shell.machines.wires is not None)
+            dialog.accept()
+            wait(lambda: [rank.device for rank in shell.split.settings.ranks][-1] == "1/cpu")
+            settings = shell.split.settings
+            for index in range(len(settings.ranks)):
+                settings = settings.with_rank_on(index, True)
+            shell.split.change(settings.with_chosen_mode("groups"))
+            pause(500)
+            shell.split.request_load()
+            wait(lambda: shell.split.load_state == "loaded")
+            assert answer() == alone
+            joining.kill()
+            wait(lambda: shell.split.load_state != "loaded")
+            assert "has" in shell.machines.team.said
+        finally:
+            joining.kill()
+            joining.wait()
