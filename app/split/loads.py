@@ -26,8 +26,8 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
-    if any(map(machine_of, (*wanted.all_devices, *loaded.all_devices))):
-        return None  # machines cannot split a model anew while it is loaded
+    if set(map(machine_of, wanted.all_devices)) != set(map(machine_of, loaded.all_devices)):
+        return None  # other machines have to begin
     return replace(
         wanted,
         n_ctx=loaded.n_ctx,

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from PySide6.QtWidgets import QApplication
 
+from app.main import Shell
 from engine import SamplingParams
 from tests.helpers.screenshots import demo_model, new_shell, pause, wait
+
+
+def _split_of(shell: Shell) -> tuple[float, ...] | None:
+    model = shell.client.model
+    return None if model is None else model.params.split
 
 
 @pytest.mark.slow
@@ -55,6 +61,11 @@ def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> 
             pause(500)
             shell.split.request_load()
             wait(lambda: shell.split.load_state == "loaded")
+            assert answer() == alone
+            shell.split.change(shell.split.settings.with_split((25.0, 75.0)))
+            pause(500)
+            shell.split.request_load()
+            wait(lambda: _split_of(shell) == (0.25, 0.75))
             assert answer() == alone
             joining.kill()
             wait(lambda: shell.split.load_state != "loaded")
