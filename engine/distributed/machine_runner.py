@@ -7,7 +7,7 @@ those with a slice of the output head send machine 0 its logits, or what samplin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 INTERRUPTED = "The machines were interrupted in the middle of a step."
 """Error of whatever is asked for once an order has ended without saying why."""
 
+PART_ROWS = 128
+"""Number of rows of a prompt that machines with CPUs compute at once, one behind the other."""
+
 Values = Sequence[Any]
 """Values of a `Piece` or a `SliceQuery`, as they arrive from another machine."""
 
@@ -58,6 +61,7 @@ class MachineRunner(MachineCache, ModelRunner):
             pads: whether any machine computes more rows than asked for, to repeat a capture.
         """
         self._joined, self._finds_states, self._pads = place, finds_states, pads
+        self._is_pipeline = not pads and 0 not in place.heads(self.ranks[0].model.split)
         self._dropped, self._saved = [], weakref.WeakValueDictionary()
         self._n_rows = 0
         self._last: np.ndarray | None = None
@@ -143,6 +147,29 @@ class MachineRunner(MachineCache, ModelRunner):
 
     def _step(self, ids: Sequence[int], batch: Batch, queries: Sequence[SliceQuery]) -> Logits:
         """Run the rows of a batch on all machines; return logits, or candidates of each slice."""
+        *firsts, last = self._parts(ids, batch)
+        for part in firsts:
+            self._one_step(*part, ())
+        return self._one_step(*last, queries)
+
+    def _parts(self, ids: Sequence[int], batch: Batch) -> Iterator[tuple[Sequence[int], Batch]]:
+        """Yield a batch of a prompt in parts, so that machines compute one behind the other.
+
+        On GPUs it stays whole: their kernels dequantise matrices for each part.
+        """
+        start, (piece, *others) = 0, batch.pieces
+        if self._is_pipeline and not others and not batch.pictures:
+            while batch.first_logit >= start + PART_ROWS and len(ids) - start >= 2 * PART_ROWS:
+                part = piece._replace(n_past=piece.n_past + start, n=PART_ROWS)
+                yield ids[start : start + PART_ROWS], Batch((part,), PART_ROWS)
+                piece, start = piece._replace(source=None), start + PART_ROWS
+        if start:
+            rest = piece._replace(n_past=piece.n_past + start, n=piece.n - start)
+            batch = batch._replace(pieces=(rest,), first_logit=batch.first_logit - start)
+        yield ids[start:], batch
+
+    def _one_step(self, ids: Sequence[int], batch: Batch, queries: Sequence[SliceQuery]) -> Logits:
+        """Run the rows of a batch on all machines at once."""
         shown = [
             (rows.row, *rows.features.shape, rows.whole, rows.only_in_windows)
             for rows in batch.pictures

@@ -63,6 +63,7 @@ def results(model: Model) -> tuple[np.ndarray, list[Any]]:
     return logits, [
         answers(model, PROMPTS[:1], GREEDY),  # alone, so that tokens are replayed
         answers(model, PROMPTS, GREEDY, SAMPLED, ALL_LOGITS),
+        answers(model, [[*range(3, 203), *range(3, 203)]], GREEDY),  # in parts, one behind another
     ]
 
 
