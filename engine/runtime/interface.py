@@ -129,7 +129,8 @@ class PagedRuntime(Protocol):
     It does not know which tokens its pages hold: `generation.scheduling` keeps count of that.
 
     `runtime.model_runner` implements it for ranks that are threads of this process (a
-    `ThreadRuntime` owns it, loads and re-splits it), `distributed.process_runtime` for processes.
+    `ThreadRuntime` owns it, loads and re-splits it), `distributed.machine_runner` for ranks of
+    several machines.
 
     Attributes:
         n_vocab: number of tokens of the vocabulary.
