@@ -15,7 +15,7 @@ from engine.errors import SplitError
 KEPT_BY_A_SPLIT = (
     "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
     "control_layers", "rope_scaling", "rope_factor", "rope_base", "chat_template", "fast_prompts",
-    "draft", "draft_max", "mmproj",
+    "draft", "draft_max", "draft_vocab", "mmproj",
 )  # fmt: skip
 """Settings of a load that a loaded model keeps when it is split anew."""
 

@@ -269,6 +269,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "fast_prompts": (args.fast_prompts, bool),
         "draft": (args.draft, str),
         "draft_max": (args.draft_max, int),
+        "draft_vocab": (args.draft_vocab, int),
         "mmproj": (args.mmproj, str),
         "mmproj_device": (args.mmproj_device, str),
         "reserve": (args.reserve, tuple),

@@ -65,6 +65,7 @@ def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
     yield "p2p", "--p2p", params.p2p
     yield "draft", "--draft", params.draft
     yield "draft_max", "--draft-max", str(params.draft_max)
+    yield "draft_vocab", "--draft-vocab", str(params.draft_vocab)
     yield "mmproj", "--mmproj", params.mmproj
     yield "mmproj_device", "--mmproj-device", params.mmproj_device
     yield "chat_template", "--chat-template", params.chat_template

@@ -151,6 +151,7 @@ def suggestion(
         draft=params.draft,
         draft_max=params.draft_max,
         mmproj=params.mmproj,
+        draft_vocab=params.draft_vocab,
     )
     try:
         choice = engine.choose_machines(planner, clean, forecaster(), free_bytes=free_bytes)

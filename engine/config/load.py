@@ -49,6 +49,9 @@ DEFAULT_DRAFTED = 7
 MOST_DRAFTED = 15
 """Default and largest value of `LoadParams.draft_max`."""
 
+LEAST_DRAFT_VOCAB = 256
+"""Least number of tokens that can be guessed from, see `LoadParams.draft_vocab`."""
+
 DEFAULT_CONTEXT = 2048
 """Context in tokens where none is asked for."""
 
@@ -124,6 +127,10 @@ class LoadParams:
             from that smaller model, the draft model, which has the same vocabulary, or from the MTP
             block that is all it holds. A file "mtp-….gguf" beside a model without such a block is
             found. They are left out where they do not pay. The answers are those without guesses.
+        draft_vocab: number of tokens, the first of the vocabulary, from which an MTP block guesses;
+            0 for all. A vocabulary is in the order in which its tokens were learnt, the frequent
+            first, so few guesses are lost, and less of the head is read for each. These rows are
+            held once more. The answers are the same.
         mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
             that fits, where there is memory for it, "off" for none.
         mmproj_device: device on which it lies whole: one of the ranks', or "cpu"; "auto" for the
@@ -165,6 +172,7 @@ class LoadParams:
     draft_max: int = DEFAULT_DRAFTED
     mmproj: MmprojKind | str = "auto"
     mmproj_device: str = "auto"
+    draft_vocab: int = 0
     machines: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -181,6 +189,7 @@ class LoadParams:
         _count("draft_max", self.draft_max or 0)
         if self.draft_max > MOST_DRAFTED:
             raise rejected("draft_max", f"at most {MOST_DRAFTED}", self.draft_max)
+        _count("draft_vocab", self.draft_vocab or LEAST_DRAFT_VOCAB, least=LEAST_DRAFT_VOCAB)
         _one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
         if not isinstance(self.chat_template, str) or len(self.chat_template) > MOST_TEMPLATE:
             most = f"a text of at most {MOST_TEMPLATE} characters"

@@ -51,14 +51,21 @@ class MTPInput(Module):
 class MTPHead(Module):
     """Embedding, norm and output head of an MTP block; None is what the file lacks.
 
-    They are cut like those of the trunk, which stand in for what is missing.
+    They are cut like those of the trunk, which stand in for what is missing. If guesses are made
+    from some tokens alone (`HParams.n_guessed`), the rows of these are held once more, as they are
+    in the file.
+
+    Attributes:
+        output: head of the block, with all its rows or some; None for the trunk's.
     """
 
     def __init__(self, hp: HParams, split: ModelSplit, layer: int, norm_type: type[Norm]) -> None:
-        self._block = f"blk.{layer}"
+        self._block, self._shape = f"blk.{layer}", (hp.n_vocab, hp.n_embd)
         self.embed_tokens: Embedding | None = None
         self.shared_head_norm: Norm | None = None
         self.shared_head_head: Linear | None = None
+        self.short_head: Linear | None = None
+        self._whole = "token_embd" if hp.tied or hp.copies_head else "output"
 
         def has(part: str) -> bool:
             return hp.has(layer, f"nextn.{part}.weight")
@@ -71,6 +78,11 @@ class MTPHead(Module):
             everyone: Placement = Replicate(split.last_group)
             self.shared_head_norm = norm_type(hp.n_embd, hp.norm_eps, everyone)
         if has("shared_head_head"):
+            self._whole = f"{self._block}.{HEAD.removesuffix('.weight')}"
+        if hp.n_guessed:
+            rows = Shard(0, split.output.shortened(hp.n_guessed))
+            self.short_head = Linear(hp.n_embd, hp.n_guessed, rows)
+        elif has("shared_head_head"):
             self.shared_head_head = Linear(hp.n_embd, hp.n_vocab, Shard(0, split.output))
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
@@ -79,4 +91,19 @@ class MTPHead(Module):
             view = replace(norm, name=f"{self._block}.nextn.shared_head_norm.weight")
             source.used.add(norm.name)
             source.add_view(view, norm.name)
+        if self.short_head is not None:
+            self._shorten(source, self.short_head.shape[0])
         return super().bind(source, f"{self._block}.nextn")
+
+    def _shorten(self, source: TensorSource, n: int) -> None:
+        """Add a view of the head's first n rows, and of its scale if it has one."""
+        short = f"{self._block}.nextn.short_head"
+        whole = source.get(f"{self._whole}.weight", self._shape)
+        source.add_view(whole.rows(0, n, f"{short}.weight"), whole.name)
+        if (scale := source.tensors.get(f"{self._whole}.scale")) is not None:
+            source.used.add(scale.name)
+            source.add_view(replace(scale, name=f"{short}.scale"), scale.name)
+
+    @property
+    def output(self) -> Linear | None:
+        return self.short_head or self.shared_head_head

@@ -88,6 +88,8 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
         found = HParams.read(file, cls.traits, n_mtp=1)
     elif params.draft == "auto" and set(params.all_devices) == {CPU}:
         found = _with_usable_mtp(file, cls)
+    if found is not None and 0 < params.draft_vocab < found.n_vocab:
+        found = replace(found, n_guessed=params.draft_vocab)
     hp = found or HParams.read(file, cls.traits)
     if hp.tied and copies_head(params):
         hp = replace(hp, tied=False, copies_head=True)

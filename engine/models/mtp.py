@@ -109,7 +109,8 @@ class MTP(Module):
                 behind a guess.
 
         Returns:
-            Logits (rows, n_vocab) of the latter, as `CausalLM.forward` returns them.
+            Logits (rows, n_vocab) of the latter, or of the tokens that are guessed from, as
+            `CausalLM.forward` returns them.
         """
         (block, _), n, last = self._parts, trunk.hp.n_embd, trunk.split.last_group
         first = ctx.batch.first_logit
@@ -128,7 +129,7 @@ class MTP(Module):
             ctx.join(last)
         if normed is None:
             return None
-        own = self.head.shared_head_head
+        own = self.head.output
         return ctx.gather(trunk.head(normed, ctx) if own is None else own(normed), normed)
 
     def _joined(self, trunk: Trunk, ids: Tensor, ctx: Context) -> Tensor | None:

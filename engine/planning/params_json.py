@@ -146,6 +146,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "checkpoint_bytes": _optional(_whole),
     "draft": _text,
     "draft_max": _whole,
+    "draft_vocab": _whole,
     "mmproj": _text,
     "mmproj_device": _text,
     "machines": _many(_whole),

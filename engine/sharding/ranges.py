@@ -42,6 +42,14 @@ class Ranges:
         taken = max((end for begin, end in self.spans[:rank] if end > begin), default=0)
         return slice(min(max(taken - start, 0), stop - start), stop - start)
 
+    def shortened(self, total: int) -> Ranges:
+        """Return a cut of fewer units in the same proportions; whoever has any keeps at least one.
+
+        Args:
+            total: number of units, at least that of the ranks.
+        """
+        return _shortened(self, total)
+
     def scaled(self, factor: int) -> Ranges:
         """Return the same cut, in units `factor` times finer."""
         return _scaled(self, factor)
@@ -51,6 +59,18 @@ class Ranges:
 def _scaled(ranges: Ranges, factor: int) -> Ranges:
     spans = tuple((start * factor, stop * factor) for start, stop in ranges.spans)
     return Ranges(spans, ranges.total * factor)
+
+
+@lru_cache(maxsize=1 << 14)
+def _shortened(ranges: Ranges, total: int) -> Ranges:
+    sizes = [float(stop - start) for start, stop in ranges.spans]
+    wanted = [size * total / ranges.total for size in sizes]
+    counts = [
+        max(n, int(size > 0))
+        for n, size in zip(largest_remainder(wanted, sizes, total), sizes, strict=True)
+    ]
+    counts[counts.index(max(counts))] -= sum(counts) - total
+    return _from_counts(tuple(counts), total, 1)
 
 
 @lru_cache(maxsize=1 << 14)

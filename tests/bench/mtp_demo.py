@@ -66,20 +66,20 @@ class MTPBlock(nn.Module):
 
 
 @torch.no_grad()
-def raw_hidden(trunk: Llama, ids: Tensor) -> Tensor:
-    """Return the trunk's states before its last norm, (batch, tokens, n_embd)."""
+def hidden_states(trunk: Llama, ids: Tensor) -> Tensor:
+    """Return the trunk's states behind its last norm, (batch, tokens, n_embd)."""
     x = trunk.token_embd(ids)
     for block in trunk.blk:
         x, _ = block(x, trunk.turn[: ids.shape[1]], None)
-    return x
+    return trunk.output_norm(x)
 
 
 def loss_of(trunk: Llama, block: MTPBlock, ids: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of the trunk's and the block's next tokens, within answers."""
-    hidden = raw_hidden(trunk, ids)
+    hidden = hidden_states(trunk, ids)
     learned = (targets != IGNORE)[:, 1:]
     with torch.no_grad():
-        wanted = trunk.head(trunk.output_norm(hidden[:, 1:][learned])).softmax(-1)
+        wanted = trunk.head(hidden[:, 1:][learned]).softmax(-1)
         embedded = trunk.token_embd(ids[:, 1:])
     out = block(embedded, hidden[:, :-1], trunk.turn[1 : ids.shape[1]])
     return F.cross_entropy(trunk.head(out[learned]), wanted)
@@ -158,13 +158,13 @@ def answered(model: Model, ids: list[int], temperature: float) -> tuple[list[int
     return found, end
 
 
-def measure(path: Path, n_questions: int, rounds: int) -> None:
+def measure(path: Path, n_questions: int, rounds: int, draft_vocab: int) -> None:
     """Print how many guesses are right and how much faster answers come, by number of guesses."""
     _, tokenizer = gguf_file.read(MODEL)
     corpus, drawn = Corpus(held_out=True), random.Random(SEED)
     asked = [corpus.conversation(drawn, 1)[:-1] for _ in range(n_questions)]
     prompts = [Encoder(tokenizer).prompt(messages) for messages in asked]
-    with load_model(path, n_ctx=512, draft="mtp") as model:
+    with load_model(path, n_ctx=512, draft="mtp", draft_vocab=draft_vocab) as model:
         for temperature in (0.0, 0.8):
             for most in (1, 3, 0):
                 _compare(model, prompts, temperature, most, rounds)
@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=24576, help="columns of its FFNs")
     parser.add_argument("--questions", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft-vocab", type=int, default=0, help="tokens guessed from; 0: all")
     args = parser.parse_args()
     if args.act == "train":
         trunk, block, tokenizer = trained(args.steps, args.batch)
@@ -220,7 +221,7 @@ def main() -> None:
         if args.wide:
             write(args.wide, trunk, block, tokenizer, args.columns)
     else:
-        measure(args.file, args.questions, args.rounds)
+        measure(args.file, args.questions, args.rounds, args.draft_vocab)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,11 @@ def add_draft(group: argparse._ArgumentGroup) -> None:
         f"(default: {DEFAULT_DRAFTED})",
     )  # fmt: skip
     group.add_argument(
+        "--draft-vocab", type=int, metavar="N",
+        help="let the model's block guess from the first N tokens of the vocabulary alone, the "
+        "most frequent: less of the head is read for a guess; answers stay the same (default: all)",
+    )  # fmt: skip
+    group.add_argument(
         "--mmproj", metavar="|".join((*MMPROJ_KINDS, "FILE")),
         help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
         "where there is memory for it (default), off none",

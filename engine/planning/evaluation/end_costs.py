@@ -32,6 +32,10 @@ MAX_KNOWN = 1 << 12
 """Most costs that are kept; each position of a drag cuts the vocabulary elsewhere."""
 
 
+SHORTENED = "shortened output"
+"""Owner of a head with the rows of those tokens that an MTP block guesses from."""
+
+
 class EndCost(NamedTuple):
     """Cost of a rank outside its blocks.
 
@@ -54,7 +58,8 @@ class Ends:
     """
 
     def __init__(self, model: CausalLM, slots: Sequence[Slot]) -> None:
-        self._slots = [(slot, owner_of(slot.placement.owners())) for slot in slots]
+        self._n_guessed = model.hp.n_guessed
+        self._slots = [(slot, _owner(slot, self._n_guessed)) for slot in slots]
         self._heads = {id(model.output_norm)}
         self._heads.add(id(model.token_embd if model.hp.tied else model.output))
         self._known: dict[tuple[str, Span, Formats], EndCost] = {}
@@ -67,6 +72,8 @@ class Ends:
             OUTPUT: split.output.spans[rank],
             MEMBERS: (0, 1 if rank in split.used else 0),
         }
+        if self._n_guessed:
+            spans[SHORTENED] = split.output.shortened(self._n_guessed).spans[rank]
         found = [
             self._of(owner, span, formats) for owner, span in spans.items() if span[1] > span[0]
         ]
@@ -102,6 +109,13 @@ class Ends:
             row = RankWorkload(part * slot.tensor.row_bytes)
             return EndCost(cost, row, load if is_head else NO_WORK)
         return EndCost(cost, NO_WORK, load) if is_head else EndCost(cost, load, NO_WORK)
+
+
+def _owner(slot: Slot, n_guessed: int) -> str | None:
+    """Return the part of a split that a tensor follows, or that its cut is made of."""
+    placement = slot.placement
+    is_cut = isinstance(placement, Shard) and placement.segments[0].total == n_guessed
+    return SHORTENED if is_cut else owner_of(placement.owners())
 
 
 def _is_table(slot: Slot) -> bool:

@@ -62,7 +62,7 @@ class Evaluator:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self._names = tuple(file.tensors)
-        self._models: dict[tuple[bool, int, bool], _Model] = {}
+        self._models: dict[tuple[bool, int, int, bool], _Model] = {}
         self._read: dict[object, tuple[type[CausalLM], HParams]] = {}
         self._sizes: dict[tuple[int | None, object], HParams] = {}
 
@@ -124,7 +124,7 @@ class Evaluator:
 
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
         """Return the model's class, and its sizes with the requested context."""
-        asked = params.draft, frozenset(params.all_devices), copies_head(params)
+        asked = params.draft, params.draft_vocab, frozenset(params.all_devices), copies_head(params)
         if asked not in self._read:
             self._read[asked] = read_sizes(self.file, params)
         cls, hp = self._read[asked]
@@ -137,7 +137,7 @@ class Evaluator:
 
     def _model(self, cls: type[CausalLM], hp: HParams) -> _Model:
         """Return the declared model; its context matters only for long-context RoPE frequencies."""
-        key = hp.n_ctx > hp.rope.n_ctx_orig, hp.n_mtp, hp.copies_head
+        key = hp.n_ctx > hp.rope.n_ctx_orig, hp.n_mtp, hp.n_guessed, hp.copies_head
         if key not in self._models:
             self._models[key] = _Model(self.file, cls, hp)
         return self._models[key]

@@ -14,7 +14,7 @@ from engine.models.declare import declare
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
 from tests.helpers.mtp_families import FAMILIES, PlainFamilyMTP, family_gguf
-from tests.helpers.mtp_models import OWN, PlainMTP, mtp_gguf
+from tests.helpers.mtp_models import N_EMBD, OWN, PlainMTP, mtp_gguf
 from tests.helpers.tiers import paired
 
 ARCHITECTURES = "glm4moe", "qwen35", "step35"
@@ -223,3 +223,61 @@ def test_a_block_of_an_architecture_that_is_not_known_to_have_one_is_refused(
     with pytest.raises(EngineError, match="MTP block of qwen3 models cannot be used yet"):
         opened(path)
     opened(path, draft="off").close()
+
+
+N_GUESSED = 256
+
+
+@pytest.mark.parametrize("own", [(), OWN], ids=["trunk's", "own"])
+@pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
+def test_guesses_from_some_tokens_are_those_of_all_without_the_rest(
+    request: pytest.FixtureRequest, tmp_path: Path, arch: str, split: tuple[int, ...],
+    own: tuple[str, ...],
+) -> None:  # fmt: skip
+    """With kernels on several ranks; memory is as planned, also behind a change of the split."""
+    if len(split) > 1:
+        request.getfixturevalue("kernels")
+    path = mtp_gguf(tmp_path / "m.gguf", arch, own=own)
+    guesses = PlainMTP(path).guesses(IDS)
+    with opened(path, split, draft_vocab=N_GUESSED) as model:
+        for _ in range(2):
+            runner = model.runtime.runner
+            at = prefilled(model)
+            for n in range(at, at + 3):
+                token, batch = IDS[n : n + 1], Batch.of_one(n, 1, 0)
+                found = runner.guess(token, batch)[0]
+                np.testing.assert_allclose(found, guesses[n - 1][:N_GUESSED], atol=2e-5)
+                assert runner.forward(token, batch).shape == (1, 320)
+            for rank in model.memory():
+                assert rank.measured.weights == rank.predicted.weights
+            model.resplit(split[::-1])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_plans_count_the_rows_that_are_held_once_more(
+    tmp_path: Path, split: tuple[int, ...]
+) -> None:
+    planner, held = Planner(mtp_gguf(tmp_path / "m.gguf")), {}
+    for n in (0, N_GUESSED, 4096):
+        params = LoadParams(
+            str(tmp_path / "m.gguf"), ("cpu",) * len(split), split, draft="mtp", draft_vocab=n,
+            n_ctx=64,
+        )  # fmt: skip
+        with GGUFFile.open(params.path) as file:
+            expected = make_plan(declare(file, params), params, None)
+        assert planner.plan(params) == expected
+        held[n] = sum(device.memory.weights for device in expected.devices)
+    planner.close()
+    assert held[N_GUESSED] == held[0] + N_GUESSED * N_EMBD * 4
+    assert held[4096] == held[0], "there are fewer tokens than that"
+
+
+def test_the_rows_are_those_of_the_file(tmp_path: Path) -> None:
+    """Nothing is quantised anew: the numbers of guesses stay what they are."""
+    path = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    found = []
+    for n in (0, N_GUESSED):
+        with opened(path, (1, 1), kv_type="f16", draft_vocab=n) as model:
+            at = prefilled(model)
+            found.append(model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0)))
+    assert np.array_equal(found[0][:, :N_GUESSED], found[1])

@@ -125,6 +125,7 @@ LOAD_PARAMS = st.builds(
         "parallel": st.integers(1, 16),
         "draft": st.sampled_from(["auto", "off", "ngram", "mtp", "small.gguf"]),
         "draft_max": st.integers(1, 15),
+        "draft_vocab": st.just(0) | st.integers(256, 1 << 20),
         "mmproj": st.sampled_from(["auto", "off", "mmproj.gguf"]),
         "mmproj_device": st.sampled_from(["auto", "cpu"]),
         "checkpoint_bytes": st.none() | st.integers(0, 1 << 40),
