@@ -26,7 +26,7 @@ from engine.generation.pictures.support import PictureSupport
 from engine.generation.prompts import Prompts
 from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource, guess_sources
+from engine.generation.scheduling.mtp_source import MTPSource, guess_sources, guess_ways
 from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
@@ -46,11 +46,6 @@ from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, ignore, never
 from engine.runtime.thread_runtime import open_runtime
 
-IDLE_DRAFT = (
-    "The draft model is not used: where GPUs sample tokens themselves, guesses are not checked."
-)
-"""Warning where a draft model only takes memory."""
-
 
 def load_model(
     path: str | Path, devices: Sequence[str] | str = ("cpu",), split: Sequence[float] | None = None,
@@ -69,6 +64,7 @@ def load_model(
     reserve: Mapping[str, int] = arguments.NOTHING, p2p: PeerMode = "auto",
     fast_prompts: bool = False,
     draft: DraftKind | str | Path = "auto", draft_max: int = DEFAULT_DRAFTED,
+    draft_vocab: int = 0,
     mmproj: str | Path = "auto", mmproj_device: str = "auto",
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
@@ -109,7 +105,8 @@ def load_model(
         groups=None if groups is None else tuple(groups),
         n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
         reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
-        draft=str(draft), draft_max=draft_max, mmproj=str(mmproj), mmproj_device=mmproj_device,
+        draft=str(draft), draft_max=draft_max, draft_vocab=draft_vocab,
+        mmproj=str(mmproj), mmproj_device=mmproj_device,
     )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
@@ -186,6 +183,10 @@ class Model(Inquiries, SavedStates):
             sources.append(self._draft.source)
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
 
+    def guess_ways(self) -> Mapping[str, Drafts]:
+        """Return the guesses of each kind that the model allows as it is loaded, to compare."""
+        return guess_ways(self.params, self._mtp, self._draft.source if self._draft else None)
+
     @contextmanager
     def _draft_beside(self, params: LoadParams) -> Iterator[None]:
         """Keep the draft model beside a re-split, or load it anew behind it on another device."""
@@ -235,8 +236,7 @@ class Model(Inquiries, SavedStates):
     @property
     def other_warnings(self) -> tuple[str, ...]:
         """Sentences of `warnings` that are not about `fallbacks`."""
-        found = self.plan.warnings + self._prompts.warnings + self._pictures.warnings
-        return (*found, IDLE_DRAFT) if self._draft and self.runtime.token_source else found
+        return self.plan.warnings + self._prompts.warnings + self._pictures.warnings
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:

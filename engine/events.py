@@ -319,6 +319,7 @@ class Tune:
     goal: str = "chat"
     budget_s: float | None = None
     modes: tuple[str, ...] = SPLIT_MODES
+    with_drafts: bool = False
 
 
 Command = Load | Resplit | Generate | SaveState | LoadState | Tune | Unload | Question

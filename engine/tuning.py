@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.api import Model
 from engine.config.load import SPLIT_MODES, LoadParams
+from engine.draft_trials import measure_drafts, with_draft_trials
 from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
 from engine.events import Tune, TuneProgress, TuneStarted
 from engine.files import temporary_folder
@@ -29,6 +30,7 @@ from engine.progress import IsCancelled, ignore, never
 
 if TYPE_CHECKING:
     from engine.measuring.benchmark import BenchResult
+    from engine.planning.search.draft_results import DraftTrial
 
 Hold = Callable[[Model | None], None]
 
@@ -84,6 +86,15 @@ class TrialModel:
             model.fallbacks,
         )
 
+    def measure_drafts(self, params: LoadParams) -> tuple[DraftTrial, ...]:
+        """Measure a split with each way of guessing; see `engine.draft_trials`.
+
+        Raises:
+            Cancelled: the search was cancelled.
+            EngineError: the split cannot run here any more.
+        """
+        return measure_drafts(self._split(params), 2 * self.size.n_gen, self._is_cancelled)
+
     def _bench(self, model: Model, test: BenchTest, *, warm_up: bool) -> BenchResult:
         return model.bench(test, REPETITIONS, warm_up=warm_up, is_cancelled=self._is_cancelled)
 
@@ -120,6 +131,7 @@ def tune(
     is_cancelled: IsCancelled = never,
     forecaster: Forecaster | None = None,
     file: TuneFile | None = None,
+    with_drafts: bool = False,
 ) -> TuneResult:
     """Find the split that is the fastest on this machine, by measuring.
 
@@ -135,6 +147,7 @@ def tune(
         is_cancelled: asked before each token; returning True ends the search with the best so far.
         forecaster: predicts speeds and learns from the trials; None is this machine's.
         file: store of the result; None is this user's.
+        with_drafts: whether to measure the best split with guesses of the next tokens, too.
 
     Raises:
         EngineError: the file or a device cannot be used, or nothing fits.
@@ -145,7 +158,8 @@ def tune(
         on_start(tuning.estimate)
         trials = TrialModel(tuning.estimate.size, is_cancelled)
         try:
-            return tuning.run(trials, on_progress, file or TuneFile.of_user())
+            store = file or TuneFile.of_user()
+            return tuning.run(trials, on_progress, store, with_drafts=with_drafts)
         finally:
             trials.close()
 
@@ -198,9 +212,14 @@ class Tuning:
         return self.plan.estimate
 
     def run(
-        self, model: TrialModel, on_progress: Callable[[TuneProgress], None], file: TuneFile | None
-    ) -> TuneResult:
-        """Search until the end, or until it is cancelled; store and return the result."""
+        self, model: TrialModel, on_progress: Callable[[TuneProgress], None],
+        file: TuneFile | None, *, with_drafts: bool = False,
+    ) -> TuneResult:  # fmt: skip
+        """Search until the end, or until it is cancelled; store and return the result.
+
+        Args:
+            with_drafts: whether to measure the best split with each way of guessing behind it.
+        """
         self._others = other_load(self._params.all_devices)
         begun, plan = time.perf_counter(), self.plan
         clock = TrialBudget(plan.estimate.budget_s, plan.estimate.trial_s)
@@ -216,6 +235,9 @@ class Tuning:
         search = SplitSearch(plan.space, plan.goal, model.measure, clock, report)
         search.run()
         result = self._result(search, time.perf_counter() - begun)
+        if with_drafts and result.is_complete and result.winner is not None:
+            params = result.winner.params
+            result = with_draft_trials(result, lambda: model.measure_drafts(params))
         self._learn(result, model.size)
         if file is not None and result.best is not None:
             file.keep(result)
@@ -290,7 +312,10 @@ class Interlude:
             tuning.prepare(self._held(), command.modes)
             send(TuneStarted(tuning.estimate))
             with temporary_folder(_folder()) as folder:
-                return self._search(tuning, folder / "state", params, send, is_cancelled)
+                return self._search(
+                    tuning, folder / "state", params, send, is_cancelled,
+                    with_drafts=command.with_drafts,
+                )  # fmt: skip
 
     def _held(self) -> dict[str, int]:
         """Return the bytes that the loaded model takes, by device."""
@@ -306,12 +331,14 @@ class Interlude:
         params: LoadParams,
         send: Callable[[TuneProgress], None],
         is_cancelled: IsCancelled,
+        *,
+        with_drafts: bool,
     ) -> TuneResult:
         before = self._model.params if self._model else None
         self._save(state)
         trials = TrialModel(tuning.estimate.size, is_cancelled, self._lent(params), self._hold)
         try:
-            return tuning.run(trials, send, TuneFile.of_user())
+            return tuning.run(trials, send, TuneFile.of_user(), with_drafts=with_drafts)
         finally:
             if before is None or self._is_closing():
                 trials.close()

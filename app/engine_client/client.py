@@ -140,7 +140,9 @@ class EngineClient(EngineSignals):
     def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
         """Search for the best split; running answers end first, and `cancel` ends the search."""
         self._end_what_runs()
-        self._work.tune = self._free_host().submit(Tune(params, goal, budget_s))
+        self._work.tune = self._free_host().submit(
+            Tune(params, goal, budget_s, with_drafts=params.draft != "off")
+        )
         self._settle()
 
     def unload(self) -> None:

@@ -22,9 +22,11 @@ from engine import (
     read_topology,
     tune,
 )
+from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
 from engine.planning.search.estimate import TrialSize
 from engine.planning.search.split_search import Candidate, Infeasible
 from engine.tuning import TrialModel
+from tests.helpers.mtp_models import mtp_gguf
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -152,3 +154,30 @@ def test_trials_become_shorter_where_they_take_long(
         assert trials.size == TrialSize(128, 16)
     finally:
         trials.close()
+
+
+def test_the_best_split_is_measured_with_guesses(path: str, forecaster: Forecaster) -> None:
+    """Each way that the file allows, and kept with the result."""
+    mtp = str(mtp_gguf(Path(path).with_name("mtp.gguf"), quant="Q8_0"))
+    for file, ways in ((path, ["off", "ngram"]), (mtp, ["off", "ngram", "mtp"])):
+        params = LoadParams(file, ("cpu",), n_ctx=256, cpu_threads=2)
+        store = TuneFile()
+        found = tune(params, forecaster=forecaster, file=store, with_drafts=True)
+        assert [trial.way for trial in found.drafts] == ways
+        assert all(min(trial.prose_ts, trial.quoting_ts) > 0 for trial in found.drafts)
+        assert "Guessed tokens" in found.reason
+        key = found.model_hash, 256, found.device_set, "chat"
+        assert store.find(*key, file) == found
+
+
+def test_what_guesses_bring_is_said() -> None:
+    plain, text = DraftTrial("off", 20.0, 20.0), DraftTrial("ngram", 20.0, 50.0)
+    assert reason_for_drafts([plain]) == ""
+    assert reason_for_drafts([plain, text, DraftTrial("mtp", 28.0, 44.0)]) == (
+        "Guessed tokens pay: from the text, new text is 1.00 times as fast and text that repeats "
+        "2.50; by the model's own block (MTP), new text is 1.40 times as fast and text that "
+        "repeats 2.20. Best are those by the model's own block (MTP)."
+    )
+    assert reason_for_drafts([plain, DraftTrial("ngram", 19.6, 20.2)]).startswith(
+        "Guessed tokens do not pay here"
+    )

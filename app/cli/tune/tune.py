@@ -44,6 +44,9 @@ the best so far.
 '--for chat' rates each split by a prompt of 256 tokens and an answer of 256 tokens, '--for prompts'
 by a prompt of 4096 and an answer of 128.
 
+With --draft, the best split is measured with guesses of the next tokens, too: from the text, by the
+model's own block (MTP), or by a draft model, as far as it has them.
+
 --kernels searches for something else: the fastest configuration of each GPU kernel for the sizes
 and types of this model's matrices. The results are used from the next load on."""
 
@@ -102,6 +105,7 @@ def _searched(params: LoadParams, args: argparse.Namespace) -> TuneResult:
             params,
             goal=args.goal,
             budget_s=args.budget,
+            with_drafts=args.draft not in (None, "off"),
             modes=SPLIT_MODES if args.split_mode is None else (args.split_mode,),
             on_start=_started,
             on_progress=_stepped,

@@ -33,6 +33,9 @@ class Drafts:
             first that has a guess is asked; one that takes time guesses for the answers for which
             these have none, or none that is as likely to be right.
         control: chooses how many guesses a pass checks.
+
+    Attributes:
+        made_s: seconds that sources that take time have taken so far.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Drafts:
         self._sources = [NgramSource()] if sources is None else sources
         self.control = control or DraftControl()
         self._checked: dict[Request, Guess] = {}
+        self.made_s = 0.0
 
     def guesses(
         self, runtime: PagedRuntime, requests: Sequence[Request], most: int = MOST_ROWS
@@ -59,7 +63,7 @@ class Drafts:
         """
         n_rows = min(MOST_ROWS, runtime.n_batch) // max(1, len(requests))
         room = min(self._most, most, n_rows - 1)
-        if room < 1 or runtime.token_source is not None:
+        if room < 1:
             return {}
         most = min((min(room, _room(request, runtime.n_ctx)) for request in requests), default=0)
         if most < 1:
@@ -134,6 +138,7 @@ class Drafts:
         n_unread, begun = source.n_unread(needy), time.perf_counter()
         found = source.guess(needy, length)
         seconds = time.perf_counter() - begun
+        self.made_s += seconds
         if len(found) == len(needy):
             self.control.note_making(name, len(needy), length, seconds)
         elif (n_read := n_unread - source.n_unread(needy)) > 0:

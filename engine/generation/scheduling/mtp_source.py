@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from engine.drafting.guesses import Guess, GuessSource, Kind
 from engine.drafting.ngram import NgramSource
 from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.generation.scheduling.drafts import Drafts
 from engine.paging.pool import OutOfPages
 
 if TYPE_CHECKING:
@@ -78,6 +79,25 @@ def guess_sources(params: LoadParams, mtp: MTPSource) -> list[GuessSource[Reques
     if mtp.can_guess:
         sources.append(mtp)
     return sources
+
+
+def guess_ways(
+    params: LoadParams, mtp: MTPSource, draft_model: GuessSource[Request] | None
+) -> dict[str, Drafts]:
+    """Return guesses of each kind for a model that is loaded as `params` say, to compare them.
+
+    Returns:
+        Guesses by kind: "off" first, which are none, then "ngram", "mtp" and "model", as far as
+        there are some.
+    """
+    found = {"off": Drafts()}
+    if params.n_draft:
+        more = {"ngram": (), "mtp": (mtp,) * mtp.can_guess, "model": (draft_model,)}
+        for way, sources in more.items():
+            made = [NgramSource(), *(source for source in sources if source is not None)]
+            if way == "ngram" or len(made) > 1:
+                found[way] = Drafts(params.n_draft, made)
+    return found
 
 
 def _is_ready(request: Request, n: int) -> bool:

@@ -147,9 +147,12 @@ class Scheduler:
     def _compute(self) -> None:
         """Compute a pass of tokens that are next, and a piece of a prompt."""
         active = self._seats.active
-        if len(active) == 1 and self._follow_ahead(active[0]):
+        guesses = self._guesses_ahead(active)
+        if len(active) == 1 and not guesses and self._follow_ahead(active[0]):
             return
+        begun = time.perf_counter()
         self._seats.stop_ahead()
+        lost_s = time.perf_counter() - begun
         singles = [r for r in active if r.place and r.n_missing == 1 and self._can_add(r)]
         prompt = next((r for r in active if r.place and r.n_missing > 1), None)
         singles = singles[: self._runtime.n_batch - bool(prompt)]
@@ -163,7 +166,8 @@ class Scheduler:
         elif singles:
             by_place = {id(r.place): r for r in singles}
             places = self.places.arrange([r.place for r in singles if r.place])
-            self._run(None, 0, [by_place[id(place)] for place in places])
+            rows = [by_place[id(place)] for place in places]
+            self._run(None, 0, rows, guesses=guesses, lost_s=lost_s)
 
     def _see(self, request: Request, n: int) -> tuple[PictureRows, ...] | None:
         """Return the rows of pictures among the next n tokens of a prompt.
@@ -210,7 +214,8 @@ class Scheduler:
 
     def _run(
         self, prompt: Request | None, n: int, rows: Sequence[Request],
-        seen: tuple[PictureRows, ...] = (),
+        seen: tuple[PictureRows, ...] = (), *,
+        guesses: Mapping[Request, Sequence[int]] | None = None, lost_s: float = 0.0,
     ) -> None:  # fmt: skip
         """Compute n tokens of a prompt and the next token of each of `rows`; hand out the results.
 
@@ -218,9 +223,13 @@ class Scheduler:
 
         Args:
             seen: rows of pictures among the tokens of the prompt.
+            guesses: these guesses; None if they are yet to be made.
+            lost_s: seconds that have passed before, which a device has computed in vain.
         """
         requests = [prompt, *rows] if prompt else list(rows)
-        guesses = {} if prompt else self._guesses(rows)
+        begun, made_s = time.perf_counter() - lost_s, self.drafts.made_s
+        if guesses is None:
+            guesses = {} if prompt else self._guesses(rows)
         is_whole = prompt is not None and prompt.n_missing == n
         done = requests if is_whole else list(rows)
         ids, pieces = self._rows(requests, guesses, n if prompt else 1)
@@ -233,16 +242,14 @@ class Scheduler:
             wish = request.work.wish if isinstance(request.work, Follow) and not guess else None
             wishes += [wish] + [None] * len(guess)
         try:
-            begun = time.perf_counter()
+            passed = time.perf_counter()
             found, times = self._timed(done, lambda: self._runtime.sample(ids, batch, wishes))
-            seconds = time.perf_counter() - begun
+            passed = time.perf_counter() - passed
         except OutOfDeviceMemory as error:
             self._fail(error, [prompt] if prompt else requests)
             return
-        if prompt is None:
-            self.drafts.control.note_pass(len(ids), seconds)
-        elif rows:  # somebody has waited for it
-            self._pace.note(n, seconds)
+        if prompt is not None and rows:  # somebody has waited for it
+            self._pace.note(n, passed)
         for request in requests:
             assert request.place is not None
             at = request.place.n
@@ -256,6 +263,22 @@ class Scheduler:
             guess = guesses.get(request, ())
             if guess:
                 self._deliver_guessed(request, guess, list(islice(results, len(guess))))
+        if prompt is None:  # with what the host does around a pass, which a small model waits for
+            seconds = time.perf_counter() - begun - (self.drafts.made_s - made_s)
+            self.drafts.control.note_pass(len(ids), seconds)
+
+    def _guesses_ahead(self, active: Sequence[Request]) -> Mapping[Request, Sequence[int]] | None:
+        """Return the guesses for which a device is to stop sampling ahead; none if it goes on.
+
+        Returns:
+            None where there is nothing to stop: they are made when the pass is.
+        """
+        if len(active) != 1 or self._runtime.token_source is None:
+            return None
+        (request,) = active
+        if request.place is None or request.n_missing != 1:
+            return None
+        return self._guesses(active)
 
     def _guesses(self, rows: Sequence[Request]) -> Mapping[Request, Sequence[int]]:
         """Return the tokens to check behind the next ones of answers, and set places apart."""
@@ -401,6 +424,7 @@ class Scheduler:
         if not self._ahead.can_serve(work):
             return False
         n_left = min(work.n_left, self.n_ctx - place.n, PAGE - place.n % PAGE)
+        begun = time.perf_counter()
         found, times = self._timed(
             [request], lambda: self._ahead.follow(request, work, piece, n_left)
         )
@@ -410,6 +434,7 @@ class Scheduler:
         place.sequence.append([work.token])
         self._seats.last = place.sequence.ids
         self._deliver(request, found, times)
+        self.drafts.control.note_pass(1, time.perf_counter() - begun)
         return True
 
     # everything between two steps

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from engine.config.load import LoadParams
 from engine.hardware.fallbacks import Fallback
+from engine.planning.search.draft_results import DraftTrial
 from engine.planning.speed.prediction import device_name, rank_name
 
 
@@ -176,6 +177,7 @@ class TuneResult:
         is_complete: whether the search ended by itself, not by time or cancellation.
         when: its end in UTC, as in ISO 8601.
         others: (device, load in percent) of devices that other programs used when it began.
+        drafts: speeds of the best split with each way of guessing; none if they were not measured.
     """
 
     model_name: str
@@ -191,6 +193,7 @@ class TuneResult:
     is_complete: bool = True
     when: str = ""
     others: tuple[tuple[str, float], ...] = ()
+    drafts: tuple[DraftTrial, ...] = ()
 
     @property
     def note(self) -> str:

@@ -15,6 +15,7 @@ from engine.hardware.fallbacks import Fallback
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.params_json import params_document, params_from
 from engine.planning.saved_plans import model_key
+from engine.planning.search.draft_results import DraftTrial
 from engine.planning.search.results import Goal, Region, Sample, Speeds, Trial, TuneResult
 from engine.planning.speed.calibration import device_set
 
@@ -122,13 +123,14 @@ def result_document(result: TuneResult) -> dict[str, Any]:
     plain = {
         spec.name: getattr(result, spec.name)
         for spec in fields(result)
-        if spec.name not in ("goal", "trials", "regions")
+        if spec.name not in ("goal", "trials", "regions", "drafts")
     }
     return {
         **plain,
         "goal": asdict(result.goal),
         "regions": [asdict(region) for region in result.regions],
         "trials": [_trial_document(trial) for trial in result.trials],
+        "drafts": [asdict(draft) for draft in result.drafts],
     }
 
 
@@ -161,6 +163,10 @@ def result_from(document: object, path: str) -> TuneResult | None:
         values["trials"] = tuple(_trial(trial, path) for trial in values["trials"])
         others = values.pop("others", ())  # files of earlier versions have none
         values["others"] = tuple((str(device), float(load)) for device, load in others)
+        drafts = values.pop("drafts", ())
+        values["drafts"] = tuple(
+            DraftTrial(str(d["way"]), *_positive((d["prose_ts"], d["quoting_ts"]))) for d in drafts
+        )
         result = TuneResult(**values)
         return result if _is_sound(result) else None
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):
