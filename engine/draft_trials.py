@@ -110,10 +110,11 @@ def _speed(
     model: Model, ids: Sequence[int], temperature: float, n: int, is_cancelled: IsCancelled
 ) -> float:
     """Return the tokens per second of an answer; 0 if it was too short to tell."""
-    n = min(n, model.n_ctx - len(ids) - 1)
-    wanted = SamplingParams(temperature=temperature, seed=3, max_tokens=max(1, n), ignore_eos=True)
+    n = min(n, model.n_ctx // 2)
+    ids = ids[-(model.n_ctx - n - 1) :]
+    wanted = SamplingParams(temperature=temperature, seed=3, max_tokens=n, ignore_eos=True)
     speed = 0.0
-    for event in model.generate(ids[: model.n_ctx - 2], wanted, is_cancelled):
+    for event in model.generate(ids, wanted, is_cancelled):
         if isinstance(event, Finished):
             speed = event.timings.decode_per_s
     if is_cancelled():
