@@ -91,12 +91,13 @@ def guess_ways(
         there are some.
     """
     found = {"off": Drafts()}
-    if params.n_draft:
-        more = {"ngram": (), "mtp": (mtp,) * mtp.can_guess, "model": (draft_model,)}
-        for way, sources in more.items():
-            made = [NgramSource(), *(source for source in sources if source is not None)]
-            if way == "ngram" or len(made) > 1:
-                found[way] = Drafts(params.n_draft, made)
+    if not params.n_draft:
+        return found
+    found["ngram"] = Drafts(params.n_draft, [NgramSource()])
+    if mtp.can_guess:
+        found["mtp"] = Drafts(params.n_draft, [NgramSource(), mtp])
+    if draft_model is not None:
+        found["model"] = Drafts(params.n_draft, [NgramSource(), draft_model])
     return found
 
 
