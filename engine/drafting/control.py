@@ -34,6 +34,13 @@ PROBE_EVERY = 64
 PROBE_SHARE = 0.02
 """Largest part of the time that goes into guesses which are only checked to measure once more."""
 
+CHOICE_SHARE = 0.02
+"""Largest part of the time that goes into choices which come to nothing."""
+
+MOST_BETWEEN = 12
+"""Largest number of passes from such a choice to the next one, where tokens take little time: what
+repeats is noticed later."""
+
 MOST_SAVED = 256
 """Number of passes whose part may be saved up for such guesses: more would make an answer stand
 still."""
@@ -82,6 +89,20 @@ class DraftControl:
         self._passes.note(n_rows, seconds)
         most = max(self._saved, MOST_SAVED * PROBE_SHARE * seconds)
         self._saved = min(self._saved + PROBE_SHARE * seconds, most)
+
+    def n_between_choices(self, n_rows: int, seconds: float) -> int:
+        """Return after how many passes to choose again, behind a choice that came to nothing.
+
+        With a model whose tokens take less than a millisecond, a choice takes a part of it.
+
+        Args:
+            n_rows: number of rows of these passes.
+            seconds: time that a choice takes.
+        """
+        if not self._passes.is_known:
+            return 1
+        wanted = seconds / (CHOICE_SHARE * max(self._passes.seconds(n_rows), 1e-6))
+        return max(1, min(MOST_BETWEEN, round(wanted)))
 
     def note_reading(self, source: str, n_tokens: int, seconds: float) -> None:
         """Note how long a source took to read tokens without making guesses."""

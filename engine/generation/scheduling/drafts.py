@@ -49,6 +49,7 @@ class Drafts:
         self.control = control or DraftControl()
         self._checked: dict[Request, Guess] = {}
         self.made_s = 0.0
+        self._n_left_out = 0
 
     def guesses(
         self, runtime: PagedRuntime, requests: Sequence[Request], most: int = MOST_ROWS
@@ -66,13 +67,22 @@ class Drafts:
         if room < 1:
             return {}
         most = min((min(room, _room(request, runtime.n_ctx)) for request in requests), default=0)
-        if most < 1:
+        if most < 1 or self._is_left_out():
             return {}
+        begun, made_s = time.perf_counter(), self.made_s
         self._checked = self._chosen({request: request.wanted for request in requests}, most)
+        if not self._checked:
+            spent = time.perf_counter() - begun - (self.made_s - made_s)
+            self._n_left_out = self.control.n_between_choices(len(requests), spent)
         n = min(map(len, (guess.tokens for guess in self._checked.values())), default=0)
         if not n or not all(_has_pages(request, 1 + n) for request in requests):
             return {}
         return {request: guess.tokens for request, guess in self._checked.items()}
+
+    def _is_left_out(self) -> bool:
+        """Return whether a pass is not worth a choice, as the last one was for nothing."""
+        self._n_left_out -= self._n_left_out > 0
+        return self._n_left_out > 0
 
     def _chosen(self, texts: Texts, most: int) -> dict[Request, Guess]:
         """Return equally many guesses for all answers, or none."""

@@ -154,3 +154,10 @@ def test_what_pays_most_is_checked() -> None:
         found = control.choose([there, Proposal([MODEL], 7, MODEL.source, 1)])
         assert found
         assert found[0].maker == expected
+
+
+def test_choices_that_come_to_nothing_are_rare_where_tokens_take_little_time() -> None:
+    choice_s = 30e-6
+    for token_s, expected in ((30e-3, 1), (1e-3, 2), (0.3e-3, 5), (1e-6, 12)):
+        assert measured({1: token_s}).n_between_choices(1, choice_s) == expected
+    assert DraftControl().n_between_choices(1, 1.0) == 1
