@@ -26,7 +26,7 @@ GRAMMAR = r'root ::= ("[" [0-9]+ "]")+'
 
 CASES = swept(
     [(family, split, n) for family in MODELS for split in SPLITS for n in (1, 4)],
-    [("experts", (3, 1, 2), 1)],
+    [(family, SPLITS[at % 3], (1, 4)[at // 3]) for at, family in enumerate(MODELS)],
 )
 
 
