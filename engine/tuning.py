@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from engine.api import Model
 from engine.config.load import SPLIT_MODES, LoadParams
-from engine.draft_trials import measure_drafts, with_draft_trials
 from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
 from engine.events import Tune, TuneProgress, TuneStarted
 from engine.files import temporary_folder
@@ -19,6 +18,7 @@ from engine.gguf.identity import model_hash
 from engine.gguf.reader import GGUFFile
 from engine.json_file import cache_folder
 from engine.measuring.benchmark import BenchTest
+from engine.measuring.draft_speed import measure_drafts, with_draft_trials
 from engine.measuring.other_load import other_load
 from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
@@ -87,7 +87,7 @@ class TrialModel:
         )
 
     def measure_drafts(self, params: LoadParams) -> tuple[DraftTrial, ...]:
-        """Measure a split with each way of guessing; see `engine.draft_trials`.
+        """Measure a split with each way of guessing; see `engine.measuring.draft_speed`.
 
         Raises:
             Cancelled: the search was cancelled.

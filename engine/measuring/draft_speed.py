@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.config.sampling import SamplingParams
 from engine.errors import Cancelled, EngineError
@@ -17,9 +17,11 @@ from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
 from engine.progress import IsCancelled, never
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from engine.api import Model
+    from engine.generation.results import GenerationEvent
+    from engine.generation.scheduling.drafts import Drafts
+    from engine.generation.scheduling.scheduler import Scheduler
     from engine.planning.search.results import TuneResult
 
 log = logging.getLogger(__name__)
@@ -43,8 +45,29 @@ TEXTS: Mapping[str, tuple[str, float]] = {"prose": (PROSE, 0.8), "quoting": (QUO
 """Prompts by what follows them, and the temperatures of the answers."""
 
 
+class GuessingModel(Protocol):
+    """What is measured of a loaded model; see `engine.api.Model`."""
+
+    n_ctx: int
+    scheduler: Scheduler
+
+    def guess_ways(self) -> Mapping[str, Drafts]:
+        """Return the guesses of each kind that the model allows."""
+        ...
+
+    def tokenize(self, text: str) -> Sequence[int]:
+        """Return a text's tokens."""
+        ...
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, is_cancelled: IsCancelled
+    ) -> Iterator[GenerationEvent]:
+        """Return the events of an answer."""
+        ...
+
+
 def measure_drafts(
-    model: Model, n_tokens: int, is_cancelled: IsCancelled = never
+    model: GuessingModel, n_tokens: int, is_cancelled: IsCancelled = never
 ) -> tuple[DraftTrial, ...]:
     """Measure answers without guesses, which come first, and with each way of guessing.
 
@@ -99,7 +122,7 @@ def with_draft_trials(
     return replace(result, drafts=drafts, reason=reason, seconds=seconds)
 
 
-def _ids(model: Model, prompt: str) -> Sequence[int]:
+def _ids(model: GuessingModel, prompt: str) -> Sequence[int]:
     """Return a prompt's tokens; some that repeat themselves where a model has no vocabulary."""
     with suppress(EngineError):
         return model.tokenize(prompt)
@@ -107,7 +130,7 @@ def _ids(model: Model, prompt: str) -> Sequence[int]:
 
 
 def _speed(
-    model: Model, ids: Sequence[int], temperature: float, n: int, is_cancelled: IsCancelled
+    model: GuessingModel, ids: Sequence[int], temperature: float, n: int, is_cancelled: IsCancelled
 ) -> float:
     """Return the tokens per second of an answer; 0 if it was too short to tell."""
     n = min(n, model.n_ctx // 2)
