@@ -110,7 +110,10 @@ SHAPES = {
     "smolvlm-256m": Shape("idefics3", smolvlm_256m, {"clip.vision.preproc_image_size": 2048}),
     "qwen3vl-2b-quarter": Shape(
         "qwen3vl", qwen3vl_2b_quarter,
-        {"clip.vision.image_min_pixels": 65536, "clip.vision.image_max_pixels": 1 << 20},
+        {
+            "clip.vision.image_size": 768, "clip.vision.image_min_pixels": 65536,
+            "clip.vision.image_max_pixels": 1 << 20,
+        },
     ),
 }  # fmt: skip
 
@@ -156,8 +159,11 @@ class Bench:
 
     def opened(self) -> Model:
         """Load the model."""
-        path = self._folder / "model.gguf"
-        return load_model(path, n_ctx=4096, cpu_threads=self._threads, draft="off")
+        eyes = self._folder / "mmproj.gguf"
+        return load_model(
+            self._folder / "model.gguf", n_ctx=4096, cpu_threads=self._threads, draft="off",
+            mmproj=eyes,
+        )  # fmt: skip
 
     def round(self) -> None:
         """Ask in all ways once."""
