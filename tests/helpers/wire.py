@@ -99,7 +99,7 @@ def wired(n: int, kind: WireKind, net: int = 77) -> Iterator[list[Node]]:
     finally:
         if switch is not None:
             switch.kill()
-            switch.wait()
+            switch.communicate()
         for node in nodes:
             subprocess.run(["ip", "netns", "del", node.namespace], capture_output=True, check=False)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import engine  # what starts processes is resolved when it is used
 from app.cli.output import note
+from app.cli.server.machine_advice import machine_advice
 from app.server.machine_figures import MachinesState, wires_text
 from engine import EngineError, LoadParams, list_devices
 
@@ -127,6 +129,11 @@ class ServedMachines:
         """Figures of the machines."""
         return MachinesState(tuple(self.gathering.machines), self._linked)
 
+    def _advise(self, linked: WiresMeasured) -> None:
+        """Tell what the planner says about these machines; runs on a thread."""
+        if advice := machine_advice(self._given, self.gathering.machines, linked):
+            note(f"Predicted: {advice}")
+
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
         """Start the engine, which sends its events to `on_event`."""
 
@@ -134,6 +141,7 @@ class ServedMachines:
             if isinstance(event.event, engine.WiresMeasured):
                 self._linked = event.event
                 note(wires_text(event.event))
+                threading.Thread(target=self._advise, args=(event.event,), daemon=True).start()
             on_event(event)
 
         return engine.MachinesHost(take, self.gathering, self._port + 1)
