@@ -19,7 +19,10 @@ LEAST_ROUNDS, MOST_ROUNDS = 30, 2000
 
 USUAL_S, LONGEST_S = 0.2, 4.0
 """Seconds of sending messages, and the most where single ones are slow: that is rare, so it takes
-many to know how rare."""
+many to know how rare. Exchanges get half of it."""
+
+MOST_S = 9.0
+"""Seconds for all links together: until then nobody hears of this process."""
 
 SLOW = 4.0
 """Times the median from which a message counts as slow, such as after a lost packet."""
@@ -50,10 +53,11 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
         CommError: a process is gone.
     """
     orders, found = Orders(wire), list[WireSpeed]()
-    for a, b in combinations(range(len(wire.peers)), 2):
+    pairs = list(combinations(range(len(wire.peers)), 2))
+    for a, b in pairs:
         mine = None
         if wire.rank == a:
-            mine = _Caller(wire, b).measured()
+            mine = _Caller(wire, b, MOST_S / len(pairs)).measured()
         elif wire.rank == b:
             _answer(wire, a)
         found.append(WireSpeed(a, b, *orders.told(mine)[a]))
@@ -61,19 +65,24 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
 
 
 class _Caller:
-    """The side of a measurement that sends first, and says what is sent."""
+    """The side of a measurement that sends first, and says what is sent.
 
-    def __init__(self, wire: Wire, other: int) -> None:
+    Args:
+        most_s: seconds that it may take in all.
+    """
+
+    def __init__(self, wire: Wire, other: int, most_s: float) -> None:
         self._wire, self._other = wire, other
+        self._most_s = most_s
         self._message = torch.zeros(MESSAGE_BYTES // 8, dtype=torch.int64)
 
     def measured(self) -> tuple[float, float, float, float]:
         """Return median and mean of the latency, bytes per second, and the mean of exchanges."""
-        times = self._times(lambda: self._round_s() / 2)
-        exchanges = self._times(self._exchange_s)
+        times = self._times(lambda: self._round_s() / 2, min(LONGEST_S, self._most_s / 2))
+        exchanges = self._times(self._exchange_s, min(LONGEST_S / 2, self._most_s / 4))
         middle = median(times)
         n, spent, fastest = FIRST_BYTES, 0.0, 0.0
-        while n <= MOST_BYTES and spent < LARGE_S:
+        while n <= MOST_BYTES and spent < min(LARGE_S, self._most_s / 4):
             seconds = self._large_s(n)
             fastest = max(fastest, n / max(seconds - 2 * middle, 1e-9))
             spent += seconds
@@ -81,20 +90,17 @@ class _Caller:
         self._send(END)
         return middle, fmean(times), fastest, fmean(exchanges)
 
-    def _times(self, measure: Callable[[], float]) -> list[float]:
-        """Return the seconds of each of many messages."""
+    def _times(self, measure: Callable[[], float], longest_s: float) -> list[float]:
+        """Return the seconds of each of many messages, for at most some seconds."""
         times = list[float]()
         begun = time.perf_counter()
         while len(times) < MOST_ROUNDS:
             times.append(measure())
             spent, n = time.perf_counter() - begun, len(times) - FIRST_TOO_SLOW
-            if (
-                n >= LEAST_ROUNDS
-                and spent > USUAL_S
-                and not (_is_uneven(times) and spent < LONGEST_S)
-            ):
+            wanted_s = longest_s if _is_uneven(times) else min(USUAL_S, longest_s)
+            if spent > longest_s or (n >= LEAST_ROUNDS and spent > wanted_s):
                 break
-        return times[FIRST_TOO_SLOW:]
+        return times[FIRST_TOO_SLOW:] or times
 
     def _round_s(self) -> float:
         """Return the seconds of a message and its answer."""
@@ -128,7 +134,7 @@ class _Caller:
 
 def _is_uneven(times: list[float]) -> bool:
     """Return whether single messages were much slower than most."""
-    return max(times[FIRST_TOO_SLOW:]) > SLOW * median(times)
+    return max(times[FIRST_TOO_SLOW:], default=0.0) > SLOW * median(times)
 
 
 def _answer(wire: Wire, caller: int) -> None:

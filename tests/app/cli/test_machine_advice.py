@@ -20,8 +20,7 @@ def test_the_advice_is_about_these_machines_and_their_link(tmp_path: Path) -> No
     slow = advice(1.0)
     assert slow.startswith("Do not split over this link; run a copy on each machine")
     assert "Both machines together: " in slow
-    speeds = [
-        text.partition("together: ")[2].partition(" tok/s")[0] for text in (slow, advice(0.1))
-    ]
-    assert float(speeds[0]) < float(speeds[1])
+    both = (slow, advice(0.1))
+    speeds = [float(text.partition("together: ")[2].partition(" tok/s")[0]) for text in both]
+    assert speeds[0] < speeds[1]
     assert machine_advice(replace(params, path="/none.gguf"), [far], WiresMeasured((), ())) == ""
