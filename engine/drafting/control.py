@@ -34,10 +34,10 @@ PROBE_EVERY = 64
 PROBE_SHARE = 0.02
 """Largest part of the time that goes into guesses which are only checked to measure once more."""
 
-CHOICE_SHARE = 0.02
+CHOICE_SHARE = 0.01
 """Largest part of the time that goes into choices which come to nothing."""
 
-MOST_BETWEEN = 12
+MOST_BETWEEN = 32
 """Largest number of passes from such a choice to the next one, where tokens take little time: what
 repeats is noticed later."""
 

@@ -158,6 +158,6 @@ def test_what_pays_most_is_checked() -> None:
 
 def test_choices_that_come_to_nothing_are_rare_where_tokens_take_little_time() -> None:
     choice_s = 30e-6
-    for token_s, expected in ((30e-3, 1), (1e-3, 2), (0.3e-3, 5), (1e-6, 12)):
+    for token_s, expected in ((30e-3, 1), (1e-3, 3), (0.3e-3, 10), (1e-6, 32)):
         assert measured({1: token_s}).n_between_choices(1, choice_s) == expected
     assert DraftControl().n_between_choices(1, 1.0) == 1
