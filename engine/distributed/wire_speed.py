@@ -84,7 +84,7 @@ class _Caller:
         n, spent, fastest = FIRST_BYTES, 0.0, 0.0
         while n <= MOST_BYTES and spent < min(LARGE_S, self._most_s / 4):
             seconds = self._large_s(n)
-            fastest = max(fastest, n / max(seconds - 2 * middle, 1e-9))
+            fastest = max(fastest, n / max(seconds - 2 * middle, seconds / 2))
             spent += seconds
             n *= 4
         self._send(END)
