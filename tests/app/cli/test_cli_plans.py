@@ -22,7 +22,7 @@ EVERYTHING = LoadParams(
     (ControlVector("/v=1.gguf", -0.5), ControlVector("w.gguf")), (3, 9), (2, 1), 2, 1, True,
     (("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), "off", "yarn", 2.5, 1e6,
     "{% for m in messages %}\n'<{{ m.role }}>' {{ m.content }}{% endfor %}", True, 3, 3 << 19,
-    "ngram", 5, "eyes of it.gguf", "cpu",
+    "ngram", 5, "eyes of it.gguf", "cpu", 4096,
 )  # fmt: skip
 
 
