@@ -278,7 +278,7 @@ def test_a_search_tells_its_steps_and_leaves_the_model(
     params = LoadParams("/models/tiny.gguf", ("cuda:0", "cuda:1"))
     with qtbot.waitSignal(client.tuned) as caught:
         client.tune(params, "prompts", 30)
-    assert client._host.commands[-1] == Tune(params, "prompts", 30)  # type: ignore[union-attr]
+    assert client._host.commands[-1] == Tune(params, "prompts", 30, with_drafts=True)  # type: ignore[union-attr]
     assert states == [EngineState.LOADING, EngineState.READY]
     assert [type(event) for event in seen] == [TuneEstimate, *[TuneProgress] * 3]
     (result,) = caught.args  # type: ignore[misc]

@@ -341,7 +341,9 @@ def test_a_folder_can_be_chosen_and_the_models_page_looks_there(
 
     def listed() -> bool:
         model = library.view.table.model()  # type: ignore[union-attr]
-        return [model.index(row, 0).data() for row in range(model.rowCount())] == [Q4[:-5]]
+        return [model.index(row, 0).data() for row in range(model.rowCount())] == [
+            f"{Q4[:-5]} · sees pictures"
+        ]
 
     qtbot.waitUntil(listed, timeout=20_000)
 

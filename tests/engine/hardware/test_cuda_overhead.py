@@ -138,12 +138,15 @@ def test_a_closed_model_gives_back_all_that_torch_holds(monkeypatch: pytest.Monk
     on_gpu = types.SimpleNamespace(device=CUDA, held=MemoryUse(500, 100, host_kv=30))
     on_cpu = types.SimpleNamespace(device=torch.device("cpu"), held=MemoryUse(5, 1))
     plans = [
-        types.SimpleNamespace(device=str(rank.device), memory=types.SimpleNamespace(draft=n))
+        types.SimpleNamespace(
+            device=str(rank.device), memory=types.SimpleNamespace(draft=n, pictures=0)
+        )
         for rank, n in ((on_gpu, 0), (on_cpu, 9))
     ]
     runtime = types.SimpleNamespace(
         devices=[CUDA, on_cpu.device], ranks=[on_gpu, on_cpu],
-        plan=types.SimpleNamespace(devices=plans), _beside={"draft": 4},
+        plan=types.SimpleNamespace(devices=plans, pictures_apart=7),
+        _beside={"draft": 4, "pictures": 7},
     )  # fmt: skip
     free = thread_runtime.ThreadRuntime.free_once_closed(runtime, {"cuda:0": 1, "cpu": 2})  # type: ignore[arg-type]
-    assert free == {"cuda:0": 701, "cpu": 42}
+    assert free == {"cuda:0": 701, "cpu": 49}
