@@ -56,7 +56,8 @@ def test_the_use_of_the_cache_is_told_while_answers_run(
 ) -> None:
     """In pages of 256 tokens; the window's monitor reads the same figures."""
     with http.stream("POST", "/v1/completions", json={**ENDLESS, "on_overflow": "shift"}) as answer:
-        next(line for line in answer.iter_lines() if line)
+        lines = answer.iter_lines()  # kept: once it is collected, the client goes away
+        assert next(filter(None, lines))
         found = figures(http)
         assert found.kv_room == 4096
         assert found.kv_used is not None
