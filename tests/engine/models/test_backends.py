@@ -8,7 +8,7 @@ from tests.helpers.golden import golden_logits, golden_models, golden_path, kern
 
 N_TOKENS = 12
 NAMES = sorted(golden_models()) or ["none"]  # which is then missing
-QUICK = NAMES[2::6]
+QUICK = NAMES[2::12]
 
 
 def answer(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -1,5 +1,8 @@
 """Logits against llama.cpp's, for every reference model, on every kind of split."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from engine.models.registry import is_supported
@@ -20,8 +23,15 @@ def test_the_reference_set_is_complete() -> None:
     assert [name for name in architectures if not is_supported(name)] == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", golden_models())
+def pairs() -> Iterator[Any]:
+    """Yield each model with each case; half of the cases with several ranks are slow, by turns."""
+    for i, name in enumerate(golden_models()):
+        for j, case in enumerate(CASES):
+            marks = () if j == 0 or (i + j) % 2 else pytest.mark.slow
+            yield pytest.param(name, case, marks=marks, id=f"{name}-{case}")
+
+
+@pytest.mark.parametrize(("name", "case"), list(pairs()))
 def test_logits_equal_llama_cpp(name: str, case: Case) -> None:
     assert golden_error(name, case) <= TOLERANCE
 
