@@ -7,6 +7,8 @@ import pytest
 
 from engine import Finished, Model, SamplingParams, TokenText, load_model
 from engine.generation.scheduling.drafts import Drafts
+from engine.gpu import quantise
+from engine.gpu.matmul import gemv
 from tests.helpers.golden import golden_path
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.tiny_gguf import least_gguf
@@ -77,10 +79,27 @@ def test_guesses_at_any_place_alone_and_together(tmp_path: Path, split: tuple[in
     with load_model(path, devices, split, n_ctx=512, parallel=4, draft="ngram") as model:
         check(model, 24, 7)
         check(model, 12, 1, PROMPTS)
-        check(model, 12, 3, PROMPTS)
+        check(model, 12, 3, PROMPTS[:2])
         check(model, 12, 3, grammar='root ::= ("A" | "B" | "C")+')
         model.resplit(split[::-1])
         check(model, 12, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(1,), (2, 1)], ids=str)
+def test_guesses_in_more_rows_than_gemv_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: tuple[int, ...]
+) -> None:
+    """Twelve in a captured pass of sixteen, to the bit if tokens without guesses take tile GEMM.
+
+    Otherwise these take gemv, which rounds otherwise.
+    """
+    monkeypatch.setattr(gemv, "SMALL_BATCH", 0)
+    monkeypatch.setattr(quantise, "SMALL_BATCH", 0)
+    path, devices = least_gguf(tmp_path / "m.gguf"), ["cpu"] * len(split)
+    with load_model(path, devices, split, n_ctx=512, parallel=4, draft="ngram") as model:
+        check(model, 12, 3, PROMPTS)
+        assert 16 in model.runtime.ranks[0].recordings
 
 
 @pytest.mark.slow
