@@ -25,7 +25,9 @@ from engine import (
     LoadParams,
     SamplingParams,
 )
+from engine.drafting.control import DraftControl
 from tests.helpers.fake_host import FakeHost, Script, model_info, model_loaded
+from tests.helpers.prophet import always
 from tests.helpers.served import EngineOnThread, Served
 
 ENDLESS = {"prompt": "Go on", "stream": True, "max_tokens": -1, "ignore_eos": True}
@@ -160,7 +162,14 @@ def test_each_model_has_its_own_recommendations() -> None:
     assert found == {"first": (0.6, 20), "second": (1.5, SamplingParams().top_k)}
 
 
-def test_right_guesses_are_counted(client: OpenAI, http: httpx2.Client) -> None:
+def test_right_guesses_are_counted(
+    client: OpenAI, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are checked whether or not that pays with a model whose tokens take 0.3 ms."""
+    control = always()
+    monkeypatch.setattr(DraftControl, "choose", lambda _, proposals: control.choose(proposals))
+    monkeypatch.setattr(DraftControl, "n_between_choices", lambda *_: 1)
+
     def counted() -> dict[str, float]:
         lines = http.get("/metrics").text.splitlines()
         return {
@@ -169,15 +178,16 @@ def test_right_guesses_are_counted(client: OpenAI, http: httpx2.Client) -> None:
             if n[:1].isdigit()
         }
 
-    text = "The cat saw the dog. The dog ran home. " * 6
-    for _ in range(20):  # at so short tokens guesses are only checked now and then
-        before = counted()
-        done = client.completions.create(model="", prompt=text, temperature=0, max_tokens=60)
-        assert done.usage is not None
-        details = done.usage.completion_tokens_details
-        assert details is not None
-        if details.accepted_prediction_tokens:
-            break
+    before = counted()
+    done = client.completions.create(
+        model="",
+        prompt="The cat saw the dog. The dog ran home. " * 6,
+        temperature=0,
+        max_tokens=100,
+    )
+    assert done.usage is not None
+    details = done.usage.completion_tokens_details
+    assert details is not None
     assert details.accepted_prediction_tokens
     assert details.rejected_prediction_tokens is not None
     after = counted()
