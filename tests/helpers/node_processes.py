@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import openai
 import psutil
 
 from tests.helpers.network import Place
 
 TOKEN = "a token of a test"
 START_S = 120.0
+
+LONG = 3900
+"""Number of tokens of an answer that lasts until a machine fails, of a model with 4096."""
 
 HERE = Place("127.0.0.1")
 """Place where tests run themselves."""
@@ -162,3 +166,17 @@ def until(is_true: Callable[[], bool], timeout_s: float) -> float:
         assert time.monotonic() < begun + timeout_s, "it does not happen"
         time.sleep(0.05)
     return time.monotonic() - begun
+
+
+def read_until_lost(client: openai.OpenAI, problem: list[str]) -> None:
+    """Read an answer that lasts until a machine fails, and add what is told then to `problem`."""
+    try:
+        stream = client.completions.create(
+            model="m", prompt="on and on", max_tokens=LONG, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        for _ in stream:
+            pass
+        problem.append("it has ended by itself")
+    except openai.APIError as error:
+        problem.append(str(error))

@@ -29,7 +29,7 @@ import openai
 import psutil
 
 from tests.helpers.network import Network, Place, loopback, network
-from tests.helpers.node_processes import NodeProcess, nodes, until
+from tests.helpers.node_processes import NodeProcess, nodes, read_until_lost, until
 from tests.helpers.tiny_gguf import tiny_gguf
 from tests.soak.campaign import Report, run_campaign
 from tests.soak.phases import Phase
@@ -112,7 +112,7 @@ class MachineFaults:
         kind, victim = self._cases[number % len(self._cases)]
         there, problem = self._there, list[str]()
         begins = [len(process.text) for process in there.all]
-        reader = threading.Thread(target=self._read_on, args=(problem,))
+        reader = threading.Thread(target=read_until_lost, args=(self._client, problem))
         reader.start()
         until(lambda: self._n_running() > 0, BACK_S)
         time.sleep(self._chance.random())
@@ -131,19 +131,6 @@ class MachineFaults:
         return self._client.completions.create(
             model="m", prompt="one", max_tokens=12, temperature=0
         ).choices[0].text  # fmt: skip
-
-    def _read_on(self, problem: list[str]) -> None:
-        """Read an answer that lasts until a machine fails."""
-        try:
-            stream = self._client.completions.create(
-                model="m", prompt="on and on", max_tokens=3900, stream=True,
-                extra_body={"ignore_eos": True},
-            )  # fmt: skip
-            for _ in stream:
-                pass
-            problem.append("it has ended by itself")
-        except openai.APIError as error:
-            problem.append(str(error))
 
     def _n_running(self) -> int:
         return int(httpx2.get(f"{self._there.address}/slots").json()["running"])

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from tests.helpers.node_processes import NodeProcess, nodes, until
+from tests.helpers.node_processes import NodeProcess, nodes, read_until_lost, until
 from tests.helpers.tiny_gguf import tiny_gguf
 
 NAMED_S = 5.0
@@ -43,7 +43,7 @@ def test_clients_are_answered_and_a_killed_machine_is_named_and_comes_back(
         for number, how in ((1, signal.SIGKILL), (0, signal.SIGSTOP)):
             begins = [len(x.text) for x in (there.server, *there.joined)]
             problem: list[str] = []
-            answering = threading.Thread(target=_read_on, args=(client, problem))
+            answering = threading.Thread(target=read_until_lost, args=(client, problem))
             answering.start()
             until(lambda: httpx.get(f"{there.address}/slots").json()["running"] > 0, 10)
             victim = there.joined[number].worker()
@@ -56,20 +56,6 @@ def test_clients_are_answered_and_a_killed_machine_is_named_and_comes_back(
                 process.wait_for("its process was", NAMED_S, begin)
             assert not victim.is_running() or victim.status() == "zombie"
             assert asked(client, prompts[0]) == alone[0], "the next request loads it again"
-
-
-def _read_on(client: openai.OpenAI, problem: list[str]) -> None:
-    """Read an answer that would last until its machines fail."""
-    try:
-        stream = client.completions.create(
-            model="m", prompt="on and on", max_tokens=3500, stream=True,
-            extra_body={"ignore_eos": True},
-        )  # fmt: skip
-        for _ in stream:
-            pass
-        problem.append("it has ended by itself")
-    except openai.APIError as error:
-        problem.append(str(error))
 
 
 def test_refusals_are_sentences(path: Path, tmp_path: Path) -> None:
