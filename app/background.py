@@ -1,15 +1,18 @@
-"""Work that takes too long for the GUI thread: done on another, where only the newest counts."""
+"""Work that the GUI thread leaves to others: threads, and a child with limits."""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal, Slot
 
+import engine  # what starts processes is resolved when it is used
 from engine import EngineError
 
 log = logging.getLogger(__name__)
@@ -200,3 +203,48 @@ class KeyedJobs(QObject):
             if self._newest.get(job.key) is job:
                 del self._newest[job.key]
                 job.then(job.error)
+
+
+class KeptChild:
+    """A child that starts when it is first asked, and anew after it has ended.
+
+    One thread at a time may ask it.
+
+    Args:
+        command: its command line.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._child: engine.LimitedChild | None = None
+
+    def ask(self, request: Mapping[str, object], max_bytes: int, seconds: float) -> dict[str, Any]:
+        """Return the answer to a request.
+
+        Args:
+            max_bytes: memory that the child may have, from its start on.
+            seconds: time for the answer.
+
+        Raises:
+            ChildEnded: there is no answer, and the child is gone.
+            OSError: the child cannot be started.
+        """
+        try:
+            if self._child is None:
+                self._child = engine.LimitedChild(self._command, max_bytes)
+            self._child.wait_until_ready()
+            return self._child.ask((json.dumps(request) + "\n").encode(), seconds)
+        except (engine.ChildEnded, OSError):
+            self.close()
+            raise
+
+    def kill(self) -> None:
+        """End the child, whatever it does; any thread may call it."""
+        if (child := self._child) is not None:
+            child.kill()
+
+    def close(self) -> None:
+        """End the child, and close its pipes."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()

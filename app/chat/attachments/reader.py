@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Final
 from PySide6.QtCore import QObject
 
 import engine  # for names that only attachments need, which are resolved when they are used
-from app.background import KeyedJobs
+from app.background import KeptChild, KeyedJobs
 from app.translation import tr
 from engine import EngineError, one_line, program_command
 
@@ -59,7 +58,7 @@ class AttachmentReader(QObject):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self._jobs = KeyedJobs("tandem-files", self)
-        self._child: engine.LimitedChild | None = None
+        self._child = KeptChild(COMMAND)
 
     def read(
         self, key: str, path: Path, model: str, then: Callable[[ReadFile | EngineError], None]
@@ -85,10 +84,9 @@ class AttachmentReader(QObject):
 
     def close(self) -> None:
         """End the child, whatever it reads, and the thread."""
-        if self._child is not None:
-            self._child.kill()
+        self._child.kill()
         self._jobs.close()
-        self._drop()
+        self._child.close()
 
     def _run(
         self,
@@ -113,12 +111,8 @@ class AttachmentReader(QObject):
 
         shown = one_line(name, MOST_NAME)
         try:
-            if self._child is None:
-                self._child = engine.LimitedChild(COMMAND, MAX_MEMORY)
-            self._child.wait_until_ready()
-            answer = self._child.ask((json.dumps(request) + "\n").encode(), MAX_SECONDS)
+            answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except (engine.ChildEnded, OSError) as error:
-            self._drop()
             log.info("%s is not read: %s", shown, error)
             raise EngineError(
                 tr("{name} cannot be read: it takes too long or too much memory.").format(
@@ -129,11 +123,6 @@ class AttachmentReader(QObject):
         if "problem" in answer:
             raise NoTextThere(answer, shown)
         return _read_file(answer)
-
-    def _drop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.close()
 
 
 def problem_text(answer: Mapping[str, object]) -> str:

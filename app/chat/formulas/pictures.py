@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final
@@ -16,6 +16,7 @@ from PySide6.QtGui import QImage, QPainter
 from PySide6.QtSvg import QSvgRenderer
 
 import engine  # for names that only formulas need, which are resolved when they are used
+from app.background import KeptChild
 from engine import program_command
 
 log = logging.getLogger(__name__)
@@ -161,34 +162,28 @@ class FormulaArtist:
     """The child that draws, started when it is needed; used on one thread."""
 
     def __init__(self) -> None:
-        self._child: engine.LimitedChild | None = None
+        self._child = KeptChild(COMMAND)
 
     def draw(self, look: FormulaLook) -> FormulaPicture | None:
         """Return a picture; None for a formula that cannot be drawn within the limits."""
         values = asdict(look)
         ratio = values.pop("ratio")
-        drawn = self._ask((json.dumps(values) + "\n").encode())
+        drawn = self._ask(values)
         return _picture(drawn, ratio) if drawn else None
 
     def close(self) -> None:
         """End the child."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.close()
+        self._child.close()
 
-    def _ask(self, request: bytes) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         from app.chat.formulas.program import MAX_MEMORY, MAX_SECONDS  # late: no formula, no child
 
         try:
-            if self._child is None:
-                self._child = engine.LimitedChild(COMMAND, MAX_MEMORY)
-            self._child.wait_until_ready()
-            return self._child.ask(request, MAX_SECONDS)
+            return self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except engine.ChildEnded as error:
             log.info("a formula is not drawn: %s", error)
         except OSError as error:
             log.warning("formulas cannot be drawn: %s", error)
-        self.close()
         return {}
 
 

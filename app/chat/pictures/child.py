@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from base64 import b64decode
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, Final
 from PySide6.QtGui import QImage
 
 import engine  # for names that only pictures need, which are resolved when they are used
+from app.background import KeptChild
 from app.chat.pictures.picture import MOST_NAME
 from app.chat.pictures.program import MAX_MEMORY, MAX_SECONDS
 from app.translation import tr
@@ -26,7 +26,7 @@ class PictureChild:
     """A child that reads pictures; it starts when it is asked, and anew after it was ended."""
 
     def __init__(self) -> None:
-        self._child: engine.LimitedChild | None = None
+        self._child = KeptChild(COMMAND)
 
     def size(self, path: Path, name: str) -> tuple[int, int]:
         """Return the width and height of a picture, all of which has been read.
@@ -59,23 +59,16 @@ class PictureChild:
 
     def kill(self) -> None:
         """End the child, whatever it does; any thread may call it."""
-        if self._child is not None:
-            self._child.kill()
+        self._child.kill()
 
     def close(self) -> None:
         """End the child, and close its pipes."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.close()
+        self._child.close()
 
     def _ask(self, request: Mapping[str, object], name: str) -> dict[str, Any]:
         try:
-            if self._child is None:
-                self._child = engine.LimitedChild(COMMAND, MAX_MEMORY)
-            self._child.wait_until_ready()
-            answer = self._child.ask((json.dumps(request) + "\n").encode(), MAX_SECONDS)
+            answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except (engine.ChildEnded, OSError) as error:
-            self.close()
             log.info("%s is not read: %s", one_line(name, MOST_NAME), error)
             raise refusal({"problem": "excess"}, name) from None
         if "problem" in answer:
