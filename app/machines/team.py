@@ -95,11 +95,7 @@ class MachineTeam:
         """Devices of the others, with ids such as "1/cuda:0"; none before all are there."""
         if not self.is_complete:
             return ()
-        return tuple(
-            replace(info, id=far_id(one.number, info.id))
-            for one in self.machines
-            for info in one.infos
-        )
+        return tuple(info for one in self.machines for info in one.far_infos)
 
     @property
     def states(self) -> list[DeviceSnapshot]:

@@ -251,8 +251,11 @@ class LoadParams:
     @property
     def draft_rank(self) -> int:
         """Rank on whose device a draft model lies: that of the largest share on machine 0."""
-        shares = self.split or (1.0,) * len(self.devices)
-        return max(range(len(self._own)), key=lambda rank: shares[rank : rank + 1])
+        return max(range(len(self._own)), key=self._share)
+
+    def _share(self, rank: int) -> tuple[float, ...]:
+        """Return the share of a rank; nothing if the split has too few, which is told later."""
+        return (self.split or (1.0,) * len(self.devices))[rank : rank + 1]
 
     @property
     def _own(self) -> tuple[str, ...]:
@@ -269,10 +272,9 @@ class LoadParams:
         """Devices on which an encoder of pictures may lie, the best one first."""
         if self.mmproj_device != "auto":
             return (self.mmproj_device,)
-        shares = self.split or (1.0,) * len(self.devices)
         ranked = sorted(
             range(len(self._own)),
-            key=lambda rank: (not self.devices[rank].startswith("cpu"), shares[rank : rank + 1]),
+            key=lambda rank: (not self.devices[rank].startswith("cpu"), self._share(rank)),
             reverse=True,
         )
         return tuple(dict.fromkeys((*(self.devices[rank] for rank in ranked), "cpu")))

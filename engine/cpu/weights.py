@@ -15,6 +15,7 @@ from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.group_gemm import MOST_TILES
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
+from engine.cpu.kernels.quantised_gemm import LEAST_PANELS
 from engine.cpu.kernels.result_memory import result
 from engine.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.cpu.worker import Worker
@@ -25,9 +26,6 @@ from engine.quants.layout import BLOCK, TILE
 
 PASS_BYTES = 4 << 20
 """Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
-
-MANY_PANELS = 2
-"""Smallest number of panels of activations that are many tokens, see `PlaneWeight`."""
 
 PIECE_TILES = 2 * MOST_TILES
 """Number of tiles that a thread takes at a time for many tokens."""
@@ -64,7 +62,7 @@ class PlaneWeight:
         self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
         self.n_tiles_for_many = max(1, min(PIECE_TILES, per_thread))
         group = chosen().tile_tokens
-        self.many_tokens = MANY_PANELS * group
+        self.many_tokens = LEAST_PANELS * group
         per_token = extent.n_blocks * panel_block_bytes(worker.x_bytes)
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
@@ -205,7 +203,7 @@ class JointProduct:
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
         first = weights[0]
-        self.n_tokens = min(weight.many_tokens for weight in weights) - 1
+        self.n_tokens = first.many_tokens - 1
         self._worker, self._extent = first.worker, first.extent
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)

@@ -113,10 +113,10 @@ class Worker:
         stride = 4 * rows.stride(0)
         return self._quantise_address, rows.data_ptr(), stride, n_tokens, n_blocks, panels
 
-    def _holds(self, x: Tensor, extent: Extent) -> bool:
-        """Return whether the panels hold x."""
+    def _holds(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> bool:
+        """Return whether the panels hold x, for experts in the order of `groups`."""
         last = self._last_extent
-        is_last = x is self._last and self._last_groups is None
+        is_last = x is self._last and groups is self._last_groups
         return is_last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
 
     def _remember(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> None:
@@ -168,7 +168,7 @@ class Worker:
         Returns:
             Address of the panels, valid until the next call.
         """
-        if x is self._last and extent == self._last_extent and groups is self._last_groups:
+        if self._holds(x, extent, groups):
             return self._panels
         n_used = groups.row_of.shape[1]
         pairs = 0 if x.shape[0] == groups.n_row else groups.pair_of.data_ptr()

@@ -194,8 +194,7 @@ class StateFiles:
         self, rank: int, unit: int, n: int, entry: Entry, place: CachePlace, stop: int
     ) -> CachedRows:  # fmt: skip
         """Return where the positions of an entry up to `stop` lie, for n units of a rank."""
-        found = Piece(0, 0, place.tables).runs(entry.group, entry.first, stop)
-        slots = [(part.start, part.stop) for part in found]
+        slots = _slots(place, entry.group, entry.first, stop)
         row_bytes = entry.shape[-1] * entry.size
         return CachedRows(rank, entry.state, entry.tensor, (unit, unit + n), slots, row_bytes)
 
@@ -326,8 +325,13 @@ class StateFiles:
             assert isinstance(state, KVState), "MTP blocks have attention"
             group = self._sights.index(state.sight)
             first = max(contents.firsts[group], place.n)
-            parts = Piece(0, 0, place.tables).runs(group, first, stop)
-            self._runner.zero_rows(layer, [(part.start, part.stop) for part in parts])
+            self._runner.zero_rows(layer, _slots(place, group, first, stop))
+
+
+def _slots(place: CachePlace, group: int, first: int, stop: int) -> list[tuple[int, int]]:
+    """Return where positions lie in the cache of a group: the ends of runs of neighbours."""
+    found = Piece(0, 0, place.tables).runs(group, first, stop)
+    return [(part.start, part.stop) for part in found]
 
 
 def _first_held(table: Sequence[int]) -> int:

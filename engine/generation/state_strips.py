@@ -85,8 +85,7 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 def strips_of(rows: CachedRows) -> Iterator[CachedRows]:
     """Yield the rows of a rank's units in strips."""
-    n_rows = sum(stop - start for start, stop in rows.slots)
-    for strip in strips(range(*rows.units), n_rows, n_rows, rows.row_bytes):
+    for strip in strips(range(*rows.units), rows.n_rows, rows.n_rows, rows.row_bytes):
         yield _part(rows, strip)
 
 
@@ -107,8 +106,7 @@ def read_units(
         OSError: the file has become shorter.
         Cancelled: the person has asked to stop.
     """
-    n_wanted = sum(stop - start for start, stop in rows.slots)
-    for strip in strips(range(*rows.units), n_wanted, n_rows, rows.row_bytes):
+    for strip in strips(range(*rows.units), rows.n_rows, n_rows, rows.row_bytes):
         part = _part(rows, strip)
         buffer, unit = part.room(), first + strip.units.start - rows.units[0]
         file.seek(begin + (unit * n_rows + strip.rows.start) * rows.row_bytes)

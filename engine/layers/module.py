@@ -83,6 +83,15 @@ class TensorSource:
         self.tensors[part.name] = part
         self.views.setdefault(whole, []).append(part.name)
 
+    def add_name(self, tensor: TensorInfo, name: str) -> None:
+        """Add a second name for a tensor, which counts as used.
+
+        Raises:
+            InvalidGGUF: the file also has a tensor of that name.
+        """
+        self.used.add(tensor.name)
+        self.add_view(replace(tensor, name=name), tensor.name)
+
     def is_fully_used(self, name: str) -> bool:
         """Return whether all views of a tensor were looked up."""
         return all(view in self.used for view in self.views.get(name, ()))

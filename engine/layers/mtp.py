@@ -5,7 +5,6 @@ DeepSeek-V3 (arXiv 2412.19437, section 2.2). In files these tensors are called `
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.linear import Embedding, Linear
@@ -88,9 +87,7 @@ class MTPHead(Module):
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         if self._has_final:
             norm = source.tensors[f"{self._block}.{FINAL_NORM}"]
-            view = replace(norm, name=f"{self._block}.nextn.shared_head_norm.weight")
-            source.used.add(norm.name)
-            source.add_view(view, norm.name)
+            source.add_name(norm, f"{self._block}.nextn.shared_head_norm.weight")
         if self.short_head is not None:
             self._shorten(source, self.short_head.shape[0])
         return super().bind(source, f"{self._block}.nextn")
@@ -101,8 +98,7 @@ class MTPHead(Module):
         whole = source.get(f"{self._whole}.weight", self._shape)
         source.add_view(whole.rows(0, n, f"{short}.weight"), whole.name)
         if (scale := source.tensors.get(f"{self._whole}.scale")) is not None:
-            source.used.add(scale.name)
-            source.add_view(replace(scale, name=f"{short}.scale"), scale.name)
+            source.add_name(scale, f"{short}.scale")
 
     @property
     def output(self) -> Linear | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.devices.places import far_id
 from engine.devices.selection import parse_devices
 from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import EngineError
@@ -39,6 +40,11 @@ class JoinedMachine:
     devices: tuple[str, ...]
     infos: tuple[DeviceInfo, ...] = ()
     states: tuple[DeviceSnapshot, ...] = ()
+
+    @property
+    def far_infos(self) -> tuple[DeviceInfo, ...]:
+        """Facts of all its devices, with ids such as "1/cuda:0"."""
+        return tuple(replace(info, id=far_id(self.number, info.id)) for info in self.infos)
 
 
 class Gathering:

@@ -109,8 +109,7 @@ class NemotronH(CausalLM):
             norm = source.tensors.get(f"blk.{layer}.ffn_norm.weight")
             name = f"blk.{layer}.post_attention_norm.weight"
             if norm is not None and name not in source:
-                source.used.add(norm.name)
-                source.add_view(replace(norm, name=name), norm.name)
+                source.add_name(norm, name)
 
     @classmethod
     def block_for(cls, hp: HParams, layer: int) -> type[Block]:

@@ -28,11 +28,15 @@ class CachedRows(NamedTuple):
     slots: Sequence[Sequence[int]]
     row_bytes: int
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of each head."""
+        return sum(stop - start for start, stop in self.slots)
+
     def room(self) -> Tensor:
         """Return memory on the host for the rows, uint8 (heads, slots, bytes)."""
-        n_rows = sum(stop - start for start, stop in self.slots)
         return torch.empty(
-            (self.units[1] - self.units[0], n_rows, self.row_bytes), dtype=torch.uint8
+            (self.units[1] - self.units[0], self.n_rows, self.row_bytes), dtype=torch.uint8
         )
 
     def read(self, held: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import engine  # what plans is resolved when it is used
 from app.split.speed import this_machine
-from engine import EngineError, LoadParams, far_id
+from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:
     from engine import JoinedMachine, WiresMeasured
@@ -25,11 +25,7 @@ def machine_advice(
         machines: the other machines.
         linked: measured links between all.
     """
-    far = [
-        replace(info, id=far_id(machine.number, info.id))
-        for machine in machines
-        for info in machine.infos
-    ]
+    far = [info for machine in machines for info in machine.far_infos]
     wires = engine.Wires(measured=linked.wires)
     try:
         forecaster = this_machine([*engine.list_devices(), *far], wires).forecaster

@@ -19,6 +19,7 @@ from engine import (
     MachineFile,
     Prediction,
     Rig,
+    machine_of,
     machines_of,
     parse_rig,
 )
@@ -80,7 +81,7 @@ def used_devices(rig: Rig) -> list[str]:
     ids = [device.id for device in rig.devices]
     if len(machines_of(ids)) == 1:
         return gpus
-    return [i for i in ids if i in gpus or not set(machines_of([i])) & set(with_gpus)]
+    return [i for i in ids if i in gpus or machine_of(i) not in with_gpus]
 
 
 def measure_used(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:

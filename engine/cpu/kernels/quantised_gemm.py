@@ -73,8 +73,8 @@ ARGUMENTS = (
     "n_tile", "tiles_per_piece", "tokens_per_pass",
 )  # fmt: skip
 """Arguments of the kernel. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart. A
-piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose panels stay in a core's
-cache; that number is a multiple of `Isa.tile_tokens`."""
+piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose panels stay in
+the cores' last cache; that number is a multiple of `Isa.tile_tokens`."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:

@@ -85,16 +85,20 @@ class Drafts:
         return self._n_left_out > 0
 
     def _chosen(self, texts: Texts, most: int) -> dict[Request, Guess]:
-        """Return equally many guesses for all answers, or none."""
+        """Return equally many guesses for all answers, or none.
+
+        Models that guess cannot see: they read texts without their pictures.
+        """
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
+        read = _without_pictures(texts) if makers else texts
         proposals = [self._propose(texts, at_hand, most)]
-        proposals += [self._propose(texts, at_hand, most, maker) for maker in makers.values()]
+        proposals += [self._propose(read, at_hand, most, maker) for maker in makers.values()]
         while chosen := self.control.choose(proposals):
             proposal, length = chosen
             found = at_hand
             if proposal.maker:
-                found = {**at_hand, **self._made(makers[proposal.maker], texts, at_hand, length)}
+                found = {**at_hand, **self._made(makers[proposal.maker], read, at_hand, length)}
             if len(found) == len(texts):
                 n_all = min(len(guess.tokens) for guess in found.values())
                 n = max(n for n in LENGTHS if n <= min(n_all, length))
@@ -124,13 +128,10 @@ class Drafts:
         return Proposal(kinds, n, made.source, len(needy), maker.n_unread(needy))
 
     def _needy(self, texts: Texts, at_hand: Mapping[Request, Guess], made: Kind) -> Texts:
-        """Return the texts for which guesses of a kind are more likely right than those there.
-
-        Models that guess cannot see: they read texts without their pictures.
-        """
+        """Return the texts for which guesses of a kind are more likely right than those there."""
         share = self.control.share
         return {
-            answer: text_ids(ids) if answer.pictures else ids
+            answer: ids
             for answer, ids in texts.items()
             if answer not in at_hand or share(at_hand[answer].kind) < share(made)
         }
@@ -172,6 +173,10 @@ class Drafts:
         """Free what is kept for an answer that is over."""
         for source in self._sources:
             source.forget(request)
+
+
+def _without_pictures(texts: Texts) -> Texts:
+    return {answer: text_ids(ids) if answer.pictures else ids for answer, ids in texts.items()}
 
 
 def _of_text(guess: Guess) -> Guess:
