@@ -25,7 +25,7 @@ from engine import (
     LoadParams,
     SamplingParams,
 )
-from engine.drafting.control import DraftControl
+from engine.drafting.control import MOST_BETWEEN, DraftControl
 from tests.helpers.fake_host import FakeHost, Script, model_info, model_loaded
 from tests.helpers.prophet import always
 from tests.helpers.served import EngineOnThread, Served
@@ -165,7 +165,10 @@ def test_each_model_has_its_own_recommendations() -> None:
 def test_right_guesses_are_counted(
     client: OpenAI, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are checked whether or not that pays with a model whose tokens take 0.3 ms."""
+    """They are checked whether or not that pays with a model whose tokens take 0.3 ms.
+
+    The answer is longer than the passes that a choice before it may still leave out.
+    """
     control = always()
     monkeypatch.setattr(DraftControl, "choose", lambda _, proposals: control.choose(proposals))
     monkeypatch.setattr(DraftControl, "n_between_choices", lambda *_: 1)
@@ -183,7 +186,8 @@ def test_right_guesses_are_counted(
         model="",
         prompt="The cat saw the dog. The dog ran home. " * 6,
         temperature=0,
-        max_tokens=100,
+        max_tokens=4 * MOST_BETWEEN,
+        extra_body={"ignore_eos": True},
     )
     assert done.usage is not None
     details = done.usage.completion_tokens_details
