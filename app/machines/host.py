@@ -47,7 +47,7 @@ class TeamHost:
     ) -> None:
         self._on_event, self._team, self._first = on_event, team, first
         self._lock = threading.RLock()
-        self._n = 0
+        self._n = self._newest = 0
         self._numbers: dict[int, int] = {}  # of the inner host's commands: its number -> ours
         self._has_model = False
         self._inner: EngineHost | None = None
@@ -62,7 +62,7 @@ class TeamHost:
     def submit(self, command: Command) -> int:
         """Queue a command and return the number that its events will carry."""
         with self._lock:
-            number = self._first + self._n
+            number = self._newest = self._first + self._n
             self._n += 1
             try:
                 if isinstance(command, Load):
@@ -126,7 +126,8 @@ class TeamHost:
             model = replace(found.model, params=for_window(found.model.params))
             found = replace(found, model=model)
         with self._lock:
-            number = self._numbers.get(event.generation, 0)
+            # one that is not known yet is refused while it is submitted
+            number = self._numbers.get(event.generation, self._newest) if event.generation else 0
         self._tell(HostEvent(number, found))
 
     def _tell(self, event: HostEvent) -> None:

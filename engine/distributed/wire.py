@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -22,6 +23,9 @@ Parcel = tuple[int, Tensor]
 
 JOIN_S = 60.0
 """Seconds within which all processes must have connected."""
+
+NAME_BYTES = 256
+"""Most bytes of a machine's name."""
 
 IDLE = timedelta(days=30)
 """Time after which gloo gives up waiting for a tensor: the next order may be long in coming."""
@@ -102,15 +106,13 @@ class GlooWire:
             )
         try:
             dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
-            self.rank, n = dist.get_rank(), dist.get_world_size()
-            mine, found = Peer(name, ""), [Peer("", "")] * n
-            dist.all_gather_object(found, mine)
+            self.rank, found = dist.get_rank(), _told(name)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(
                 f"The other machines' processes cannot be reached ({_first_line(error)}).",
                 "Check the interface, and that firewalls let all ports through between them.",
             ) from None
-        self.peers: Sequence[Peer] = [Peer(*peer) for peer in found]
+        self.peers: Sequence[Peer] = [Peer(each, "") for each in found]
         self._group = dist.group.WORLD
 
     def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
@@ -148,6 +150,14 @@ class GlooWire:
     def close(self) -> None:
         """Close the connections."""
         dist.destroy_process_group()
+
+
+def _told(name: str) -> list[str]:
+    """Return the names of all machines; plain bytes, as pickles from a network may run code."""
+    mine = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+    rooms = [torch.empty(NAME_BYTES, dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(rooms, torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    return [room.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for room in rooms]
 
 
 def name_of(wire: Wire, machine: int) -> str:

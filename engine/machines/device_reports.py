@@ -13,8 +13,9 @@ from engine.devices.types import DeviceInfo, DeviceSnapshot
 REPORT_S = 2.0
 """Seconds between two reports."""
 
-MOST_DEVICES, MOST_LETTERS = 64, 200
-"""Most devices of a machine, and letters of a text about one."""
+MOST_DEVICES, MOST_LETTERS, MOST_NUMBER, MOST_BYTES = 64, 200, 1e6, 1 << 60
+"""Most devices of a machine, letters of a text about one, and what a load, a temperature and a
+memory are below."""
 
 TOLD = ("id", "kind", "name", "total_bytes", "free_bytes", "n_cores", "compute_capability")
 """Facts of a device that are told."""
@@ -79,9 +80,10 @@ def _dicts(document: object) -> list[dict[str, Any]]:
 
 
 def _size(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and 0 <= value < MOST_BYTES else None
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -MOST_NUMBER < value < MOST_NUMBER else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,15 @@ from engine.machines.identity import difference, file_difference, file_facts, ma
 from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
 
 log = logging.getLogger(__name__)
+
+MOST_STRANGERS = 64
+"""Most connections at a time that have not proven yet to know the token."""
+
+JOIN_S = 1.0
+"""Most seconds that the end waits for threads, some of which may be with strangers."""
+
+AGAIN_S = 0.1
+"""Seconds until the next attempt to take a connection after one that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +78,12 @@ class Gathering:
         self._sock, self._n, self._token, self._path = sock, n_machines, token, path
         self._facts, self._file = machine_facts(), file_facts(path)
         self._changed = threading.Condition()
+        self._strangers = threading.Semaphore(MOST_STRANGERS)
         self._there: dict[int, tuple[JoinedMachine, Lines]] = {}
         self._wanted: dict[int, JoinedMachine] = {}
         self._is_closed = False
-        threading.Thread(target=self._accept, name="tandem-machines", daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept, name="tandem-machines", daemon=True)]
+        self._threads[0].start()
 
     @property
     def name(self) -> str:
@@ -142,6 +154,10 @@ class Gathering:
         self._sock.close()
         for _, lines in there:
             lines.close()
+        until = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
     # everything below runs on threads of this object
 
@@ -151,11 +167,18 @@ class Gathering:
             try:
                 sock, address = self._sock.accept()
             except OSError:
-                return
-            threading.Thread(
+                if not self._is_closed:  # such as for want of handles, which may be free soon
+                    time.sleep(AGAIN_S)
+                continue
+            if not self._strangers.acquire(blocking=False):
+                sock.close()
+                continue
+            thread = threading.Thread(
                 target=self._attend, args=(sock, str(address[0])), name="tandem-machine",
                 daemon=True,
-            ).start()  # fmt: skip
+            )  # fmt: skip
+            thread.start()
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def _attend(self, sock: socket.socket, address: str) -> None:
         """Let a machine join, and watch it until it is lost."""
@@ -165,13 +188,15 @@ class Gathering:
             log.warning("%s was refused: %s", address, error)
             sock.close()
             return
+        finally:
+            self._strangers.release()
         machine: JoinedMachine | None = None
         why = "has closed its connection"
         try:
             machine = self._admitted(lines, address)
             if machine is not None:
                 why = self._followed(machine, lines)
-        except LineError as error:
+        except EngineError as error:
             why = f"has sent something wrong ({error.message})"
         except OSError:
             pass
@@ -212,7 +237,8 @@ class Gathering:
         self, hello: dict[str, Any], address: str, lines: Lines
     ) -> tuple[JoinedMachine | None, str]:
         """Return a machine with a free place, or why there is none."""
-        devices = tuple(parse_devices([str(x) for x in hello.get("devices", ())][:64]))
+        told = hello.get("devices")
+        devices = tuple(parse_devices(list(map(str, told[:64])) if isinstance(told, list) else ()))
         with self._changed:
             free = [number for number in range(1, self._n) if number not in self._there]
             if not free or self._is_closed:

@@ -144,9 +144,10 @@ def lead(sock: socket.socket, token: str) -> Lines:
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
+    until = time.monotonic() + HANDSHAKE_S
     mine = secrets.token_hex(16).encode()
     _send(sock, {"tandem": PROTOCOL, "nonce": mine.decode()})
-    answer = _object(_plain_line(sock))
+    answer = _object(_plain_line(sock, until))
     theirs = _text(answer, "nonce")
     if not hmac.compare_digest(_text(answer, "proof"), _proof(token, b"join", mine, theirs)):
         why = "The token is wrong."
@@ -164,7 +165,8 @@ def join(sock: socket.socket, token: str) -> Lines:
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
-    greeting = _object(_plain_line(sock))
+    until = time.monotonic() + HANDSHAKE_S
+    greeting = _object(_plain_line(sock, until))
     if "tandem" not in greeting:
         raise LineError("What answers there is not `tandem serve --nodes`.")
     if greeting["tandem"] != PROTOCOL:
@@ -172,7 +174,7 @@ def join(sock: socket.socket, token: str) -> Lines:
     theirs, mine = _text(greeting, "nonce"), secrets.token_hex(16).encode()
     proof = _proof(token, b"join", theirs, mine)
     _send(sock, {"nonce": mine.decode(), "proof": proof.decode()})
-    answer = _object(_plain_line(sock))
+    answer = _object(_plain_line(sock, until))
     if "refused" in answer:
         raise LineError(str(answer["refused"])[:300], "Give the token that the server shows.")
     if not hmac.compare_digest(_text(answer, "proof"), _proof(token, b"lead", theirs, mine)):
@@ -205,7 +207,7 @@ def _proof(token: str, side: bytes, leaders: bytes, joiners: bytes) -> bytes:
 def _text(found: dict[str, Any], name: str) -> bytes:
     """Return a text of an object."""
     value = found.get(name)
-    if not isinstance(value, str) or len(value) > 200:
+    if not isinstance(value, str) or len(value) > 200 or not value.isascii():
         raise LineError("What answers there is not Tandem.")
     return value.encode()
 
@@ -214,11 +216,16 @@ def _send(sock: socket.socket, value: dict[str, Any]) -> None:
     sock.sendall(json.dumps(value).encode() + b"\n")
 
 
-def _plain_line(sock: socket.socket) -> bytes:
-    """Return a line of the handshake; byte by byte, as signed ones may follow it at once."""
+def _plain_line(sock: socket.socket, until: float) -> bytes:
+    """Return a line of the handshake; byte by byte, as signed ones may follow it at once.
+
+    Args:
+        until: end of the handshake, by `time.monotonic`.
+    """
     line = b""
     while not line.endswith(b"\n"):
         try:
+            sock.settimeout(max(0.001, until - time.monotonic()))
             found = sock.recv(1)
         except TimeoutError:
             raise LineError("What answers there is not Tandem, or does not answer.") from None

@@ -123,19 +123,19 @@ class MachinesHost:
         task = AgentTask(n, 0, gathering.name, address, port, interface_of(address))
         gathering.tell("start", port=port)
         self._numbers.clear()
-        session: list[SessionHost] = []
+        session: list[SessionHost] = []  # filled before this object's lock is free
         host = SessionHost(
-            lambda event: self._pass_on(session[0], event), task,
-            lambda error: self._ended(session[0], error),
+            lambda event: self._pass_on(session, event), task,
+            lambda error: self._ended(session, error),
         )  # fmt: skip
         session.append(host)
         self._session = host
 
     # everything below may run on any thread
 
-    def _pass_on(self, session: SessionHost, event: HostEvent) -> None:
+    def _pass_on(self, session: list[SessionHost], event: HostEvent) -> None:
         with self._lock:
-            if session is not self._session:
+            if session[0] is not self._session:
                 return
             number = self._numbers.get(event.generation, 0) if event.generation else 0
             self._tell(HostEvent(number, event.event))
@@ -150,10 +150,10 @@ class MachinesHost:
             self._has_model = True
         self._on_event(event)
 
-    def _ended(self, session: SessionHost, error: EngineError) -> None:
+    def _ended(self, session: list[SessionHost], error: EngineError) -> None:
         """Note that this machine's process has ended by itself."""
         with self._lock:
-            if session is self._session:
+            if session[0] is self._session:
                 self._end(error.message)
 
     def _end(self, why: str) -> None:

@@ -148,6 +148,18 @@ def test_a_team_computes_what_it_has_joined_for(path: str, inner: list[Inner]) -
     joining.join(20)
 
 
+def test_a_command_that_is_refused_at_once_is_closed_by_its_number(path: str) -> None:
+    team, events = MachineTeam(), list[HostEvent]()
+    host = TeamHost(events.append, team, FIRST)
+    team.open(path, 2, "127.0.0.1:0")
+    number = host.submit(Load(LoadParams(path, ("cpu", "1/cpu"), split_mode="groups")))
+    assert [one.generation for one in events] == [number]
+    assert isinstance(events[0].event, Failed)
+    assert "waits for 1 more machine" in events[0].event.error.message
+    host.close()
+    team.close()
+
+
 def test_the_dialog_shows_who_joins(
     qtbot: QtBot, path: str, inner: list[Inner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

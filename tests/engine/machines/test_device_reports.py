@@ -49,7 +49,10 @@ def test_nonsense_is_left_out() -> None:
     assert len(devices_from([bad])[0].name) == 200
     with engine.DeviceMonitor(["cpu"]) as monitor:
         (told,) = told_states(monitor.snapshot())
-    assert states_from([{**told, "load_percent": "high"}])[0].load_percent is None
+    for wrong in ("high", True, 10**400):
+        assert states_from([{**told, "load_percent": wrong}])[0].load_percent is None
+    for size in (-1, 10**400, True):
+        assert states_from([{**told, "used_bytes": size}]) == ()
 
 
 def test_ids_name_the_machine() -> None:

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,35 @@ def test_a_leader_that_does_not_know_the_token_is_left() -> None:
 def test_what_is_no_tandem_is_told(line: bytes) -> None:
     _, joiner = both(lambda s: s.sendall(line), lambda s: join(s, TOKEN))
     assert isinstance(joiner, LineError)
+
+
+@pytest.mark.parametrize("nonce", [r"\ud800", "\u00e9", "0" * 300])
+def test_a_stranger_that_sends_odd_letters_is_refused(nonce: str) -> None:
+    line = f'{{"nonce": "{nonce}", "proof": "0"}}\n'.encode()
+
+    def stranger(sock: socket.socket) -> str:
+        sock.sendall(line)
+        return sock.makefile().read()
+
+    leader, _ = both(lambda s: lead(s, TOKEN), stranger)
+    assert isinstance(leader, LineError)
+
+
+def test_a_handshake_ends_though_letters_go_on_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.machines.lines.HANDSHAKE_S", 0.1)
+
+    def dribble(sock: socket.socket) -> int:
+        for n in range(2000):
+            time.sleep(0.05)
+            try:
+                sock.sendall(b" ")
+            except OSError:
+                return n
+        return 2000
+
+    leader, n_sent = both(lambda s: lead(s, TOKEN), dribble)
+    assert isinstance(leader, LineError)
+    assert n_sent < 1000
 
 
 def test_another_protocol_is_told() -> None:

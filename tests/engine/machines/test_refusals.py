@@ -1,14 +1,16 @@
 """What machine 0 refuses in its handshake, before torchrun's agents may meet."""
 
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import engine
+from engine.machines import gathering as gathering_module
 from engine.machines import joining
-from engine.machines.identity import machine_facts
-from engine.machines.lines import LineError
+from engine.machines.identity import file_facts, machine_facts
+from engine.machines.lines import LineError, join
 from tests.helpers.tiny_gguf import tiny_gguf
 
 TOKEN = "a token of a test"
@@ -62,6 +64,36 @@ def test_another_file_of_the_same_size_is_refused(
 ) -> None:
     other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", seed=1)
     assert "It has another file of the same size" in refusal(gathering, path=str(other))
+
+
+@pytest.mark.parametrize("devices", [7, None, ["no device"], []])
+def test_devices_that_make_no_sense_leave_the_place_free(
+    gathering: engine.Gathering, devices: object
+) -> None:
+    host, port = gathering._sock.getsockname()
+    sock = socket.create_connection((host, port))
+    lines = join(sock, TOKEN)
+    lines.send("hello", devices=devices, **machine_facts())
+    path = next(line["path"] for line in lines.alive() if line["kind"] == "file")
+    lines.send("has", **file_facts(path))
+    with pytest.raises(OSError, match=r"closed|reset"):
+        list(lines.alive())
+    lines.close()
+    assert not gathering.machines
+
+
+def test_only_so_many_strangers_are_listened_to(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering_module, "MOST_STRANGERS", 1)
+    found = engine.Gathering(engine.listen_for_machines("127.0.0.1", 0), 2, TOKEN, str(path))
+    try:
+        place = found._sock.getsockname()
+        with socket.create_connection(place) as first, socket.create_connection(place) as second:
+            assert first.recv(1), "it is greeted"
+            assert second.recv(1) == b"", "it is not"
+    finally:
+        found.close()
 
 
 def test_a_machine_more_than_there_is_room_for_is_refused(gathering: engine.Gathering) -> None:
