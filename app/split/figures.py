@@ -45,6 +45,7 @@ class RowFigures:
         overhead: memory that using the device takes by itself, counted once for all its ranks.
         guests: KV cache of GPUs that lies in this device's memory (host memory).
         kept: memory for kept states of recurrent layers (host memory).
+        apart: memory for encoding pictures where no rank is on the device (host memory).
         reserve: memory that has to stay free.
         is_taker: whether the rank has no share but holds tensors that were moved to it.
         note: sentence on what is not proven about the device, or "".
@@ -68,6 +69,7 @@ class RowFigures:
     overhead: int = 0
     guests: int = 0
     kept: int = 0
+    apart: int = 0
     reserve: int = 0
     is_locked: bool = False
     is_taker: bool = False
@@ -77,7 +79,12 @@ class RowFigures:
     def taken(self) -> int:
         """Bytes of the model on the device, those of other ranks included."""
         others = sum(size for _, size in self.siblings)
-        return self.memory.total + others + self.overhead + self.guests + self.kept
+        return self.memory.total + others + self.overhead + self.visiting
+
+    @property
+    def visiting(self) -> int:
+        """Bytes in the host's memory that are of no rank there."""
+        return self.guests + self.kept + self.apart
 
     @property
     def share(self) -> float:
@@ -106,6 +113,7 @@ class FigureInputs:
         overhead: bytes that using a device takes by itself, by device id.
         slots: slots of GPUs in words, such as "PCIe 4 ×16", by device id.
         kept: bytes of the host's memory for kept states of recurrent layers.
+        apart: bytes of the host's memory for encoding pictures beside models on other devices.
     """
 
     devices: Mapping[str, DeviceInfo]
@@ -116,6 +124,7 @@ class FigureInputs:
     overhead: Mapping[str, int] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
     kept: int = 0
+    apart: int = 0
 
 
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
@@ -171,6 +180,7 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
     guests = 0
     if rank.device == "cpu":
         guests = sum(other.memory.host_kv for other in inputs.by_rank.values())
+    apart = inputs.apart if rank.device == "cpu" else 0
     reserve = settings.reserved(rank.device)
     overhead = inputs.overhead.get(rank.device, 0)
     slot = inputs.slots.get(rank.device, "")
@@ -194,9 +204,10 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         overhead=overhead,
         guests=guests,
         kept=inputs.kept if rank.device == "cpu" else 0,
+        apart=apart,
         reserve=reserve,
         is_locked=rank.is_locked,
-        is_taker=not is_on and (planned is not None or (is_first and guests > 0)),
+        is_taker=not is_on and (planned is not None or (is_first and guests + apart > 0)),
         note=device.note,
     )
     return replace(figures, free=device.total_bytes - outside - figures.taken - reserve)
@@ -283,7 +294,7 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
     sentences: dict[str, str] = {}
     for row in rows:
         needed = row.taken
-        if row.free >= 0 or not (row.memory.total or row.guests):
+        if row.free >= 0 or not (row.memory.total or row.guests or row.apart):
             continue
         device = "CPU" if row.label.startswith("CPU") else row.label
         left = row.free + needed
@@ -342,7 +353,7 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         (tr_later("compute"), memory.compute),
         (tr_later("rounding"), memory.padding),
         (tr_later("draft model"), memory.draft),
-        (tr_later("pictures"), memory.pictures),
+        (tr_later("pictures"), memory.pictures + row.apart),
         (tr_later("overhead"), row.overhead),
         (tr_later("KV cache of GPUs"), row.guests),
         (tr_later("kept states"), row.kept),

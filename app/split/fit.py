@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import engine
 from app.split.plan_source import PlannerFactory, SplitPlanner
 from app.split.settings import SplitSettings
-from engine import EngineError, LoadParams, ModelInfo
+from engine import EngineError, LoadParams, ModelInfo, is_cpu
 
 if TYPE_CHECKING:
     from engine import Choice, Forecaster, Plan, Remedy
@@ -151,6 +151,7 @@ def suggestion(
         draft=params.draft,
         draft_max=params.draft_max,
         mmproj=params.mmproj,
+        mmproj_device=params.mmproj_device if is_cpu(params.mmproj_device) else "auto",
         draft_vocab=params.draft_vocab,
     )
     try:

@@ -23,6 +23,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     of_a_load = (
         "path", "kv_type", "n_batch", "parallel", "checkpoint_bytes", "rope", "chat_template",
         "fast_prompts", "n_draft", "draft_path", "mmproj",
+        "mmproj_device",
     )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
@@ -60,6 +61,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.n_draft,
         params.draft_path,
         params.mmproj,
+        params.mmproj_device if params.mmproj != "off" else "",
         params.p2p if n_gpus > 1 else "",
         params.rope,
         params.chat_template,
@@ -112,6 +114,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         n_draft=params.n_draft,
         draft_path=params.draft_path,
         mmproj=params.mmproj,
+        mmproj_device=params.mmproj_device,
         rope_scaling=params.rope_scaling,
         rope_factor=params.rope_factor,
         rope_base=params.rope_base,

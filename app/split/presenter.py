@@ -77,6 +77,7 @@ class SplitPresenter(QObject):
         self._on(options.rare.draft_changed, lambda now, n: replace(now, n_draft=n))
         self._on(options.rare.draft_model.chosen, lambda now, path: replace(now, draft_path=path))
         self._on(options.rare.mmproj.chosen, lambda now, value: replace(now, mmproj=value))
+        self._on(options.rare.encoder.chosen, lambda now, value: replace(now, mmproj_device=value))
         self._on(
             options.rare.rope_changed,
             lambda now, scaling, factor, base: replace(

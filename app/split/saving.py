@@ -59,6 +59,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "n_draft": settings.n_draft,
         "draft_path": settings.draft_path,
         "mmproj": settings.mmproj,
+        "mmproj_device": keys.get(settings.mmproj_device, settings.mmproj_device),
         "rope_scaling": settings.rope_scaling,
         "rope_factor": settings.rope_factor,
         "rope_base": settings.rope_base,
@@ -95,6 +96,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
         draft_path=_gguf_path(data.get("draft_path")),
         mmproj=_mmproj(data.get("mmproj")),
+        mmproj_device=_encoder_device(data.get("mmproj_device"), places),
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
         rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
         rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
@@ -140,6 +142,10 @@ def _n_draft(saved: object, default: int) -> int:
 
 def _mmproj(saved: object) -> str:
     return next((kind for kind in MMPROJ_KINDS if kind == saved), "") or _gguf_path(saved) or "auto"
+
+
+def _encoder_device(saved: object, places: Mapping[str, str]) -> str:
+    return places.get(saved, "auto") if isinstance(saved, str) else "auto"
 
 
 def _gguf_path(saved: object) -> str:

@@ -82,6 +82,7 @@ class SplitSettings:
         n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
         draft_path: file of the draft model, "" for none; specific to one model.
         mmproj: as in `LoadParams`; a file is specific to one model.
+        mmproj_device: as in `LoadParams`, where the device takes part; else it counts as "auto".
         rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
             model.
     """
@@ -105,6 +106,7 @@ class SplitSettings:
     n_draft: int = DEFAULT_DRAFTED
     draft_path: str = ""
     mmproj: str = "auto"
+    mmproj_device: str = "auto"
     rope_scaling: str = ""
     rope_factor: float = 0.0
     rope_base: float = 0.0
@@ -139,6 +141,17 @@ class SplitSettings:
     def n_gpus(self) -> int:
         """Number of different GPUs that take part."""
         return len({self.ranks[i].device for i in self.active if not self.ranks[i].is_cpu})
+
+    @property
+    def encoder_devices(self) -> tuple[str, ...]:
+        """Devices that can encode pictures: GPUs of this machine that take part, and the CPU."""
+        own = [self.ranks[i].device for i in self.active if not machine_of(self.ranks[i].device)]
+        return (*dict.fromkeys(device for device in own if not is_cpu(device)), "cpu")
+
+    @property
+    def encoder_device(self) -> str:
+        """The chosen device for pictures; "auto" where it does not take part."""
+        return self.mmproj_device if self.mmproj_device in self.encoder_devices else "auto"
 
     @property
     def n_cpu_ranks(self) -> int:
@@ -185,6 +198,7 @@ class SplitSettings:
             draft=(self.draft_path or "auto") if self.n_draft else "off",
             draft_max=max(1, self.n_draft),
             mmproj=self.mmproj,
+            mmproj_device=self.encoder_device,
             rope_scaling=self.rope_scaling,
             rope_factor=self.rope_factor,
             rope_base=self.rope_base,

@@ -234,6 +234,7 @@ class SplitState:
             n_draft=self.settings.n_draft,
             draft_path=self.settings.draft_path,
             mmproj=self.settings.mmproj,
+            mmproj_device=self.settings.mmproj_device,
             rope_scaling=self.settings.rope_scaling,
             rope_factor=self.settings.rope_factor,
             rope_base=self.settings.rope_base,
@@ -347,6 +348,7 @@ class SplitState:
             overhead=plan.overhead() if plan else {},
             slots=self.speed.machine.slots,
             kept=plan.checkpoint_bytes if plan else 0,
+            apart=plan.pictures_apart if plan else 0,
         )
         rows = row_figures(self.settings, inputs)
         has_changed = self.has_changed()

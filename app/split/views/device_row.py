@@ -93,7 +93,7 @@ class DeviceRow(QWidget):
             self.join.setChecked(bool(joins))
         self._set_share(figures)
         self.memory_bar.set_figures(figures, measured)
-        taken = figures.memory.total + figures.overhead + figures.guests + figures.kept
+        taken = figures.memory.total + figures.overhead + figures.visiting
         self.use.set_full_text(use_text(taken, figures.total, figures.free))
         set_role(self.use, "shortage" if is_short(figures) else "muted")
         self.shares.setText(share_text(figures) if has_slider or figures.is_taker else "")
@@ -207,4 +207,4 @@ class DeviceRow(QWidget):
 
 def is_short(figures: RowFigures) -> bool:
     """Return whether the model does not fit on the row's device."""
-    return figures.free < 0 and (figures.memory.total > 0 or figures.guests > 0)
+    return figures.free < 0 and figures.memory.total + figures.guests + figures.apart > 0

@@ -25,8 +25,8 @@ from app.split.settings import (
     MAX_THREADS,
     SplitSettings,
 )
+from app.split.views.choice_fields import EncoderDeviceField, GgufField
 from app.split.views.context_slider import ContextSlider
-from app.split.views.gguf_field import GgufField
 from app.theme import icon, set_role, theme, theme_signals
 from app.translation import tr, tr_later
 from app.units import MIB, context_text, tokens_text
@@ -140,6 +140,7 @@ class RareOptions(QWidget):
         self.draft_model = GgufField(tr("Draft model"), [(tr("No model"), "")])
         words = [(tr("auto"), "auto"), (tr("Off"), "off")]
         self.mmproj = GgufField(tr("Encoder of pictures (mmproj)"), words)
+        self.encoder = EncoderDeviceField()
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = _choices(kinds)
         self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
@@ -172,6 +173,8 @@ class RareOptions(QWidget):
         show_number(self.draft, settings.n_draft)
         self.draft_model.set_value(settings.draft_path)
         self.mmproj.set_value(settings.mmproj)
+        self.encoder.set_devices(settings.encoder_devices, settings.encoder_device)
+        self.encoder.setEnabled(settings.mmproj != "off")
         show_number(self.factor, settings.rope_factor)
         show_number(self.base, settings.rope_base)
         k, v = kv_types(settings.kv_type)
@@ -187,7 +190,7 @@ class RareOptions(QWidget):
         is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
         is_set = is_set or settings.parallel > 1 or kept is not None
         is_set = is_set or settings.n_draft != DEFAULT_DRAFTED or settings.draft_path
-        is_set = is_set or settings.mmproj != "auto"
+        is_set = is_set or settings.mmproj != "auto" or settings.encoder_device != "auto"
         if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
 
@@ -265,6 +268,15 @@ class RareOptions(QWidget):
                 tr(
                     "The file, called mmproj, with which a model sees pictures: one beside it, or "
                     "another that was published with the model"
+                ),
+            ),
+            (
+                tr("Encode pictures on"),
+                self.encoder,
+                tr(
+                    "The device whose memory holds the mmproj file and which encodes pictures. By "
+                    "itself, Tandem takes the GPU with the largest share if there is room, else "
+                    "the CPU"
                 ),
             ),
             (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),

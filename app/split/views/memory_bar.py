@@ -95,7 +95,7 @@ class MemoryBar(QWidget):
             colour = mix(colours.device_colour(sibling), colours.surface, SIBLING_TONE)
             yield size, QBrush(QColor(colour))
         guests = QBrush(QColor(mix(colours.muted, colours.surface, GUEST_TONE)))
-        yield figures.guests + figures.kept, guests
+        yield figures.visiting, guests
         yield figures.outside, _hatch(colours.muted, Qt.BrushStyle.BDiagPattern)
 
 

@@ -1,4 +1,4 @@
-"""Field of a model's file that is loaded beside another: one of some words, or a chosen file."""
+"""Fields that choose a file to load beside a model, and the device that encodes pictures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QSignalBlocker, Qt, Signal, Slot
 from PySide6.QtWidgets import QComboBox, QFileDialog, QWidget
 
+from app.split.figures import rank_labels
 from app.split.settings import GGUF_SUFFIX
 from app.translation import tr
 from app.widgets.text import plain_tip
@@ -57,3 +58,25 @@ class GgufField(QComboBox):
                 self.set_value(self._value)
                 return
         self.chosen.emit(value)
+
+
+class EncoderDeviceField(QComboBox):
+    """Choice of the device that encodes pictures: the engine's, a GPU's or the CPU."""
+
+    chosen = Signal(str)  # "auto" or device id
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._devices = tuple[str, ...]()
+        self.activated.connect(lambda index: self.chosen.emit(self.itemData(index)))
+
+    def set_devices(self, devices: Sequence[str], value: str) -> None:
+        """Offer GPUs, and the CPU last, and show one of them or "auto" as the chosen one."""
+        with QSignalBlocker(self):
+            if self._devices != devices:
+                self._devices = tuple(devices)
+                self.clear()
+                self.addItem(tr("auto"), "auto")
+                for device, text in zip(devices, rank_labels(devices), strict=True):
+                    self.addItem("CPU" if device == "cpu" else text, device)
+            self.setCurrentIndex(self.findData(value))
