@@ -83,6 +83,10 @@ class LatestJob(QObject):
                 result = work()
             except EngineError as error:
                 result = error
+            except BaseException:  # a bug, which the window tells; the next job gets a new thread
+                with self._lock:
+                    self._is_running = False
+                raise
             self._ended.emit(number, result)
 
     @Slot(int, object)
@@ -217,6 +221,7 @@ class KeptChild:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._child: engine.LimitedChild | None = None
+        self._is_over = False
 
     def ask(self, request: Mapping[str, object], max_bytes: int, seconds: float) -> dict[str, Any]:
         """Return the answer to a request.
@@ -230,8 +235,10 @@ class KeptChild:
             OSError: the child cannot be started.
         """
         try:
-            if self._child is None:
+            if self._child is None and not self._is_over:
                 self._child = engine.LimitedChild(self._command, max_bytes)
+            if self._child is None or self._is_over:
+                raise engine.ChildEnded(None, None)
             self._child.wait_until_ready()
             return self._child.ask((json.dumps(request) + "\n").encode(), seconds)
         except (engine.ChildEnded, OSError):
@@ -239,7 +246,8 @@ class KeptChild:
             raise
 
     def kill(self) -> None:
-        """End the child, whatever it does; any thread may call it."""
+        """End the child, whatever it does, and answer nothing any more; any thread may call it."""
+        self._is_over = True
         if (child := self._child) is not None:
             child.kill()
 

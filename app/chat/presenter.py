@@ -76,6 +76,7 @@ class ChatPresenter(QObject):
         self.pictures = DraftPictures(session, client, self.album, self)
         self._view.set_album(self.album)
         self.album.enlarged.connect(self._enlarge)
+        self.album.noticed.connect(self.noticed)
         self.pictures.noticed.connect(self.noticed)
         self.files = AttachmentPresenter(session, client, views.composer, self.pictures, self)
         self.files.noticed.connect(self.noticed)
@@ -145,9 +146,7 @@ class ChatPresenter(QObject):
     def _enlarge(self, pictures: Sequence[ChatPicture], at: int) -> None:
         from app.chat.pictures.views.viewer import PictureViewer  # late: seldom wanted
 
-        viewer = PictureViewer(pictures, at, self.album, self._view)
-        viewer.noticed.connect(self.noticed)
-        viewer.open()
+        PictureViewer(pictures, at, self.album, self._view).open()
 
     def _wire_chats(self) -> None:
         self._session.leaving.connect(self.flush)

@@ -221,11 +221,11 @@ class ChatStore:
             ChatStoreError: the disk is full or the folder cannot be written.
         """
         try:
-            for chat_id in {path.stem for path in deleted}:
-                self.pictures.bring_back(chat_id)
             for path, content in deleted.items():
                 with atomic_write(path) as file:
                     file.write(content)
+            for chat_id in {path.stem for path in deleted}:
+                self.pictures.bring_back(chat_id)
         except OSError as error:
             reason = error.strerror or str(error)
             text = tr("The chat could not be brought back ({why}).").format(why=reason)

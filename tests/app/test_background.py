@@ -2,10 +2,11 @@
 
 import threading
 
+import pytest
 from pytestqt.qtbot import QtBot
 
-from app.background import KeyedJobs, LatestJob
-from engine import EngineError
+from app.background import KeptChild, KeyedJobs, LatestJob
+from engine import ChildEnded, EngineError
 
 
 def test_results_arrive_on_the_own_thread(qtbot: QtBot) -> None:
@@ -50,6 +51,27 @@ def test_an_engine_error_is_told_and_the_next_work_goes_on(qtbot: QtBot) -> None
     job.run(lambda: 1)
     qtbot.waitUntil(lambda: seen == [1])
     job.close()
+
+
+def test_after_a_bug_the_next_work_goes_on(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, seen, bugs = LatestJob("test-job"), [], []
+    monkeypatch.setattr(threading, "excepthook", bugs.append)
+    job.done.connect(seen.append)
+    job.run(lambda: 1 // 0)
+    qtbot.waitUntil(lambda: bool(bugs))
+    assert not job.is_busy
+    job.run(lambda: 1)
+    qtbot.waitUntil(lambda: seen == [1])
+    job.close()
+
+
+def test_a_child_that_was_killed_is_not_started_again() -> None:
+    child = KeptChild(["no program of this name"])
+    with pytest.raises(OSError, match="no program"):
+        child.ask({}, 1 << 30, 1)
+    child.kill()
+    with pytest.raises(ChildEnded):
+        child.ask({}, 1 << 30, 1)
 
 
 def test_what_was_dropped_is_never_told(qtbot: QtBot) -> None:

@@ -15,8 +15,9 @@ import engine  # for names that are resolved when they are used
 from app.chat.pictures.picture import ChatPicture, sees
 from app.chat.session import ChatSession
 from app.engine_client import EngineClient
+from app.notice import Notice
 from app.translation import tr, tr_n
-from engine import EngineError
+from engine import EngineError, atomic_write
 
 if TYPE_CHECKING:
     from app.chat.pictures.desk import PictureDesk
@@ -29,6 +30,7 @@ MOST_SIDE: Final = 4096
 class PictureAlbum(QObject):
     """The pictures of the open chat, as the loaded model sees them."""
 
+    noticed = Signal(object)  # Notice
     changed = Signal()  # another model is loaded, so that captions differ
     enlarged = Signal(object, int)  # pictures that are wanted large, number of the first one
 
@@ -66,7 +68,7 @@ class PictureAlbum(QObject):
         self, picture: ChatPicture, side: int, then: Callable[[QImage | EngineError], None]
     ) -> None:
         """Call `then` with a picture of the open chat whose sides have at most `side` pixels."""
-        self.desk.show(self.path(picture), side, then)
+        self.desk.show(self.path(picture), side, picture.title, then)
 
     def copy(self, picture: ChatPicture) -> None:
         """Put a picture on the clipboard."""
@@ -74,6 +76,8 @@ class PictureAlbum(QObject):
         def take(found: QImage | EngineError) -> None:
             if isinstance(found, QImage):
                 QApplication.clipboard().setImage(found)
+            else:
+                self._tell(found)
 
         self.show(picture, MOST_SIDE, take)
 
@@ -99,12 +103,15 @@ class PictureAlbum(QObject):
         """Ask for pictures to be shown large, one at a time, beginning with one of them."""
         self.enlarged.emit(pictures, at)
 
-    def save_as(
-        self, picture: ChatPicture, target: Path, then: Callable[[EngineError | None], None]
-    ) -> None:
-        """Write a picture's file to another place."""
-        self.desk.run(partial(_copy, self.path(picture), target), then)
+    def save_as(self, picture: ChatPicture, target: Path) -> None:
+        """Write a picture's file to another place; a notice tells why that failed."""
+        self.desk.run(partial(_copy, self.path(picture), target), self._tell)
+
+    def _tell(self, error: EngineError | None) -> None:
+        if error is not None:
+            self.noticed.emit(Notice.of(error))
 
 
 def _copy(source: Path, target: Path) -> None:
-    target.write_bytes(source.read_bytes())
+    with atomic_write(target) as file:
+        file.write(source.read_bytes())

@@ -58,7 +58,7 @@ class PictureChild:
         return b64decode(answer["png"]), int(answer["n_pages"])
 
     def kill(self) -> None:
-        """End the child, whatever it does; any thread may call it."""
+        """End the child, whatever it does, and read nothing any more; any thread may call it."""
         self._child.kill()
 
     def close(self) -> None:

@@ -59,8 +59,12 @@ class PictureDesk(QObject):
         """Keep a page of a document as a picture; `then` gets the number of all pages, too."""
         self.run(lambda: self._add_page(chat_id, path, number), then)
 
-    def show(self, path: Path, side: int, then: Then[QImage]) -> None:
-        """Call `then` with a picture of a chat, with sides of at most `side` pixels."""
+    def show(self, path: Path, side: int, name: str, then: Then[QImage]) -> None:
+        """Call `then` with a picture of a chat, with sides of at most `side` pixels.
+
+        Args:
+            name: what an error calls it.
+        """
         if (known := self._kept.get((str(path), side))) is not None:
             self._kept.move_to_end((str(path), side))
             then(known)
@@ -71,7 +75,7 @@ class PictureDesk(QObject):
                 self._keep(path, side, found)
             then(found)
 
-        self.run(lambda: self._child.image(path, side, path.name), keep)
+        self.run(lambda: self._child.image(path, side, name), keep)
 
     def run(self, work: Callable[[], T], then: Then[T]) -> None:
         """Do work with files of pictures on the thread."""
@@ -117,13 +121,14 @@ class PictureDesk(QObject):
     def _put(self, chat_id: str, data: bytes, name: str, page: int = 0) -> ChatPicture:
         """Keep a picture's file, and return what a message keeps of it."""
         try:
-            file = self._folder.put(chat_id, data)
+            file, had = self._folder.put(chat_id, data)
         except ValueError:
             raise refusal({"problem": "none"}, name) from None
         try:
             width, height = self._child.size(self._folder.own_path(chat_id, file), name)
         except EngineError:
-            self._folder.remove(chat_id, file)
+            if not had:  # else a message may name it
+                self._folder.remove(chat_id, file)
             raise
         return ChatPicture(name, file, width, height, page)
 

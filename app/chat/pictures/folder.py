@@ -57,8 +57,8 @@ class PictureFolder:
         """Return the path of a file in the folder of a chat."""
         return self._of(chat_id) / name
 
-    def put(self, chat_id: str, data: bytes) -> str:
-        """Keep a picture, and return the name of its file.
+    def put(self, chat_id: str, data: bytes) -> tuple[str, bool]:
+        """Keep a picture; return the name of its file, and whether the chat had it before.
 
         Raises:
             OSError: the disk is full or the folder cannot be written.
@@ -67,11 +67,13 @@ class PictureFolder:
         if not (suffix := suffix_of(data)):
             raise ValueError("no picture")
         path = self._of(chat_id) / f"{hashlib.sha256(data).hexdigest()[:40]}{suffix}"
-        if not path.is_file():
+        if had := path.is_file():
+            os.utime(path)  # no message may name it any more, but one will
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
                 file.write(data)
-        return path.name
+        return path.name, had
 
     def remove(self, chat_id: str, name: str) -> None:
         """Delete a picture that turned out to be of no use."""
@@ -81,9 +83,14 @@ class PictureFolder:
     def complete(self, chat: Conversation) -> None:
         """Bring all pictures of a chat into its folder, from that of the chat it was copied from.
 
-        Raises:
-            OSError: the disk is full or the folder cannot be written.
+        One that cannot be brought is left out: what was said is worth more.
         """
+        try:
+            self._complete(chat)
+        except OSError as error:
+            log.warning("not all pictures of %s are there: %s", chat.id, error)
+
+    def _complete(self, chat: Conversation) -> None:
         wanted = {picture.file for picture in chat.all_pictures()}
         if not wanted:
             return
@@ -99,27 +106,21 @@ class PictureFolder:
                 _link(source, own / name)
 
     def hide(self, chat_id: str) -> None:
-        """Hide the pictures of a chat that is deleted.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Hide the pictures of a chat that is deleted, or leave them to `tidy`."""
         own, hidden = self._of(chat_id), self._hidden(chat_id)
-        if own.is_dir():
-            shutil.rmtree(hidden, ignore_errors=True)
-            (own / OWNER).write_text(process_mark(), encoding="ascii")
-            own.rename(hidden)
+        with suppress(OSError):
+            if own.is_dir():
+                shutil.rmtree(hidden, ignore_errors=True)
+                (own / OWNER).write_text(process_mark(), encoding="ascii")
+                own.rename(hidden)
 
     def bring_back(self, chat_id: str) -> None:
-        """Show the pictures of a deleted chat again.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Show the pictures of a deleted chat again; those that stay hidden are found there."""
         own, hidden = self._of(chat_id), self._hidden(chat_id)
-        if hidden.is_dir() and not own.exists():
-            hidden.rename(own)
-            (own / OWNER).unlink(missing_ok=True)
+        with suppress(OSError):
+            if hidden.is_dir() and not own.exists():
+                hidden.rename(own)
+                (own / OWNER).unlink(missing_ok=True)
 
     def tidy(self, chats: Iterable[Conversation]) -> None:
         """Delete what nobody needs any more: pictures of deleted chats, and those of no message.

@@ -61,10 +61,10 @@ def take_files(chat: Conversation, files: object, folder: PictureFolder) -> None
         if name not in wanted or not isinstance(text, str):
             continue
         try:
-            made = folder.put(chat.id, b64decode(text, validate=True))
+            made, had = folder.put(chat.id, b64decode(text, validate=True))
         except ValueError:  # no picture
             continue
-        if made != name:
+        if made != name and not had:
             folder.remove(chat.id, made)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import QSize, Qt, Signal, Slot
+from PySide6.QtCore import QSize, Qt, Slot
 from PySide6.QtGui import QImage, QPixmap, QResizeEvent
 from PySide6.QtWidgets import (
     QDialog,
@@ -21,7 +21,6 @@ from shiboken6 import isValid
 
 from app.chat.pictures.album import MOST_SIDE, PictureAlbum
 from app.chat.pictures.picture import ChatPicture
-from app.notice import Notice
 from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import IconButton, button
@@ -40,8 +39,6 @@ class PictureViewer(QDialog):
         at: number of the first one to show.
     """
 
-    noticed = Signal(object)  # Notice
-
     def __init__(
         self, pictures: Sequence[ChatPicture], at: int, album: PictureAlbum, over: QWidget
     ) -> None:
@@ -49,6 +46,7 @@ class PictureViewer(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._pictures, self._at, self._album = pictures, at, album
         self.image: QImage | None = None
+        self._note = ""  # what stands in the picture's place
         self._is_fitted = True
         self._label = label()
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -113,7 +111,7 @@ class PictureViewer(QDialog):
 
     def _load(self) -> None:
         picture = self.picture
-        self.image = None
+        self.image, self._note = None, tr("reading…")
         self.setWindowTitle(picture.title)
         self._title.set_full_text(f"{picture.title} · {self._album.caption(picture)}")
         self._show()
@@ -123,10 +121,9 @@ class PictureViewer(QDialog):
                 return
             if isinstance(found, QImage):
                 self.image = found
-                self._show()
             else:
-                self._label.setText(found.message)
-                self._label.adjustSize()
+                self._note = found.message
+            self._show()
 
         self._album.show(picture, MOST_SIDE, take)
 
@@ -135,7 +132,7 @@ class PictureViewer(QDialog):
         self._zoom.setText(full if self._is_fitted else fit)
         self._zoom.setEnabled(self.image is not None)
         if self.image is None:
-            self._label.setText(tr("reading…"))
+            self._label.setText(self._note)
             self._label.adjustSize()
             return
         ratio = self.devicePixelRatioF()
@@ -163,11 +160,5 @@ class PictureViewer(QDialog):
         chosen, _ = QFileDialog.getSaveFileName(
             self, tr("Save picture as…"), f"{stem}{page}{suffix}"
         )
-        if not chosen:
-            return
-
-        def tell(error: EngineError | None) -> None:
-            if error is not None:
-                self.noticed.emit(Notice.of(error))
-
-        self._album.save_as(self.picture, Path(chosen), tell)
+        if chosen:
+            self._album.save_as(self.picture, Path(chosen))

@@ -6,14 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QApplication
 
 from app.chat.conversation import Conversation
 from app.chat.export import exported, imported
 from app.chat.message import Message
 from app.chat.pictures import folder as folder_module
+from app.chat.pictures.desk import PictureDesk
 from app.chat.pictures.picture import ChatPicture
 from app.chat.store import ChatConflict, ChatStore
-from engine import PICTURE_PLACE, ChatMessage, PictureFile
+from engine import PICTURE_PLACE, ChatMessage, EngineError, PictureFile
 from tests.helpers.pictures import as_file, random_picture
 
 FIRST, SECOND = (as_file(random_picture(40, 30, seed)) for seed in (1, 2))
@@ -21,7 +24,7 @@ FIRST, SECOND = (as_file(random_picture(40, 30, seed)) for seed in (1, 2))
 
 def kept(store: ChatStore, chat: Conversation, data: bytes = FIRST) -> ChatPicture:
     """Return a picture that lies beside a chat."""
-    return ChatPicture("spots.png", store.pictures.put(chat.id, data), 40, 30)
+    return ChatPicture("spots.png", store.pictures.put(chat.id, data)[0], 40, 30)
 
 
 def asked(store: ChatStore) -> Conversation:
@@ -80,6 +83,45 @@ def test_pictures_go_with_their_chat_and_come_back(tmp_path: Path) -> None:
     store.delete(chat.id)
     store.tidy()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_words_are_kept_where_pictures_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = ChatStore(tmp_path)
+    chat = asked(store)
+    fork = chat.fork(1)
+    with monkeypatch.context() as without:
+        without.setattr(folder_module, "_link", fail)
+        store.save(fork)
+    assert store.read(fork.id).messages == fork.messages
+    with monkeypatch.context() as without:
+        without.setattr(Path, "rename", fail)
+        deleted = store.delete(chat.id)
+    assert chat.id not in [found.id for found in store.load()]
+    store.restore(deleted)
+    assert data_of(store, chat) == FIRST
+
+
+def test_a_picture_that_a_message_has_stays_though_it_is_refused_later(
+    tmp_path: Path, qapp: QApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise EngineError("It takes too long.")
+
+    store, parent = ChatStore(tmp_path), QObject()
+    chat = asked(store)
+    desk = PictureDesk(store.pictures, parent)
+    monkeypatch.setattr(desk._child, "size", fail)
+    for data in (FIRST, SECOND):
+        with pytest.raises(EngineError):
+            desk._put(chat.id, data, "spots.png")
+    assert len(files(tmp_path)) == 1
+    assert data_of(store, chat) == FIRST
+    desk.close()
 
 
 def test_a_chat_that_another_window_has_changed_keeps_its_pictures(tmp_path: Path) -> None:

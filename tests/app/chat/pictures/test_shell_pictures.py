@@ -262,9 +262,20 @@ def test_a_picture_is_shown_large_by_the_keyboard(
     viewer._go(1)
     assert viewer.picture.name == "other.png"
     target = tmp_path / "saved.png"
-    done: list[object] = []
-    shell.chat_presenter.album.save_as(viewer.picture, target, done.append)
-    qtbot.waitUntil(lambda: bool(done))
+    shell.chat_presenter.album.save_as(viewer.picture, target)
+    qtbot.waitUntil(target.is_file)
     assert target.read_bytes() == other.read_bytes()
+    qtbot.waitUntil(lambda: viewer.image is not None)
+    album = shell.chat_presenter.album
+    album.path(viewer.picture).unlink()
+    album.desk._kept.clear()
+    viewer._go(0)
+    words = "other.png cannot be read: "
+    qtbot.waitUntil(lambda: words in viewer._label.text())
+    viewer.resize(viewer.width() - 20, viewer.height())
+    qapp.processEvents()
+    assert words in viewer._label.text(), "also at another size"
+    viewer.copy()
+    qtbot.waitUntil(lambda: words in banner(shell))
     with qtbot.waitSignal(viewer.destroyed):
         qtbot.keyClick(viewer, Qt.Key.Key_Escape)
