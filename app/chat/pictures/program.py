@@ -47,15 +47,20 @@ def answer(request: dict[str, Any]) -> dict[str, object]:
         image = engine.decode_picture(engine.picture_bytes(Path(request["picture"])))
     except engine.UnusablePicture as error:
         return {"problem": error.kind, "n_pixels": error.n_pixels}
-    except engine.PictureError:
-        return {"problem": "bytes"}
+    except engine.PictureError as error:
+        cause = error.__cause__
+        return _unreadable(cause) if isinstance(cause, OSError) else {"problem": "bytes"}
     except OSError as error:
-        return {"problem": "unreadable", "why": error.strerror or str(error)}
+        return _unreadable(error)
     found: dict[str, object] = {"size": image.size}
     if side := int(request["side"]):
         image.thumbnail((side, side), reducing_gap=3.0)
         found |= {"shown": image.size, "pixels": _text(image.tobytes())}
     return found
+
+
+def _unreadable(error: OSError) -> dict[str, object]:
+    return {"problem": "unreadable", "why": error.strerror or str(error)}
 
 
 def _page(path: Path, number: int) -> dict[str, object]:
