@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from os.path import commonprefix
 from typing import Any, Protocol
 
 from engine.answer_forms.formats.base import AnswerFormat, filled
@@ -87,7 +88,8 @@ def _use_of_calls(template: Renderable) -> TemplateUse | None:
             has_responses="tool_responses" in template.source,
         )  # fmt: skip
         written = _rendered(template, use, called)
-        form = _form_of(written[_n_alike(asked, written) :], written.rpartition(QUESTION)[2])
+        added = written.removeprefix(commonprefix((asked, written)))  # noqa: RUF071 of characters
+        form = _form_of(added, written.rpartition(QUESTION)[2])
         if form and RESULT in _rendered(template, use, [*called, result]):
             return replace(
                 use,
@@ -113,12 +115,6 @@ def _thought_key(template: Renderable, use: TemplateUse, call: ToolCall) -> Thou
     written = ((use.thought_key, _rendered(template, use, asked)) for use in tried)
     found = (key for key, text in written if RESULT in text and not _WRITTEN_BLOCK.search(text))
     return next(found, THOUGHT_KEYS[0])
-
-
-def _n_alike(first: str, second: str) -> int:
-    """Return the number of characters with which both texts begin."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _rendered(

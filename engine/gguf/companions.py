@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from engine.gguf.tensors import split_name
@@ -43,18 +43,14 @@ def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path
 
     def likeness(path: Path) -> tuple[int, str]:
         plain = path.name.lower().replace(mark, "").strip("-_.")
-        return -_n_alike(plain, model.name.lower()), path.name
+        alike = commonprefix((plain, model.name.lower()))  # noqa: RUF071 of characters
+        return -len(alike), path.name
 
     try:
         found = [path for path in model.parent.iterdir() if is_one(path.name.lower())]
     except OSError:
         return []
     return sorted(found, key=likeness)
-
-
-def _n_alike(one: str, other: str) -> int:
-    """Return the number of characters with which both begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def with_block_of(file: GGUFFile, other: GGUFFile, layer: int) -> GGUFFile:
