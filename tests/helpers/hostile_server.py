@@ -195,6 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             if wrong.stall_after is not None and start >= wrong.stall_after:
                 self.server.ended.wait(60)
+                self.close_connection = True
                 return
             self.wfile.write(chunk)
             if wrong.pause_s:

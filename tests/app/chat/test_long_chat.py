@@ -86,7 +86,7 @@ def test_scrolling_leads_through_all_messages_with_few_at_a_time(
     for direction in (-1, 1):
         seen.clear()
         for _ in range(2000):
-            bar.setValue(bar.value() + direction * 400)
+            bar.setValue(bar.value() + direction * 900)
             settled(qtbot, view)
             seen |= {shown.message.id for shown in view.shown}
             assert len(view.shown) <= MOST_SHOWN + 2 * N_SHOWN

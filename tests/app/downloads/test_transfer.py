@@ -375,18 +375,23 @@ def test_another_file_is_never_replaced(run: Run) -> None:
     assert run.path.read_text() == "mine"
 
 
-def test_a_pause_does_not_wait_for_a_connection_that_hangs(run: Run) -> None:
+def test_a_pause_does_not_wait_for_a_connection_that_hangs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "LEAVE_S", 0.1)
     run.server.plan = lambda _: Mischief(stall_after=0)
     stopped = threading.Event()
     threading.Timer(0.1, stopped.set).start()
-    source = Source(run.server.url, stall_s=5)
+    source = Source(run.server.url, stall_s=20)
     with pytest.raises(Cancelled):
         FileTransfer(PartFile(run.path, run.file()), source, stopped, patience=QUICK).run()
+    left = [thread for thread in threading.enumerate() if thread.name == "tandem-piece"]
+    assert left, "the connection still hangs"
     source.close()
     run.server.ended.set()
-    for thread in threading.enumerate():
-        if thread.name == "tandem-piece":
-            thread.join(10)
+    for thread in left:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_a_server_that_allows_one_connection_is_enough(run: Run) -> None:

@@ -59,8 +59,7 @@ def test_clients_are_answered_and_a_killed_machine_is_named_and_comes_back(
 
 
 def test_refusals_are_sentences(path: Path, tmp_path: Path) -> None:
-    """Wrong tokens, other files and addresses where nobody listens; torch is not needed for it."""
-    other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", n_embd=128, n_head_kv=4, n_ff=256)
+    """Wrong tokens, files and addresses where nobody listens; torch is not needed for it."""
     server = NodeProcess(
         tmp_path / "serve.log", "serve", str(path), "--nodes", "2", "--rendezvous", "127.0.0.1:0",
         "--devices", "cpu", "--port", "0",
@@ -69,7 +68,6 @@ def test_refusals_are_sentences(path: Path, tmp_path: Path) -> None:
         address = server.wait_for(r"join \S+").removeprefix("join ")
         for options, sentence in (
             (("--token", "another token"), "The token is wrong."),
-            (("--model", str(other)), "It has another file"),
             (("--model", str(tmp_path / "none.gguf")), "There is no file"),
             (("--interface", "none0"), "There is no interface none0."),
         ):

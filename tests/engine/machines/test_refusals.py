@@ -59,6 +59,11 @@ def test_another_version_is_refused(
     assert refusal(gathering).endswith(told)
 
 
+def test_a_file_of_another_size_is_refused(gathering: engine.Gathering, tmp_path: Path) -> None:
+    other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", n_ff=512)
+    assert "It has another file: " in refusal(gathering, path=str(other))
+
+
 def test_another_file_of_the_same_size_is_refused(
     gathering: engine.Gathering, tmp_path: Path
 ) -> None:
