@@ -52,6 +52,7 @@ class MachinesPart(QObject):
         self._host: TeamHost | None = None
         self._known: tuple[object, ...] = ()
         self._was_complete = False
+        self._problem = ""  # why the last thing that was asked for has failed
         self._job = LatestJob("tandem-machines-open", self)
         self._job.done.connect(self._on_opened)
         self._job.failed.connect(self._on_failed)
@@ -97,14 +98,16 @@ class MachinesPart(QObject):
     def _begin(self, n_machines: int, address: str) -> None:
         assert self.dialog is not None, "it has asked"
         path = self._path_of()
+        self._problem = "" if path else tr("Choose a model first.")
+        self._show()
         if not path:
-            self.dialog.show_status(tr("Choose a model first."), is_error=True)
             return
         self.dialog.switch.setEnabled(False)
         self._job.run(lambda: self.team.open(path, n_machines, address))
 
     @Slot()
     def _end(self) -> None:
+        self._problem = ""
         self._job.run(self._close_team)
 
     def _close_team(self) -> None:
@@ -117,14 +120,15 @@ class MachinesPart(QObject):
     def _on_opened(self, _: object) -> None:
         if self.dialog is not None:
             self.dialog.switch.setEnabled(True)
+        self._problem = ""
         self._on_change()
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
+        self._problem = " ".join(translated(part) for part in (error.message, error.hint) if part)
         if self.dialog is not None:
             self.dialog.switch.setEnabled(True)
-            text = " ".join(translated(part) for part in (error.message, error.hint) if part)
-            self.dialog.show_status(text, is_error=True)
+        self._show()
 
     @Slot()
     def _on_change(self) -> None:
@@ -148,7 +152,9 @@ class MachinesPart(QObject):
         team = self.team
         self.dialog.show_command(team.command)
         self.dialog.show_machines([_row(team, one) for one in team.machines])
-        if team.gathering is None:
+        if self._problem:
+            self.dialog.show_status(self._problem, is_error=True)
+        elif team.gathering is None:
             self.dialog.show_status("")
         elif team.is_complete:
             self.dialog.show_status(

@@ -26,8 +26,8 @@ from app.widgets.text import label, row_item
 
 MOST_MACHINES = 16
 HEADERS = (
-    tr_later("Machine"), tr_later("Devices"), tr_later("Free memory"), tr_later("Load"),
-    tr_later("Latency"), tr_later("Speed"),
+    tr_later("Machine"), tr_later("Devices"), tr_later("Free memory"),
+    tr_later("Load", "how busy a device is"), tr_later("Latency"), tr_later("Speed"),
 )  # fmt: skip
 WIDTH, HEIGHT = 640, 420
 

@@ -205,7 +205,8 @@ def test_an_address_of_another_machine_is_refused(qtbot: QtBot, path: str) -> No
     found.dialog.address.setCurrentText("192.0.2.1:0")
     with qtbot.waitSignal(found._job.failed, timeout=10_000):
         found.dialog.switch.click()
-    assert "No other machine can join at 192.0.2.1:0" in found.dialog.status.text()
+    found._timer.timeout.emit()
+    assert "No other machine can join at 192.0.2.1:0" in found.dialog.status.text(), "it stays"
     assert found.dialog.switch.isEnabled()
     found.close()
 
