@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.config.load import (
         DEFAULT_DRAFTED,
         DRAFT_KINDS,
+        MACHINE_LINKS,
         MMPROJ_KINDS,
         MOST_DRAFTED,
         PEER_MODES,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         ControlVector,
         DraftKind,
         LoadParams,
+        MachineLink,
         PeerMode,
     )
     from engine.config.sampling import SAMPLERS, SamplingParams
@@ -252,6 +254,7 @@ __all__ = [
     "DRAFT_KINDS",
     "GOALS",
     "KV_TYPES",
+    "MACHINE_LINKS",
     "MMPROJ_KINDS",
     "MOST_DRAFTED",
     "MOST_PICTURES",
@@ -340,6 +343,7 @@ __all__ = [
     "LoadProgress",
     "LoadState",
     "MachineFile",
+    "MachineLink",
     "MachineLost",
     "MachinesHost",
     "MemoryUse",
@@ -533,8 +537,9 @@ _HOME = {
     "constraints.checker": ("check_grammar",),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (
-        "DEFAULT_DRAFTED", "DRAFT_KINDS", "MMPROJ_KINDS", "MOST_DRAFTED", "PEER_MODES",
-        "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "DraftKind", "LoadParams", "PeerMode",
+        "DEFAULT_DRAFTED", "DRAFT_KINDS", "MACHINE_LINKS", "MMPROJ_KINDS", "MOST_DRAFTED",
+        "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "DraftKind", "LoadParams",
+        "MachineLink", "PeerMode",
     ),
     "config.sampling": ("SAMPLERS", "SamplingParams"),
     "devices.builds": ("TorchKind", "suitable_torch"),

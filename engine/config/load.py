@@ -30,6 +30,12 @@ PeerMode = Literal["auto", "off", "on"]
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 """All values of `PeerMode`."""
 
+MachineLink = Literal["auto", "nccl", "gloo"]
+"""Setting of the way of tensors between machines, see `LoadParams.machine_link`."""
+
+MACHINE_LINKS: tuple[MachineLink, ...] = ("auto", "nccl", "gloo")
+"""All values of `MachineLink`."""
+
 MOST_PARALLEL = 16
 """Largest number of requests that run at once, see `LoadParams.parallel`."""
 
@@ -139,6 +145,9 @@ class LoadParams:
             takes memory in models with recurrent layers, which have room for three at most.
         machines: number of ranks on each machine, of consecutive ones, where several machines
             compute the model together; empty on a single one.
+        machine_link: how tensors go from one machine to another: "gloo" through host memory,
+            "nccl" from GPU to GPU where a trial shows that it works, or else there is an error;
+            "auto" by NCCL where all are NVIDIA's GPUs on Linux and the trial passes.
 
     Raises:
         EngineError: a value makes no sense.
@@ -174,6 +183,7 @@ class LoadParams:
     mmproj_device: str = "auto"
     draft_vocab: int = 0
     machines: tuple[int, ...] = ()
+    machine_link: MachineLink = "auto"
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -181,6 +191,7 @@ class LoadParams:
         object.__setattr__(self, "kv_type", _kv_type(self.kv_type))
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
         _one_of("p2p", self.p2p, PEER_MODES)
+        _one_of("machine_link", self.machine_link, MACHINE_LINKS)
         if not _names_gguf(self.draft):
             _one_of("draft", self.draft, DRAFT_KINDS, " or the path of a GGUF file")
         if not _names_gguf(self.mmproj):

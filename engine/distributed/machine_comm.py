@@ -1,21 +1,23 @@
 """Collectives between ranks of which some are threads of this process, others on other machines.
 
 Ranks of one machine meet in its memory. Of each machine one rank, the *port* of the group, sends to
-the others. Where a token is recorded, what crosses is a step that every replay takes again.
+the others. Where a token is recorded or captured, what crosses is a step between its parts that
+every replay takes again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.cpu.kernels.call_log import take_step
-from engine.distributed.process_comm import ProcessCommunicator
+from engine.gpu.launch.graph import host_step, host_step_value
 
 if TYPE_CHECKING:
+    from engine.distributed.straight import Ports
     from engine.forward.communicator import Communicator, Group
     from engine.forward.ops import FusedAllReduce
 
@@ -46,6 +48,22 @@ class RankLayout:
         """Return the number of a rank among those of its machine."""
         return rank - self.local.start
 
+    def ports(self, group: Group, source: int | None = None) -> Ports:
+        """Return the rank of each machine that sends and receives for a group's members there.
+
+        Args:
+            source: rank that has the value; None where all have one.
+        """
+        found: dict[int, int] = {}
+        for rank in group if source is None else (source, *group):
+            found.setdefault(self._machine_of[rank], rank)
+        return tuple(sorted(found.items()))
+
+    def most(self, group: Group) -> int:
+        """Return the largest number of a group's members on one machine."""
+        machines = [self._machine_of[rank] for rank in group]
+        return max(map(machines.count, machines))
+
     def parts(self, group: Group) -> tuple[Group, Group]:
         """Return the seats of a group's members that are here, and the machines of all members."""
         found = self._known.get(group)
@@ -56,13 +74,55 @@ class RankLayout:
         return found
 
 
+class FarCommunicator(Protocol):
+    """A way of tensors between the ports of several machines, for one group of ranks.
+
+    Attributes:
+        waited_s: seconds spent sending and receiving so far.
+
+    Raises:
+        CommError: a machine is gone; the error names it.
+    """
+
+    waited_s: float
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the sum over machines of which each has one value, or None; see `Communicator`."""
+        ...
+
+    def sum_of_several(
+        self, values: Sequence[Tensor], group: Group, shape: Sequence[int], most: int
+    ) -> Tensor:
+        """Return the sum over all machines of what each of them has, in order.
+
+        Args:
+            values: this machine's partial sums; at least one machine has some.
+            group: the machines.
+            shape: shape of each value.
+            most: largest number of values of a machine.
+        """
+        ...
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the tensor of machine `source` on all machines of the group."""
+        ...
+
+
+Way = Callable[..., FarCommunicator]
+"""Returns a communicator with the other machines, whose ranks are machines, for calls of one kind,
+given the ports, whether shapes are known, and what tells the kind from others."""
+
+
 class MachineCommunicator:
     """Communicator of a rank beside which others are on other machines; see `Communicator`.
 
     Args:
         inner: communicator with the ranks of this machine, which go by their seats.
-        far_for: returns a communicator with the other machines, whose ranks are machines, for
-            calls of one kind.
+        way: returns communicators with the other machines.
         layout: numbers of the machines' ranks.
         abroad: seats of the ranks that wait for another machine, kept up here.
 
@@ -73,25 +133,30 @@ class MachineCommunicator:
     def __init__(
         self,
         inner: Communicator,
-        far_for: Callable[..., ProcessCommunicator],
+        way: Way,
         layout: RankLayout,
         abroad: set[int],
     ) -> None:
         self._seat = inner.rank
         self.rank = layout.local[inner.rank]
         self._inner, self._layout, self._abroad = inner, layout, abroad
-        self._far_for = far_for
-        self._fars: dict[object, ProcessCommunicator] = {}
+        self._way = way
+        self._fars: dict[object, FarCommunicator] = {}
 
     @property
     def waited_s(self) -> float:
         return self._inner.waited_s + sum(far.waited_s for far in self._fars.values())
 
-    def _far(self, *group: object) -> ProcessCommunicator:
-        """Return the communicator with the other machines for calls of one kind."""
-        if group not in self._fars:
-            self._fars[group] = self._far_for(*group)
-        return self._fars[group]
+    def _far(
+        self, shape: Sequence[int] | None, group: Group, source: int | None = None
+    ) -> FarCommunicator:
+        """Return the communicator with the other machines for a group, and what it broadcasts."""
+        kind = ("sum", group) if source is None else ("broadcast", source, group)
+        key = shape is not None, *kind
+        if key not in self._fars:
+            ports = self._layout.ports(group, source)
+            self._fars[key] = self._way(ports, shape is not None, *kind)
+        return self._fars[key]
 
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
@@ -99,22 +164,23 @@ class MachineCommunicator:
         here, machines = self._layout.parts(group)
         if len(machines) == 1:
             return self._inner.all_reduce(x, here, shape)
-        far = self._far("sum", group)
+        far = self._far(shape, group)
         if len(machines) == len(group):
             return self._repeated(lambda: far.all_reduce(x, machines, shape))
         assert shape is not None, "layers know the shape of what they sum"
-        return self._repeated(lambda: self._sum(x, here, machines, shape, far))
+        most = self._layout.most(group)
+        return self._repeated(lambda: self._sum(x, here, machines, shape, far, most))
 
     def _sum(
         self, x: Tensor | None, here: Group, machines: Group, shape: Sequence[int],
-        far: ProcessCommunicator,
+        far: FarCommunicator, most: int,
     ) -> Tensor:  # fmt: skip
         """Return the sum over all machines' ranks, in the order of the ranks."""
         joined = self._inner.gather(x, here)
         total = None
         if self._seat == here[0]:
             parts = () if joined is None else torch.split(joined, shape[-1], -1)
-            total = far.sum_of_several(parts, machines)
+            total = far.sum_of_several(parts, machines, shape, most)
         return self._inner.broadcast(total, here[0], here, shape)
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
@@ -133,25 +199,34 @@ class MachineCommunicator:
         origin = self._layout.machine_of(source)
         port = self._layout.seat(source) if origin == self._layout.number else here[0]
         if self._seat == port:
-            far = self._far("broadcast", source, group)
+            far = self._far(shape, group, source)
             x = self._crossed(x, far, origin, machines, shape)
         return (
             x if len(here) == 1 and x is not None else self._inner.broadcast(x, port, here, shape)
         )
 
     def _crossed(
-        self, x: Tensor | None, far: ProcessCommunicator, origin: int, machines: Group,
+        self, x: Tensor | None, far: FarCommunicator, origin: int, machines: Group,
         shape: Sequence[int] | None,
     ) -> Tensor:  # fmt: skip
         """Send x to other machines, or receive it; return it."""
         if origin != self._layout.number:
             return self._repeated(lambda: far.broadcast(None, origin, machines, shape))
         assert x is not None, "the source must have a value"
-        take_step(lambda: _drop(far.broadcast(x, origin, machines, shape)))
+        host_step(lambda: take_step(lambda: _drop(far.broadcast(x, origin, machines, shape))))
         return x
 
     def _repeated(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what `compute` makes now; each replay writes what it makes then there."""
+        """Return what `compute` makes now; each replay writes what it makes then there.
+
+        A GPU's token is captured, a CPU's is recorded, and each leaves the other's way alone.
+        """
+        found = host_step_value(lambda: self._recorded(compute))
+        assert found is not None, "all members of a group get a value"
+        return found
+
+    def _recorded(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Do as `_repeated` for tokens that are recorded."""
         rooms: list[Tensor] = []
 
         def step() -> None:

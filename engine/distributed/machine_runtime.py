@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.cpu.kernels.isa import chosen
 from engine.distributed.kept_cache import KeptCache
-from engine.distributed.machine_comm import MachineCommunicator
+from engine.distributed.machine_comm import FarCommunicator, MachineCommunicator
 from engine.distributed.machine_runner import MachineRunner
 from engine.distributed.machines import Machines, ModelPlace
+from engine.distributed.straight_proof import chosen_ports, used_ports
 from engine.errors import EngineError, SplitError
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.gguf.identity import model_hash
@@ -23,11 +25,12 @@ from engine.runtime.thread_runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
+    from engine.distributed.straight import Ports
     from engine.forward.communicator import Communicator
     from engine.gguf.reader import GGUFFile
     from engine.models.declare import Declaration
     from engine.progress import IsCancelled, ProgressSink
-    from engine.runtime.builder import RankBuilder
+    from engine.runtime.builder import Prepare, RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots
 
@@ -92,6 +95,7 @@ class MachineRuntime(ThreadRuntime):
     # what a runtime of one machine has of all ranks, this one has of its own
 
     def _local_ranks(self, declaration: Declaration) -> Sequence[int]:
+        self._ports = used_ports(declaration.split, self._place.layout)
         return self._place.layout.local
 
     def _torch_devices(
@@ -103,10 +107,29 @@ class MachineRuntime(ThreadRuntime):
     def _kinds(self, devices: Sequence[torch.device]) -> Sequence[str]:
         return self._all_kinds
 
-    def _communicator(self, rank: int, device: torch.device) -> Communicator:
-        inner = self.group.communicator(self._place.layout.seat(rank), device)
+    def _start_threads(self, params: LoadParams) -> None:
+        super()._start_threads(params)
+        devices = dict(zip(self.local, self.devices, strict=True))
+        self._straight = chosen_ports(
+            self._place.machines, params.machine_link, self._ports, devices, self._agreed,
+            self.fallbacks,
+        )  # fmt: skip
+
+    def _communicator(self, rank: int, device: torch.device, prepare: Prepare) -> Communicator:
         place = self._place
-        return MachineCommunicator(inner, place.machines.far_for, place.layout, self.group.abroad)
+        inner = prepare(self.group.communicator(place.layout.seat(rank), device))
+        way = partial(self._way, device)
+        return MachineCommunicator(inner, way, place.layout, self.group.abroad)
+
+    def _way(
+        self, device: torch.device, ports: Ports, is_shape_known: bool, *kind: object
+    ) -> FarCommunicator:
+        """Return the way of one kind of calls: straight where it is proven, else by host memory."""
+        machines = self._place.machines
+        group = self._straight.get(ports) if is_shape_known else None
+        if group is not None and machines.straight is not None:
+            return machines.straight.communicator(group, device)
+        return machines.far_for(device, *kind)
 
     def _runner_type(self) -> type[ModelRunner]:
         return MachineRunner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import torch
 from engine.distributed.machine_comm import RankLayout
 from engine.distributed.orders import Orders
 from engine.distributed.process_comm import ProcessCommunicator
+from engine.distributed.straight import StraightBackend, StraightGroups
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -32,30 +34,39 @@ class Machines:
     Args:
         wire: connections to the other machines.
         on_failure: called with what has failed in the middle of a step, which nobody survives.
+        backend: backend that sends from the memory of devices; None for none.
 
     Attributes:
         number: number of this machine; machine 0 says what is computed.
         orders: orders of machine 0.
         far: communicator between machines outside of passes.
+        straight: process groups that send from the memory of devices; None for none.
     """
 
-    def __init__(self, wire: Wire, on_failure: Callable[[EngineError], None]) -> None:
+    def __init__(
+        self, wire: Wire, on_failure: Callable[[EngineError], None],
+        backend: StraightBackend | None = None,
+    ) -> None:  # fmt: skip
         self._wire, self._on_failure = wire, on_failure
         self.number = wire.rank
         self.orders = Orders(wire)
         self.far = ProcessCommunicator(wire, torch.device("cpu"))
         self._n_models = 0
+        self.straight: StraightGroups | None = None
+        if backend is not None:
+            self.straight = StraightGroups(backend, wire.rank, self.names)
 
-    def far_for(self, *group: Any) -> ProcessCommunicator:
-        """Return a communicator between machines for one group of ranks.
+    def far_for(self, device: torch.device, *group: Any) -> ProcessCommunicator:
+        """Return a communicator between machines, through host memory, for one group of ranks.
 
         Threads of ranks that are at different places must not take each other's tensors.
 
         Args:
+            device: device of this machine's rank.
             group: what tells the group from others, the same on all machines.
         """
         tag = zlib.crc32(repr(group).encode()) >> 2 | 1
-        return ProcessCommunicator(self._wire, torch.device("cpu"), tag)
+        return ProcessCommunicator(self._wire, device, tag)
 
     @property
     def names(self) -> list[str]:
@@ -104,6 +115,16 @@ class Machines:
                 message, hint = theirs
                 raise EngineError(f"{name}: {message}", hint)
         return [value for _, value in found]
+
+    def close(self) -> None:
+        """End what sends from the memory of devices; other processes may be gone.
+
+        A process with a thread that hangs in a backend ends here: it would not end well otherwise.
+        """
+        if self.straight is not None:
+            self.straight.abort()
+            if self.straight.is_stuck:
+                os._exit(0)
 
     def fail(self, error: EngineError) -> None:
         """Tell whoever watches this process that it cannot go on."""

@@ -219,13 +219,18 @@ class ProcessCommunicator:
         )
         return total
 
-    def sum_of_several(self, values: Sequence[Tensor | None], group: Group) -> Tensor:
+    def sum_of_several(
+        self, values: Sequence[Tensor], group: Group, shape: Sequence[int], most: int
+    ) -> Tensor:
         """Return the sum over all members of what each of them has, in order.
 
         Args:
-            values: this member's partial sums, of one shape; at least one member has some.
+            values: this member's partial sums; at least one member has some.
+            shape: shape of each value.
+            most: largest number of values of a member.
         """
-        held = [_on_host(x) for x in values if x is not None]
+        assert len(values) <= most, "that is more than ranks have"
+        held = [_on_host(x).view(*shape) for x in values]
         stacked = torch.stack(held) if held else None
         head = _header(stacked)
         heads = {rank: head if rank == self.rank else torch.empty_like(head) for rank in group}

@@ -16,7 +16,7 @@ __all__ = ["OF_THIS_PROCESS", "Fallback", "FallbackKind", "Fallbacks"]
 
 FallbackKind = Literal[
     "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
-    "compiling", "launcher", "wrong", "draft", "pictures",
+    "compiling", "launcher", "wrong", "draft", "pictures", "machines",
 ]  # fmt: skip
 """Kinds of fallbacks. "kernels": PyTorch computes everything. "weights": PyTorch computes some of
 the products. "operations": PyTorch computes steps for which there is no kernel. "graph":
@@ -26,7 +26,7 @@ kernels are started one by one. "exchange": the host takes part in exchanges bet
 "launcher": kernels are started by Tandem, not by Triton's launcher. "wrong": some kernels came
 out wrong in a check of a load, and slower ones or PyTorch compute instead. "draft": the draft
 model has failed, on any device. "pictures": the encoder of pictures could not be loaded again
-behind a re-split."""
+behind a re-split. "machines": values go through host memory between machines."""
 
 LONGEST_REASON = 300
 """Most characters of a reason; drivers and compilers can say very much."""
@@ -99,6 +99,11 @@ _WORDS: dict[FallbackKind, _Words] = {
     ),
     "pictures": _Words(
         "The encoder of pictures is not on {}", "New pictures cannot be seen.", _RELOAD
+    ),
+    "machines": _Words(
+        "Between the machines, NCCL is not used",
+        "Prompts, and tokens with a tensor split, may be slower.",
+        "The page on several machines lists what to check; --machine-link gloo tries no NCCL.",
     ),
 }
 

@@ -81,10 +81,19 @@ class AgentTask:
         return (*program_command("engine.machines.agent"), json.dumps(asdict(self)))
 
     def network(self) -> dict[str, str]:
-        """Return the variables by which gloo and NCCL choose the interface."""
+        """Return the variables by which gloo and NCCL choose the interface, and who ends them.
+
+        NCCL may use InfiniBand only if the interface is one of its, or the person allows it.
+        PyTorch's watchdog of NCCL ends nothing: this program ends the worker, once it is known
+        which machine has failed, and the watchdog would end healthy workers before that.
+        """
+        is_infiniband = self.interface.startswith("ib")
         return {
             "GLOO_SOCKET_IFNAME": self.interface,
             "NCCL_SOCKET_IFNAME": f"={self.interface}",  # without the sign it is a prefix
+            "NCCL_IB_DISABLE": os.environ.get("NCCL_IB_DISABLE", "0" if is_infiniband else "1"),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
             "TP_SOCKET_IFNAME": self.interface,
         }
 

@@ -23,6 +23,7 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines
 from engine.distributed.machines import END, Machines
+from engine.distributed.straight import backend_of_environment
 from engine.distributed.wire import GlooWire
 from engine.distributed.wire_speed import measure_wires
 from engine.errors import EngineError
@@ -59,7 +60,7 @@ def main() -> int:
     agent.begin()
     try:
         wire = GlooWire(task.name)
-        machines = Machines(wire, agent.tell_fault)
+        machines = Machines(wire, agent.tell_fault, backend_of_environment())
         found = WiresMeasured(tuple(machines.names), measure_wires(wire))
         if channel is None:
             follow(machines, task.path, task.cpu_threads)
@@ -67,6 +68,7 @@ def main() -> int:
             open_on_machines_by(partial(open_on_machines, machines))
             serve(channel, found)
             machines.orders.send(END)
+        machines.close()
     except EngineError as error:
         return _failed(agent, error)
     return 0

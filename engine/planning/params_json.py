@@ -150,4 +150,5 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "mmproj": _text,
     "mmproj_device": _text,
     "machines": _many(_whole),
+    "machine_link": _text,
 }

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from engine.runtime.backend import Backend
 
 
+Prepare = Callable[["Communicator"], "Communicator"]
+"""Prepares a communicator for captured tokens, see `Backend.captured_collectives`."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankSetup:
     """Facts that the builders of all ranks of a model share.
@@ -49,7 +53,8 @@ class RankSetup:
         hp: hyperparameters of the model.
         n_batch: largest number of prompt tokens in a pass.
         threads_per_rank: CPU threads of each rank.
-        communicator: returns the communicator of a rank, given its number and device.
+        communicator: returns the communicator of a rank, given its number, its device, and what
+            prepares one between ranks of this process for captured tokens.
         fallbacks: list of what makes the model's GPUs slower.
     """
 
@@ -59,7 +64,7 @@ class RankSetup:
     hp: HParams
     n_batch: int
     threads_per_rank: int
-    communicator: Callable[[int, torch.device], Communicator]
+    communicator: Callable[[int, torch.device, Prepare], Communicator]
     fallbacks: Fallbacks
 
 
@@ -138,8 +143,8 @@ class RankBuilder:
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
         backend = self._backend(number, storage == "kernels")
-        inner = setup.communicator(number, device)
-        comm, kinds = backend.captured_collectives(inner), setup.kinds
+        comm = setup.communicator(number, device, backend.captured_collectives)
+        kinds = setup.kinds
 
         guessing = declaration.split.blocks[setup.hp.n_trunk :]
 

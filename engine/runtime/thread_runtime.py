@@ -35,7 +35,7 @@ from engine.planning.pictures.memory import tower_path
 from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.threads import busy_on_cpu, threads_per_rank
-from engine.runtime.builder import RankBuilder, RankSetup, make_group
+from engine.runtime.builder import Prepare, RankBuilder, RankSetup, make_group
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import ByteProgress, check_types
 from engine.runtime.model_runner import ModelRunner
@@ -181,9 +181,9 @@ class ThreadRuntime:
         """Return the kind of each rank's device; ranks of one kind compute the same bits."""
         return [kind_of(device) for device in devices]
 
-    def _communicator(self, rank: int, device: torch.device) -> Communicator:
+    def _communicator(self, rank: int, device: torch.device, prepare: Prepare) -> Communicator:
         """Return the communicator of a rank on a device."""
-        return self.group.communicator(rank, device)
+        return prepare(self.group.communicator(rank, device))
 
     def _runner_type(self) -> type[ModelRunner]:
         """Return the class of the runner of forward passes."""

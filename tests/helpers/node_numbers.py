@@ -1,7 +1,7 @@
 """A program that is one of several machines, each with one rank, and writes what machine 0 finds.
 
     RANK=0 WORLD_SIZE=3 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0 \\
-        python -m tests.helpers.node_numbers MODEL.gguf FILE.npz
+        python -m tests.helpers.node_numbers MODEL.gguf FILE.npz [MODE]
 """
 
 import os
@@ -20,6 +20,7 @@ from engine import LoadParams, Model, SamplingParams
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
+from engine.distributed.straight import backend_of_environment
 from engine.distributed.wire import GlooWire
 from engine.runtime.thread_runtime import open_on_machines_by
 
@@ -31,10 +32,11 @@ WISHES = (
 )
 
 
-def params(path: Path, n: int) -> LoadParams:
-    """Return settings for n ranks with some blocks each."""
+def params(path: Path, n: int, mode: str = "groups") -> LoadParams:
+    """Return settings for n ranks, with some blocks each unless the mode is another one."""
+    groups = (1,) * n if mode == "groups" else None
     return LoadParams(
-        str(path), ("cpu",) * n, split_mode="groups", groups=(1,) * n, n_ctx=256, parallel=4,
+        str(path), ("cpu",) * n, split_mode=mode, groups=groups, n_ctx=256, parallel=4,
         cpu_threads=n, draft="off",
     )  # fmt: skip
 
@@ -66,18 +68,22 @@ def answers(model: Model) -> Any:
 
 def main() -> None:
     """Compute with the other machines until machine 0 has its numbers."""
-    path, goal = sys.argv[1:]
-    machines = Machines(GlooWire(f"machine{os.environ['RANK']}"), lambda error: None)
+    path, goal, *mode = sys.argv[1:]
+    wire, backend = GlooWire(f"machine{os.environ['RANK']}"), backend_of_environment()
+    machines = Machines(wire, lambda error: None, backend)
     if machines.number:
         follow(machines, "", 1)
+        machines.close()
         return
     open_on_machines_by(partial(open_on_machines, machines))
     n = len(machines.names)
-    wanted = shared_params(replace(params(Path(path), n), cpu_threads=1))
+    wanted = shared_params(replace(params(Path(path), n, *mode), cpu_threads=1))
     with Model(replace(wanted, machines=(1,) * n)) as model:
         found = numbers(model, Path(goal).with_suffix(".state"))
+    found["straight"] = machines.straight is not None and machines.straight.is_used
     machines.orders.send(END)
     np.savez(goal, **found)
+    machines.close()
 
 
 if __name__ == "__main__":

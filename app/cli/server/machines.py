@@ -42,6 +42,12 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
         help="address of this machine at which they join, and the port; the next port must be free "
         f"as well (default: that of the default route, and {PORT})",
     )  # fmt: skip
+    group.add_argument(
+        "--machine-link", choices=engine.MACHINE_LINKS, default="auto",
+        help="how values go from one machine to another: gloo through host memory, nccl from GPU "
+        "to GPU or not at all, auto by NCCL where all are NVIDIA's GPUs on Linux and a trial "
+        "passes (default: auto)",
+    )  # fmt: skip
     add_token(group)
 
 
@@ -92,6 +98,7 @@ class ServedMachines:
             what = "--plan" if args.plan is not None else "--models"
             raise EngineError(f"{what} is for a single machine.", "Leave it or --nodes out.")
         self._own = local_devices(args)
+        params = replace(params, machine_link=args.machine_link)
         self._given, self._has_mode = params, args.split_mode is not None
         host, self._port = engine.parse_address(args.rendezvous or engine.default_address(), PORT)
         token = token_of(args) or secrets.token_urlsafe(16)

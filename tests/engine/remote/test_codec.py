@@ -134,6 +134,7 @@ LOAD_PARAMS = st.builds(
         "n_batch": st.none() | COUNTS,
         "groups": st.none() | st.lists(COUNTS, max_size=2).map(tuple),
         "machines": st.lists(COUNTS, max_size=2).map(tuple),
+        "machine_link": st.sampled_from(["auto", "nccl", "gloo"]),
         "n_cpu_blocks": COUNTS,
         "n_cpu_moe": COUNTS,
         "reserve": st.lists(st.tuples(TEXTS, COUNTS), max_size=2).map(tuple),

@@ -1,0 +1,248 @@
+"""The straight way between machines: from the memory of devices, by a backend such as NCCL.
+
+The other way is `engine.distributed.process_comm`: through host memory, by gloo. Backends only move
+values here, and each rank adds them up itself in rank order, so both ways have the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.distributed.wire import JOIN_S, VERDICT_S
+from engine.errors import CommError
+
+Ports = tuple[tuple[int, int], ...]
+"""Ranks that send and receive for their machines: pairs of a machine and its rank, in order."""
+
+STUCK_S = 300.0
+"""Seconds after which something that was not received counts as lost, though all machines live."""
+
+SPINS = 2000
+"""Number of looks at a device without sleep; they take about a millisecond."""
+
+NAP_S = 50e-6
+"""Seconds between two looks from then on."""
+
+
+class StraightBackend(NamedTuple):
+    """A backend of `torch.distributed` that sends from the memory of devices.
+
+    Attributes:
+        name: its name for `torch.distributed`.
+        device: type of the devices.
+    """
+
+    name: str
+    device: str
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot serve here, as the end of a sentence; "" if it may."""
+        if not dist.is_backend_available(self.name):
+            return f"its PyTorch has no {self.name.upper()}"
+        if self.name == "nccl" and sys.platform != "linux":
+            return "NCCL needs Linux"
+        return ""
+
+
+NCCL = StraightBackend("nccl", "cuda")
+"""The backend for NVIDIA's GPUs."""
+
+BACKEND_VARIABLE = "TANDEM_MACHINE_BACKEND"
+"""Environment variable with another backend and the type of its devices, such as "gloo:cpu"."""
+
+
+def backend_of_environment() -> StraightBackend:
+    """Return the backend to try: NCCL, unless the environment names another one."""
+    name, _, device = os.environ.get(BACKEND_VARIABLE, "").partition(":")
+    return StraightBackend(name, device) if name and device else NCCL
+
+
+class StraightCommunicator:
+    """Communicator of a rank with the ports of other machines; see `FarCommunicator`.
+
+    The host waits until values are there, as it does for gloo: whoever watches this process and the
+    others ends them when one is lost, and what is behind the value may be enqueued at once then.
+
+    Args:
+        group: process group of the machines' processes; those of the ports.
+        ports: ranks that use it.
+        machine: number of this machine.
+        device: device of this machine's rank.
+        lost: returns the error for a value that does not come.
+
+    Attributes:
+        machine: number of this machine.
+        waited_s: seconds spent sending and receiving so far.
+    """
+
+    def __init__(
+        self, group: Any, ports: Ports, machine: int, device: torch.device,
+        lost: Callable[[Ports], CommError],
+    ) -> None:  # fmt: skip
+        self._group, self._ports, self._device, self._lost = group, ports, device, lost
+        self.machine = machine
+        self.waited_s = 0.0
+
+    def all_reduce(
+        self, x: Tensor | None, group: Sequence[int], shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the sum over the machines, in their order.
+
+        Args:
+            x: this machine's value, F32; None if it has none.
+            group: the machines.
+            shape: shape of all values.
+        """
+        assert shape is not None, "values without a known shape go through host memory"
+        return self.sum_of_several(() if x is None else (x,), group, shape, 1)
+
+    def sum_of_several(
+        self, values: Sequence[Tensor], group: Sequence[int], shape: Sequence[int], most: int
+    ) -> Tensor:
+        """Return the sum over all machines of what each of them has, in order.
+
+        What a machine lacks is minus zero, which changes no sum: x + -0.0 is x for all x.
+
+        Args:
+            values: this machine's values, F32.
+            shape: shape of each value.
+            most: largest number of values of a machine.
+        """
+        mine = torch.full((most, *shape), -0.0, device=self._device)
+        for room, value in zip(mine, values, strict=False):
+            room.copy_(value)
+        shown = [torch.empty_like(mine) for _ in self._ports]
+        self._run(lambda: dist.all_gather(shown, mine, self._group, async_op=True))
+        first, *others = (value for several in shown for value in several.unbind())
+        return sum(others, start=first)
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Sequence[int],
+        shape: Sequence[int] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return machine `source`'s tensor, F32, on all machines; `shape` as in `all_reduce`."""
+        assert shape is not None, "values without a known shape go through host memory"
+        is_mine = self.machine == source
+        assert not is_mine or x is not None, "the source must have a value"
+        if is_mine and x is not None:
+            room = x.detach().contiguous()
+        else:
+            room = torch.empty(tuple(shape), device=self._device)
+        self._run(lambda: dist.broadcast(room, source, self._group, async_op=True))
+        return x if is_mine and x is not None else room
+
+    def _run(self, begin: Callable[[], Any]) -> None:
+        """Send or receive on the rank's stream, and wait until it is done.
+
+        Raises:
+            CommError: it failed, or took too long.
+        """
+        begun = time.perf_counter()
+        try:
+            is_done = _finished(begin(), self._device)
+        except RuntimeError:
+            is_done = False
+        if not is_done:
+            time.sleep(VERDICT_S)  # this process is ended meanwhile, with the reason
+            raise self._lost(self._ports)
+        self.waited_s += time.perf_counter() - begun
+
+
+def _finished(work: Any, device: torch.device) -> bool:
+    """Wait until something is sent or received; return False if it takes too long.
+
+    NCCL's `wait` only lets the current stream wait, so the host looks at an event behind it.
+    """
+    work.wait(timedelta(seconds=STUCK_S))
+    if device.type != "cuda":
+        return True
+    event, deadline = torch.cuda.current_stream(device).record_event(), time.monotonic() + STUCK_S
+    for n in range(sys.maxsize):
+        if event.query():
+            return True
+        if n > SPINS:
+            time.sleep(NAP_S)
+            if time.monotonic() > deadline:
+                break
+    return False
+
+
+class StraightGroup(NamedTuple):
+    """Processes that send straight to each other.
+
+    Attributes:
+        processes: their process group.
+        ports: ranks that use it.
+    """
+
+    processes: Any
+    ports: Ports
+
+
+class StraightGroups:
+    """The process groups of one machine, each for the ports of some machines.
+
+    Args:
+        backend: backend that sends.
+        machine: number of this machine.
+        names: names of all machines.
+
+    Attributes:
+        why_not: why nothing goes this way any more, as a sentence about a machine; "" if it may.
+        is_stuck: whether a thread of this process hangs in the backend.
+    """
+
+    def __init__(self, backend: StraightBackend, machine: int, names: Sequence[str]) -> None:
+        self.backend, self.machine = backend, machine
+        self.why_not, self.is_stuck = "", False
+        self._names = names
+        self._groups: dict[tuple[Ports, tuple[str, ...]], Any] = {}
+
+    def make(self, ports: Ports, devices: tuple[str, ...]) -> StraightGroup:
+        """Return the process group of ports; all machines make all groups, in one order.
+
+        Args:
+            devices: devices of the ports: a connection serves no others.
+
+        Raises:
+            RuntimeError: the others do not come, or the backend fails.
+        """
+        key = ports, devices
+        if key not in self._groups:
+            machines, limit = [machine for machine, _ in ports], timedelta(seconds=JOIN_S)
+            self._groups[key] = dist.new_group(machines, limit, self.backend.name)
+        return StraightGroup(self._groups[key], ports)
+
+    def communicator(self, group: StraightGroup, device: torch.device) -> StraightCommunicator:
+        """Return the communicator of this machine's port, on its device."""
+        return StraightCommunicator(group.processes, group.ports, self.machine, device, self._error)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any values go this way."""
+        return bool(self._groups)
+
+    def _error(self, ports: Ports) -> CommError:
+        """Return the error for a value that does not come, unless a better one is known."""
+        others = [machine for machine, _ in ports if machine != self.machine]
+        why = f"sends and receives nothing any more by {self.backend.name.upper()}"
+        return CommError(others[0], why, self._names[others[0]])
+
+    def abort(self, why: str = "") -> None:
+        """End whatever is under way, and everything that this was for; safe to call twice."""
+        self.why_not = self.why_not or why
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            with suppress(RuntimeError, AttributeError):  # of others, it is a number
+                group.abort()

@@ -1,0 +1,203 @@
+"""Proof that the straight way between machines brings each bit, before a model relies on it.
+
+It runs on a thread, as a backend may hang: then the groups are aborted and the thread is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from engine.distributed.straight import Ports, StraightCommunicator, StraightGroup, StraightGroups
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.distributed.machine_comm import RankLayout
+    from engine.distributed.machines import Machines
+    from engine.hardware.fallbacks import Fallbacks
+    from engine.sharding.split import ModelSplit
+
+log = logging.getLogger(__name__)
+
+PROOF_S = 30.0
+"""Seconds within which all values must have arrived; connections are set up meanwhile."""
+
+NOT_ARRIVED = "values have not arrived within"
+"""Beginning of what a machine says that waits in vain."""
+
+SHAPES = ((1, 4096), (96, 4096))
+"""Shapes of the values: as of a token, and more than a backend sends in one piece."""
+
+
+def used_ports(split: ModelSplit, layout: RankLayout) -> list[Ports]:
+    """Return the ports between which passes of a model send, each once.
+
+    A pass goes from the embedding through the blocks to the output head. What else is sent at times
+    goes through host memory.
+    """
+    groups = [split.embedding.owners(), *(block.group for block in split.blocks), split.last_group]
+    found = [layout.ports(group) for group in groups if group]
+    for before, group in pairwise(groups):
+        if before and group and not set(group) <= set(before):
+            involved = tuple(sorted({before[0], *group}))
+            found.append(layout.ports(involved, before[0]))
+    return [ports for ports in dict.fromkeys(found) if len(ports) > 1]
+
+
+def chosen_ports(
+    machines: Machines, link: str, ports: Sequence[Ports], devices: Mapping[int, torch.device],
+    agreed: Callable[[Any], list[Any]], fallbacks: Fallbacks,
+) -> Mapping[Ports, StraightGroup]:  # fmt: skip
+    """Return the groups of ports between which values go straight: of all of them, or none.
+
+    All machines call it at once and get the same.
+
+    Args:
+        link: see `LoadParams.machine_link`.
+        ports: see `used_ports`.
+        devices: device of each rank of this machine.
+        agreed: returns all machines' values.
+        fallbacks: list of what makes the model slower.
+
+    Raises:
+        EngineError: it was asked for and fails; the error names a machine.
+    """
+    if link == "gloo" or not ports:
+        return {}
+    groups, is_tried = machines.straight, False
+    names = {str(rank): str(device) for rank, device in devices.items()}
+    told = agreed([_unfit(groups, ports, devices), names])
+    why = _named(machines.names, [problem for problem, _ in told])
+    if not why and groups is not None:
+        is_tried, begun = True, time.monotonic()
+        all_names = {int(rank): name for _, found in told for rank, name in found.items()}
+        proof = Proof(groups, ports, devices, all_names)
+        why = _named(machines.names, agreed(proof.problem()))
+        if not why:
+            log.info(
+                "%s carries values between the machines: proven in %.1f s (connections: %d)",
+                groups.backend.name.upper(), time.monotonic() - begun, len(ports),
+            )  # fmt: skip
+            return proof.groups
+        groups.abort(why)
+    if link == "nccl":
+        raise EngineError(
+            f"NCCL cannot carry values between the machines: {why}.",
+            "Leave --machine-link nccl out, or check drivers, interfaces and firewalls.",
+        )
+    log.info("values go through host memory between the machines: %s", why)
+    if is_tried:
+        fallbacks.report("machines", (), why)
+    return {}
+
+
+def _unfit(
+    groups: StraightGroups | None, ports: Sequence[Ports], devices: Mapping[int, torch.device]
+) -> str:
+    """Return why this machine cannot try it, as the end of a sentence; "" if it can."""
+    if groups is None:
+        return "it only has the way through host memory"
+    if groups.why_not:
+        return f"it has failed before ({groups.why_not})"
+    used = {rank for some in ports for machine, rank in some if machine == groups.machine}
+    if any(devices[rank].type != groups.backend.device for rank in used):
+        return "not all its devices are NVIDIA GPUs"
+    return groups.backend.problem
+
+
+def _named(names: Sequence[str], problems: Sequence[str]) -> str:
+    """Return the first problem behind the name of its machine; "" if there is none.
+
+    A machine that lacks an answer says so because of another one, so other problems come first.
+    """
+    found = [pair for pair in zip(names, problems, strict=True) if pair[1]]
+    found.sort(key=lambda pair: pair[1].startswith(NOT_ARRIVED))
+    return f"{found[0][0]}: {found[0][1]}" if found else ""
+
+
+class Proof:
+    """Proof of the straight way, which all machines begin at once.
+
+    Args:
+        made: makes the process groups.
+        ports: all ports that are used.
+        devices: device of each rank of this machine.
+        names: names of all ranks' devices.
+
+    Attributes:
+        groups: the groups that were made so far.
+    """
+
+    def __init__(
+        self, made: StraightGroups, ports: Sequence[Ports], devices: Mapping[int, torch.device],
+        names: Mapping[int, str],
+    ) -> None:  # fmt: skip
+        self._made, self._ports, self._devices, self._names = made, ports, devices, names
+        self.groups: dict[Ports, StraightGroup] = {}
+        self._problem = ""
+
+    def problem(self, timeout_s: float = PROOF_S) -> str:
+        """Return why the straight way fails, as the end of a sentence; "" if it brings each bit."""
+        thread = threading.Thread(target=self._run, name="tandem-straight-proof", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            self._made.is_stuck = True
+            return f"{NOT_ARRIVED} {timeout_s:.0f} s"
+        return self._problem
+
+    def _run(self) -> None:
+        """Send known values over each connection; runs on a thread."""
+        try:
+            for ports in self._ports:
+                names = tuple(self._names[rank] for _, rank in ports)
+                self.groups[ports] = self._made.make(ports, names)
+            for ports, group in self.groups.items():
+                rank = dict(ports).get(self._made.machine)
+                if rank is not None:
+                    device = self._devices[rank]
+                    for why in _problems(self._made.communicator(group, device), ports, device):
+                        self._problem = self._problem or why
+        except Exception as error:  # whatever a backend raises means that it does not serve
+            log.warning("no straight way between machines", exc_info=True)
+            first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            self._problem = self._problem or first or type(error).__name__
+
+
+def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) -> Iterator[str]:
+    """Send known values both ways between ports, and yield what comes out wrong."""
+    machines = tuple(machine for machine, _ in ports)
+    for shape in SHAPES:
+        values = {machine: known_value(machine, shape) for machine in machines}
+        mine = values[comm.machine].to(device)
+        for source in machines:
+            found = comm.broadcast(
+                mine if source == comm.machine else None, source, machines, shape
+            )
+            if not _is_same(found, values[source]):
+                yield f"it brings wrong values from machine {source + 1}"
+        first, *others = values.values()
+        total = comm.all_reduce(mine, machines, shape)
+        if not _is_same(total, sum(others, start=first)):
+            yield "it brings values that add up to something else"
+
+
+def known_value(machine: int, shape: Sequence[int]) -> Tensor:
+    """Return a value that all machines know: numbers of all sizes, and both zeros."""
+    made = torch.Generator().manual_seed(1 + machine)
+    value = torch.randn(*shape, generator=made)
+    value *= torch.exp2(torch.randint(-140, 100, tuple(shape), generator=made).float())
+    value[0, :2] = torch.tensor([0.0, -0.0])
+    return value
+
+
+def _is_same(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether two F32 values have the same bits."""
+    return torch.equal(found.cpu().view(torch.int32), wanted.view(torch.int32))
