@@ -236,6 +236,7 @@ if TYPE_CHECKING:
         tie_to_parent,
     )
     from engine.progress import LoadProgress, StateProgress
+    from engine.remote.command_numbers import CommandNumbers
     from engine.remote.process_host import ProcessHost
     from engine.runtime.kernel_proof import prove_cards
     from engine.runtime.timeline import RankTimes, TokenTimes
@@ -283,6 +284,7 @@ __all__ = [
     "ClockLimit",
     "CommError",
     "Command",
+    "CommandNumbers",
     "ContextOverflow",
     "ContextShifted",
     "ControlVector",
@@ -599,6 +601,7 @@ _HOME = {
     ),
     "harmless": ("error_line", "json_escaped", "one_line", "printable"),
     "host": ("EngineHost", "ThreadHost"),
+    "remote.command_numbers": ("CommandNumbers",),
     "remote.process_host": ("ProcessHost",),
     "json_file": ("replace_json",),
     "limited.answering": ("answer_lines", "ending_after"),

@@ -47,8 +47,8 @@ class TeamHost:
     ) -> None:
         self._on_event, self._team, self._first = on_event, team, first
         self._lock = threading.RLock()
-        self._n = self._newest = 0
-        self._numbers: dict[int, int] = {}  # of the inner host's commands: its number -> ours
+        self._n = 0
+        self._numbers = engine.CommandNumbers()
         self._has_model = False
         self._inner: EngineHost | None = None
         self._gathering: Gathering | None = None
@@ -62,7 +62,7 @@ class TeamHost:
     def submit(self, command: Command) -> int:
         """Queue a command and return the number that its events will carry."""
         with self._lock:
-            number = self._newest = self._first + self._n
+            number = self._first + self._n
             self._n += 1
             try:
                 if isinstance(command, Load):
@@ -74,7 +74,8 @@ class TeamHost:
                     inner = self._inner
                     if isinstance(command, Resplit):
                         command = Resplit(for_machines(command.params))
-                self._numbers[inner.submit(command)] = number
+                self._numbers.add(number)
+                inner.submit(command)
             except EngineError as error:
                 self._on_event(HostEvent(number, Failed(error)))
             return number
@@ -86,9 +87,8 @@ class TeamHost:
                 return
             if generation is None:
                 self._inner.cancel()
-            for inner, outer in self._numbers.items():
-                if outer == generation:
-                    self._inner.cancel(inner)
+            elif number := self._numbers.of_host(generation):
+                self._inner.cancel(number)
 
     def leave(self) -> None:
         """End all processes though a model may be loaded, which is told as its loss."""
@@ -108,7 +108,7 @@ class TeamHost:
         """Return the host over the machines that have joined."""
         if self._gathering is not gathering or self._inner is None:
             self.close(0.0)
-            self._numbers.clear()
+            self._numbers = engine.CommandNumbers()
             host = engine.MachinesHost(self._pass_on, gathering, self._team.port)
             self._gathering, self._inner = gathering, host
         assert isinstance(self._inner, engine.MachinesHost)
@@ -126,8 +126,7 @@ class TeamHost:
             model = replace(found.model, params=for_window(found.model.params))
             found = replace(found, model=model)
         with self._lock:
-            # one that is not known yet is refused while it is submitted
-            number = self._numbers.get(event.generation, self._newest) if event.generation else 0
+            number = self._numbers.of_window(event.generation)
         self._tell(HostEvent(number, found))
 
     def _tell(self, event: HostEvent) -> None:

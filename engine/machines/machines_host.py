@@ -13,6 +13,7 @@ from engine.host import EventSink
 from engine.machines.agent import AgentTask, told_fault
 from engine.machines.gathering import Gathering
 from engine.machines.interfaces import free_port, interface_of
+from engine.remote.command_numbers import CommandNumbers
 from engine.remote.death import Death
 from engine.remote.process_host import CLOSING_EVENTS, ProcessHost
 
@@ -58,7 +59,7 @@ class MachinesHost:
         self._lock = threading.RLock()
         self._generation = 0
         self._session: SessionHost | None = None
-        self._numbers: dict[int, int] = {}  # of the session's commands: its number -> ours
+        self._numbers = CommandNumbers()
         self._unanswered: set[int] = set()
         self._has_model = False
         gathering.on_fault = lambda number, why: self._end(why)
@@ -86,7 +87,8 @@ class MachinesHost:
                 self._tell(HostEvent(number, Failed(error)))
             else:
                 assert self._session is not None, "it has just been started"
-                self._numbers[self._session.submit(command)] = number
+                self._numbers.add(number)
+                self._session.submit(command)
             return number
 
     def cancel(self, generation: int | None = None) -> None:
@@ -96,9 +98,8 @@ class MachinesHost:
                 return
             if generation is None:
                 self._session.cancel()
-            for inner, outer in self._numbers.items():
-                if outer == generation:
-                    self._session.cancel(inner)
+            elif number := self._numbers.of_host(generation):
+                self._session.cancel(number)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Cancel, free the model and end all processes; return whether they ended in time."""
@@ -122,7 +123,7 @@ class MachinesHost:
         n = 1 + len(gathering.machines)
         task = AgentTask(n, 0, gathering.name, address, port, interface_of(address))
         gathering.tell("start", port=port)
-        self._numbers.clear()
+        self._numbers = CommandNumbers()
         session: list[SessionHost] = []  # filled before this object's lock is free
         host = SessionHost(
             lambda event: self._pass_on(session, event), task,
@@ -137,8 +138,7 @@ class MachinesHost:
         with self._lock:
             if session[0] is not self._session:
                 return
-            number = self._numbers.get(event.generation, 0) if event.generation else 0
-            self._tell(HostEvent(number, event.event))
+            self._tell(HostEvent(self._numbers.of_window(event.generation), event.event))
 
     def _tell(self, event: HostEvent) -> None:
         """Send an event, and note what it says."""
