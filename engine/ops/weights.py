@@ -82,8 +82,12 @@ class PackedWeight:
             raw = self.raw[start : start + step]
             rows = _scratch_rows(raw.shape[0], n_held, raw.device)
             dequantise(raw, self.type_number, out=rows)
-            y[:, start : start + step] = linear(x, rows[:, self.columns])
+            y[:, start : start + step] = self._product(x, rows[:, self.columns])
         return y
+
+    def _product(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Return the products of x (T, n_in) and dequantised rows (n, n_in), (T, n)."""
+        return linear(x, rows)
 
     def lookup(self, ids: Tensor) -> Tensor:
         def rows_of(rows: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from engine.gguf.reader import GGUFFile
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory
 from engine.ops.backend import ReferenceBackend
-from engine.ops.pictures import TorchPictureOps
+from engine.ops.pictures import PictureWeight, TorchPictureOps
 from engine.planning.footprint import held_bytes
 from engine.progress import IsCancelled, ignore, never
 from engine.runtime.loader import ByteProgress, check_types, load_rank
@@ -44,6 +44,7 @@ class PictureEncoder:
         device: name of the device.
         text: model that it is for.
         is_cancelled: asked again and again; returning True ends the loading.
+        n_threads: number of CPU threads that encode, where the device is the CPU.
 
     Attributes:
         device: name of its device.
@@ -57,9 +58,12 @@ class PictureEncoder:
             cancelled.
     """
 
-    def __init__(self, path: str, device: str, text: TextModel, is_cancelled: IsCancelled) -> None:
+    def __init__(
+        self, path: str, device: str, text: TextModel, is_cancelled: IsCancelled, n_threads: int = 1
+    ) -> None:
         self.device = device
         self.n_encoded = 0
+        self._n_threads = n_threads
         self._torch_device = torch.device(device)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
         self._ops = TorchPictureOps()
@@ -74,6 +78,7 @@ class PictureEncoder:
             progress = ByteProgress(self.n_bytes, ignore, is_cancelled)
             with self._explaining("to load the encoder of pictures"):
                 load_rank(file, slots, 0, self._torch_device, STORAGE, ReferenceBackend(), progress)
+        PictureWeight.take_over(slots)
 
     def has(self, picture: Picture) -> bool:
         """Return whether the result for a picture is kept."""
@@ -94,12 +99,18 @@ class PictureEncoder:
         if found is None:
             self._ops.is_cancelled = is_cancelled
             with self._explaining("to see a picture"), torch.inference_mode():
+                self._use_threads()
                 found = self._tower.encode(self._normalised(picture), self._ops).cpu()
             self.n_encoded += 1
         self._kept[picture.number] = found
         while len(self._kept) > 1 and sum(x.nbytes for x in self._kept.values()) > MOST_KEPT_BYTES:
             self._kept.popitem(last=False)
         return found
+
+    def _use_threads(self) -> None:
+        """Have torch compute with all threads; the next pass of the model sets its own number."""
+        if self._torch_device.type == "cpu" and torch.get_num_threads() != self._n_threads:
+            torch.set_num_threads(self._n_threads)
 
     def _normalised(self, picture: Picture) -> Tensor:
         """Return the pixels of a picture as the tower takes them, (3, height, width)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.devices.host import usable_cores
 from engine.errors import EngineError
 from engine.forward.batch import MOST_AT_ONCE
 from engine.generation.pictures.prompt_text import PictureReader
@@ -43,6 +44,7 @@ class PictureSupport:
         is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         self._prompts, self._scheduler = prompts, scheduler
+        self._n_threads = params.cpu_threads or usable_cores()
         self.encoder: PictureEncoder | None = None
         self.warnings: tuple[str, ...] = ()
         if runtime.left_pictures:
@@ -60,7 +62,7 @@ class PictureSupport:
         if not device:
             return
         text = TextModel.of(runtime.hp)
-        encoder = PictureEncoder(runtime.mmproj, device, text, is_cancelled)
+        encoder = PictureEncoder(runtime.mmproj, device, text, is_cancelled, self._n_threads)
         rule = encoder.rule
         n_least = rule.most_tokens + MOST_AT_ONCE
         if rule.is_two_way and runtime.n_batch < n_least:

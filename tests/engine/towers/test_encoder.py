@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.ops.pictures import TorchPictureOps
+from engine.errors import Cancelled
+from engine.ops.pictures import FEWEST_PATCHES, QUERIES, TorchPictureOps, product
 from engine.pictures.placed import Picture
 from engine.progress import never
 from engine.runtime.picture_encoder import PictureEncoder
@@ -82,3 +83,26 @@ def test_attention_of_some_queries_at_a_time_is_that_of_all(
     parts = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)
     apart = torch.cat([TorchPictureOps().attend_all(*part) for part in parts])
     assert torch.equal(TorchPictureOps().attend_all(q, k, v, windows), apart)
+
+
+@pytest.mark.parametrize("n", [FEWEST_PATCHES, QUERIES + 1])
+def test_attention_head_by_head_is_that_of_all_heads(n: int) -> None:
+    q, k, v = torch.randn(3, n, 3, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
+    wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
+    assert torch.allclose(TorchPictureOps().attend_all(q, k, v), wanted, atol=1e-5)
+
+
+def test_attention_of_many_patches_is_cancelled() -> None:
+    ops = TorchPictureOps()
+    ops.is_cancelled = lambda: True
+    with pytest.raises(Cancelled):
+        ops.attend_all(*torch.zeros(3, FEWEST_PATCHES, 1, 4).unbind())
+
+
+def test_products_equal_those_of_f64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, 40, generator=generator) for n in (300, 17))
+    wanted = (x.double() @ w.double().T).float()
+    assert torch.allclose(product(x, w), wanted, atol=1e-5)
+    assert torch.allclose(product(x[:, ::2], w[:, ::2]), (x[:, ::2] @ w[:, ::2].T), atol=1e-5)
