@@ -77,6 +77,8 @@ class EncoderDeviceField(QComboBox):
                 self._devices = tuple(devices)
                 self.clear()
                 self.addItem(tr("auto"), "auto")
-                for device, text in zip(devices, rank_labels(devices), strict=True):
-                    self.addItem("CPU" if device == "cpu" else text, device)
+                named = zip(devices, rank_labels(devices), strict=True)
+                labels = ["CPU" if device == "cpu" else name for device, name in named]
+                for device, text in zip(devices, labels, strict=True):
+                    self.addItem(text, device)
             self.setCurrentIndex(self.findData(value))
