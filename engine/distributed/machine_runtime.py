@@ -18,6 +18,7 @@ from engine.distributed.straight_proof import chosen_ports, used_ports
 from engine.errors import EngineError, SplitError
 from engine.forward.batch_sizes import PROMPT_BATCH
 from engine.gguf.identity import model_hash
+from engine.gguf.reader import GGUFFile
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.planning.params_json import params_document
 from engine.progress import never
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
     from engine.config.load import LoadParams
     from engine.distributed.straight import Ports
     from engine.forward.communicator import Communicator
-    from engine.gguf.reader import GGUFFile
     from engine.models.declare import Declaration
     from engine.progress import IsCancelled, ProgressSink
     from engine.runtime.builder import Prepare, RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots
+
+
+BLOCK = "mtp"
+"""Name of the path of a file with an MTP block alone, beside the settings of a load."""
 
 
 class MachineRuntime(ThreadRuntime):
@@ -81,14 +85,15 @@ class MachineRuntime(ThreadRuntime):
                     "Name one of the ranks, such as #0.",
                 )
             names = [params.devices[rank] for rank in self._place.layout.local]
-            found = [model_hash(file), [_kind(name) for name in names]]
+            found = [[model_hash(file), _block_hash(file)], [_kind(name) for name in names]]
         except EngineError as error:
             problem = error
         all_found = machines.agreed(problem, found)
-        for name, (digest, _) in zip(machines.names, all_found, strict=True):
-            if digest != all_found[0][0]:
+        for name, (digests, _) in zip(machines.names, all_found, strict=True):
+            if digests != all_found[0][0]:
+                what = "file" if digests[1] == all_found[0][0][1] else "MTP file"
                 raise EngineError(
-                    f"{name} has another file than {machines.names[0]}.", "Copy the file there."
+                    f"{name} has another {what} than {machines.names[0]}.", "Copy the file there."
                 )
         return [kind for _, kinds in all_found for kind in kinds]
 
@@ -213,16 +218,11 @@ def open_on_machines(
     Raises:
         EngineError: see `MachineRuntime`.
     """
-    if file.companion is not None:
-        raise EngineError(
-            "A file of an MTP block alone cannot guess for a model on several machines.",
-            "Choose another source of guesses, or a file of the model with MTP.",
-        )
     params = shared_params(params)
     if donor is not None:
         assert isinstance(donor, MachineRuntime), "machines have split it before"
         return _split_anew(machines, file, params, on_progress, donor, used)
-    number = machines.announce({"path": params.path, **params_document(params)})
+    number = machines.announce(_document(file, params))
     return MachineRuntime(file, params, on_progress, is_cancelled, machines, number)
 
 
@@ -237,8 +237,8 @@ def _split_anew(
     """
     try:
         with KeptCache(donor.runner, donor.plan.kv_type, used) as kept:
-            document = params_document(replace(params, n_batch=donor.n_batch))
-            number = machines.announce({"path": params.path, **document}, donor.number)
+            document = _document(file, replace(params, n_batch=donor.n_batch))
+            number = machines.announce(document, donor.number)
             runtime = MachineRuntime(
                 file, params, on_progress, never, machines, number, donor
             )  # fmt: skip
@@ -251,9 +251,23 @@ def _split_anew(
         ) from None
 
 
+def _document(file: GGUFFile, params: LoadParams) -> dict[str, Any]:
+    """Return what the other machines must know to load a model, as JSON."""
+    block = "" if file.companion is None else str(file.companion)
+    return {"path": params.path, BLOCK: block, **params_document(params)}
+
+
 def shared_params(params: LoadParams) -> LoadParams:
     """Return settings that are the same on all machines, whatever memory each has free."""
     return params if params.n_batch else replace(params, n_batch=PROMPT_BATCH)
+
+
+def _block_hash(file: GGUFFile) -> str:
+    """Return a hash of the file that a model's MTP block is from; "" for none."""
+    if file.companion is None:
+        return ""
+    with GGUFFile.open(file.companion) as other:
+        return model_hash(other)
 
 
 def _kind(name: str) -> str:

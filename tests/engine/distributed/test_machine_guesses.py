@@ -73,14 +73,35 @@ def test_a_draft_model_guesses(tmp_path: Path) -> None:
     assert not there.failures
 
 
-def test_a_file_of_a_block_alone_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_a_block_alone_guesses(tmp_path: Path) -> None:
+    """Each machine has a copy; another one of the same shape is refused by name."""
     path, block = apart(mtp_gguf(tmp_path / "m.gguf", "glm4moe", quant="Q8_0"))
-    wanted = params(path, (1, 1), "groups", draft="auto")
-    with machines(2):
-        with pytest.raises(EngineError, match="cannot guess for a model on several"):
-            model_on((1, 1), replace(wanted, draft=str(block)))
-        with model_on((1, 1), wanted) as model:
-            assert not model._mtp.can_guess, "one beside the model may be missing elsewhere"
+    wanted, prompts = params(path, (1, 1), "groups"), [[3 + i for i in range(40)], [9] * 20]
+    with Model(wanted) as one:
+        expected = answers(one, prompts)
+    guessing = replace(wanted, draft=str(block))
+    there = tmp_path / "there"
+    there.mkdir()
+    copies = [there / file.name for file in (path, block)]
+    for copy, file in zip(copies, (path, block), strict=True):
+        copy.write_bytes(file.read_bytes())
+    with machines(2, [str(copies[0])]) as found, model_on((1, 1), guessing) as model:
+        assert model._mtp.can_guess
+        model.scheduler.drafts = Drafts(3, [MTPSource(model.runtime.runner)], always())
+        assert answers(model, prompts) == expected
+        model.resplit([3.0, 1.0])
+        assert answers(model, prompts) == expected
+    assert not found.failures
+    data = bytearray(block.read_bytes())
+    for at in range(len(data) // 2, len(data), 500):
+        data[at] ^= 1
+    copies[1].write_bytes(data)
+    with machines(2, [str(copies[0])]):
+        with pytest.raises(EngineError, match="host1 has another MTP file than host0"):
+            model_on((1, 1), guessing)
+        copies[1].unlink()
+        with model_on((1, 1), guessing) as model:  # at the path of machine 0
+            assert answers(model, prompts[:1]) == expected[:1]
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4", "qwen35", "qwen3vl"])
