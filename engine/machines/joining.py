@@ -139,6 +139,7 @@ class Stay:
                     self._take(line)
         finally:
             self._faults.put((Agent.none(), ""))
+            watch.join(BEAT_S)
         return False
 
     def _take(self, line: dict[str, Any]) -> None:
