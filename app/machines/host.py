@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import engine  # what starts processes is resolved when it is used
+from app.machines.idle_ranks import with_idle_ranks, without_idle_ranks
 from app.machines.team import MachineTeam
 from app.translation import tr
 from engine import (
@@ -22,6 +23,7 @@ from engine import (
     ModelUnloaded,
     Resplit,
     SplitError,
+    TokenTimes,
     WiresMeasured,
     far_id,
     local_id,
@@ -49,7 +51,7 @@ class TeamHost:
         self._lock = threading.RLock()
         self._n = 0
         self._numbers = engine.CommandNumbers()
-        self._has_model = False
+        self._has_model, self._is_here = False, True
         self._inner: EngineHost | None = None
         self._gathering: Gathering | None = None
 
@@ -67,13 +69,13 @@ class TeamHost:
             try:
                 if isinstance(command, Load):
                     inner: EngineHost = self._over(self._team.check(command.params.path))
-                    command = Load(for_machines(command.params))
+                    command = Load(for_machines(command.params, self._team.n_machines))
                 elif self._inner is None:
                     raise EngineError(tr("The model has been unloaded."))
                 else:
                     inner = self._inner
                     if isinstance(command, Resplit):
-                        command = Resplit(for_machines(command.params))
+                        command = Resplit(for_machines(command.params, self._team.n_machines))
                 self._numbers.add(number)
                 inner.submit(command)
             except EngineError as error:
@@ -121,13 +123,20 @@ class TeamHost:
             self._team.note_links(found)
             return
         if isinstance(found, ModelLoaded):
-            found = replace(found, params=for_window(found.params))
+            found = self._shown(found)
         elif isinstance(found, ModelResplit):
-            model = replace(found.model, params=for_window(found.model.params))
-            found = replace(found, model=model)
+            found = replace(found, model=self._shown(found.model))
+        elif isinstance(found, TokenTimes) and not self._is_here:
+            return  # of this machine's rank, which has no part of the model
         with self._lock:
             number = self._numbers.of_window(event.generation)
         self._tell(HostEvent(number, found))
+
+    def _shown(self, model: ModelLoaded) -> ModelLoaded:
+        """Return a model as the window knows it; memory is that of this machine's ranks."""
+        params = for_window(model.params)
+        self._is_here = any(not machine_of(device) for device in params.devices)
+        return replace(model, params=params, memory=model.memory if self._is_here else ())
 
     def _tell(self, event: HostEvent) -> None:
         """Send an event, and note whether there is a model after it."""
@@ -141,19 +150,21 @@ class TeamHost:
         self._on_event(event)
 
 
-def for_machines(params: LoadParams) -> LoadParams:
+def for_machines(params: LoadParams, n_machines: int) -> LoadParams:
     """Return parameters with each machine's own ids of devices.
 
+    Machines without a rank get one without a share.
+
     Raises:
-        SplitError: a machine has no rank, or ranks of one machine are apart.
+        SplitError: ranks of one machine are apart.
     """
-    numbers = engine.machines_of(params.devices)
     runs = [machine_of(device) for device in params.devices]
-    if runs != sorted(runs) or numbers != tuple(range(len(numbers))):
+    if runs != sorted(runs):
         raise SplitError(
-            tr("Each machine needs a device that takes part, and its devices beside each other."),
-            tr("Switch on a device of each machine."),
+            tr("The devices of each machine must stand beside each other."),
+            tr("Put the machines into their order."),
         )
+    params = with_idle_ranks(params, n_machines)
     own = tuple(map(local_id, params.devices))
     return replace(params, devices=own, machines=engine.rank_counts(params.devices))
 
@@ -162,4 +173,4 @@ def for_window(params: LoadParams) -> LoadParams:
     """Return parameters with the ids of devices that the window knows."""
     numbers = [number for number, n in enumerate(params.machines) for _ in range(n)]
     devices = tuple(map(far_id, numbers, params.devices)) if numbers else params.devices
-    return replace(params, devices=devices, machines=())
+    return without_idle_ranks(replace(params, devices=devices, machines=()))

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,14 +80,35 @@ def test_devices_of_a_team_have_its_machines_in_their_ids(path: str) -> None:
 
 def test_parameters_are_those_that_machines_understand() -> None:
     asked = LoadParams("m", ("cuda:0", "cuda:1", "1/cuda:0"), split_mode="groups", groups=(2, 1))
-    found = for_machines(asked)
+    found = for_machines(asked, 2)
     assert (found.devices, found.machines) == (("cuda:0", "cuda:1", "cuda:0"), (2, 1))
     assert for_window(found) == asked
     alone = LoadParams("m", ("cpu",))
     assert for_window(alone) == alone
-    for devices in (("1/cpu",), ("cpu", "2/cpu"), ("1/cpu", "cpu"), ("cpu", "1/cpu", "cpu")):
-        with pytest.raises(SplitError, match="Each machine needs a device"):
-            for_machines(LoadParams("m", devices))
+    for devices in (("1/cpu", "cpu"), ("cpu", "1/cpu", "cpu")):
+        with pytest.raises(SplitError, match="must stand beside each other"):
+            for_machines(LoadParams("m", devices), 2)
+
+
+def test_machines_that_are_left_out_have_a_rank_without_a_share() -> None:
+    alone = LoadParams("m", ("1/cuda:0", "1/cuda:1"), (1.0, 3.0), overrides=(("ffn", "#1"),))
+    found = for_machines(alone, 3)
+    assert found.devices == ("cpu", "cuda:0", "cuda:1", "cpu")
+    assert (found.machines, found.split) == ((1, 2, 1), (0.0, 1.0, 3.0, 0.0))
+    assert found.overrides == (("ffn", "#2"),)
+    assert for_window(found) == alone
+
+    inside = LoadParams(
+        "m", ("cuda:0", "2/cuda:0", "2/cuda:1"), (1.0, 1.0, 1.0), split_mode="groups", groups=(2, 1)
+    )
+    found = for_machines(inside, 3)
+    assert (found.devices, found.groups) == (("cuda:0", "cpu", "cuda:0", "cuda:1"), (3, 1))
+    assert for_window(found) == inside
+    apart = replace(inside, groups=(1, 2))
+    assert for_machines(apart, 3).groups == (1, 1, 2)
+    assert for_window(for_machines(apart, 3)) == apart
+    with pytest.raises(SplitError, match="can only go to a CPU"):
+        for_machines(LoadParams("m", ("1/cuda:0",), n_cpu_blocks=2), 2)
 
 
 class Inner(FakeHost):

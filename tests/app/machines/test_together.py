@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from tests.helpers.screenshots import demo_model, new_shell, pause, wait
 def _split_of(shell: Shell) -> tuple[float, ...] | None:
     model = shell.client.model
     return None if model is None else model.params.split
+
+
+def _devices_of(shell: Shell) -> tuple[str, ...]:
+    model = shell.client.model
+    return () if model is None else model.params.devices
 
 
 @pytest.mark.slow
@@ -67,6 +73,17 @@ def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> 
             shell.split.request_load()
             wait(lambda: _split_of(shell) == (0.25, 0.75))
             assert answer() == alone
+            on = [rank.device for rank in shell.split.settings.ranks].index("1/cpu")
+            settings = shell.split.settings.with_chosen_mode("single")
+            shell.split.change(replace(settings, single=on))  # the other machine alone
+            pause(500)
+            shell.split.request_load()
+            wait(lambda: _devices_of(shell) == ("1/cpu",))
+            wait(lambda: shell.split.load_state == "loaded")
+            assert answer() == alone
+            assert shell.client.model is not None
+            assert shell.client.model.memory == (), "this machine has no part"
+            shell.window.grab().save(os.environ.get("GRAB", str(tmp_path / "alone.png")))
             joining.kill()
             wait(lambda: shell.split.load_state != "loaded")
             assert "has" in shell.machines.team.said

@@ -88,6 +88,25 @@ def test_machines_compute_the_bits_of_one_process(
     assert not there.failures
 
 
+@pytest.mark.parametrize(("split", "mode"), [((0, 1, 0), "groups"), ((0, 1), "tensor")])
+def test_one_machine_computes_alone_while_others_only_stay(
+    path: Path, split: Sequence[float], mode: str
+) -> None:
+    """Also where the first one, which has the tokenizer and samples, has no share."""
+    sizes = (1,) * len(split)
+    with Model(params(path, (1,))) as one:
+        logits, tokens = results(one)
+    shared = params(path, sizes, mode, split=tuple(map(float, split)))
+    with machines(len(sizes)) as there, model_on(sizes, shared) as model:
+        found, found_tokens = results(model)
+        assert model.runtime.plan.devices[0].memory.total == 0
+        assert np.array_equal(found, logits)
+        assert found_tokens == tokens
+        model.resplit([1.0] * len(split))
+        assert answers(model, PROMPTS[:1], GREEDY)
+    assert not there.failures
+
+
 @pytest.mark.parametrize("name", ["llama-gqa-q4_k_m", "olmoe-q4_k_m", "falcon-h1-q4_k_m"])
 def test_golden_models_have_these_bits_on_three_machines(name: str) -> None:
     """A dense one, one with experts, and a hybrid."""
