@@ -89,7 +89,7 @@ class CpuBackend:
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
         """Return a weight on the same memory that this rank's threads multiply by."""
         if isinstance(value, PlaneWeight):
-            return PlaneWeight(
+            return type(value)(
                 value.planes, value.type_number, value.n_rows, value.extent, self.worker
             )
         if isinstance(value, PlainWeight):

@@ -12,10 +12,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch.nn.functional import linear
 
 from engine.cpu.kernels import compiled
+from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.team import Team
 from engine.forward.batch_sizes import BF16_BATCH
-from engine.quants.extent import Extent
+from engine.quants.extent import WORD_PANEL_BYTES, Extent, word_tile_bytes
 from engine.quants.layout import BLOCK, LAYOUTS, TILE
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
@@ -39,10 +40,32 @@ def bf16_from(n_threads: int) -> float:
 
 @cache
 def is_bf16_fast(n_threads: int) -> bool:
-    """Return whether torch multiplies BF16 faster than F32."""
+    """Return whether torch multiplies BF16 faster than our kernels multiply F16 and BF16."""
     x, w = torch.ones(N_TOKENS, N_COLUMNS), torch.ones(N_TILE * TILE, N_COLUMNS)
     x_bf16, w_bf16 = x.bfloat16(), w.bfloat16()
-    return _best(lambda: linear(x_bf16, w_bf16)) < _best(lambda: linear(x, w))
+    bf16_s = _best(lambda: linear(x_bf16, w_bf16))
+    own_s = _words_s(n_threads) if chosen().has_word_dots else _best(lambda: linear(x, w))
+    return bf16_s < own_s
+
+
+def _words_s(n_threads: int) -> float:
+    """Return the seconds of a product in words."""
+    n_blocks, y = N_COLUMNS // BLOCK, torch.empty(N_TOKENS, N_TILE * TILE)
+    planes = torch.zeros(N_TILE, word_tile_bytes(n_blocks), dtype=torch.uint8)
+    panels = torch.zeros(N_TOKENS * n_blocks * WORD_PANEL_BYTES, dtype=torch.uint8)
+    team, multiply = Team(n_threads), compiled.multiply_words()
+
+    def run() -> None:
+        team.wake()
+        multiply(
+            team.address, planes.data_ptr(), planes.stride(0), n_blocks, 0, panels.data_ptr(),
+            N_TOKENS, y.data_ptr(), 4 * y.shape[1], y.shape[1], N_TILE, 2, N_TOKENS,
+        )  # fmt: skip
+
+    try:
+        return _best(run)
+    finally:
+        team.close()
 
 
 def _times(n_threads: int) -> tuple[float, float, float]:

@@ -251,10 +251,11 @@ def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:
     """Return the joint product of the layers' matrices.
 
     Returns:
-        None unless all are in planes and have the same columns.
+        None unless all are in planes, or all in words, and have the same columns.
     """
     weights = [layer.weight for layer in layers]
     planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
-    if len(planes) < len(weights) or len({weight.extent for weight in planes}) > 1:
+    rows = {(type(weight), weight.extent) for weight in planes}
+    if len(planes) < len(weights) or len(rows) > 1:
         return None
     return JointProduct(planes)

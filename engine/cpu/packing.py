@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from engine.cpu.kernels import word_pack
 from engine.cpu.large_pages import weight_memory
 from engine.cpu.plain_weights import PlainWeight
 from engine.cpu.weights import JoinedColumns, PlaneWeight
+from engine.cpu.word_weights import WordWeight
 from engine.ops.file_bytes import copy_rows
-from engine.quants.extent import Extent, file_blocks, n_tiles
+from engine.quants.extent import Extent, file_blocks, n_tiles, word_tile_bytes
 from engine.quants.layout import BLOCK, LAYOUTS, TILE
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
     from engine.cpu.file_packing import FilePacker
+    from engine.cpu.worker import Worker
     from engine.forward.weight import Weight
     from engine.gguf.reader import GGUFFile
     from engine.gguf.tensor_bytes import TensorBytes
@@ -33,13 +37,19 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 def load_for_kernels(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], packer: FilePacker
 ) -> Weight:
-    """Load the pieces of a matrix that a rank holds: as planes if quantised, else as in the file.
+    """Load the pieces of a matrix that a rank holds: as planes, as words or as in the file.
 
     Args:
         packer: reader and packer of the file, which reports progress.
     """
-    load: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
-    return in_parts(slot, pieces, lambda group, dim: load(file, slot.tensor, group, dim, packer))
+
+    def load(group: Sequence[Slices], dim: int) -> Weight:
+        load_as: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
+        if _become_words(slot.tensor, group, dim, packer.worker):
+            load_as = _words
+        return load_as(file, slot.tensor, group, dim, packer)
+
+    return in_parts(slot, pieces, load)
 
 
 def in_parts(
@@ -68,22 +78,74 @@ def _planes(
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
     planes = weight_memory((*matrices, n_tiles(n_rows), tile_bytes), torch.uint8)
-    if n_rows % TILE:
-        planes[..., -1, :] = 0  # rows of the last tile beyond the matrix
-    by_matrix = planes.view(-1, *planes.shape[-2:])
-    n_done = [0] * len(by_matrix)  # rows of each matrix
     columns, cut = _cut_columns(tensor, extent)
     counted = _read_bytes(tensor, extent)
-    for first, stack in stacks(file, tensor, pieces, dim):
-        if stack.shape[1] == n_rows and n_rows % TILE == 0 and stack.is_even:
-            goal = by_matrix[first : first + len(stack)].flatten(0, 1)
-            packer.pack(stack.tall()[:, columns], number, cut, goal, 0, counted)
-            continue
-        for index, matrix in enumerate(by_matrix[first : first + len(stack)], first):
-            rows = stack[index - first][:, columns]
-            packer.pack(rows, number, cut, matrix, n_done[index], counted)
-            n_done[index] += len(rows)
+    packing = _Packing(packer, number, columns, cut, counted)
+    packing.pack(stacks(file, tensor, pieces, dim), planes, n_rows)
     return PlaneWeight(planes, number, n_rows, extent, packer.worker)
+
+
+def _become_words(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker: Worker) -> bool:
+    """Return whether pieces of a matrix are loaded as words: one matrix of whole blocks."""
+    *matrices, n_rows, n_columns = joined_shape(pieces, dim)
+    is_fit = not matrices and n_rows >= TILE and n_columns % BLOCK == 0
+    return is_fit and tensor.type.number in word_pack.KINDS and worker.uses_words
+
+
+def _words(
+    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
+) -> WordWeight:
+    """Load pieces of an F16 or BF16 matrix, joined along `dim`, as words."""
+    number, size, columns = tensor.type.number, tensor.type.type_size, pieces[0][-1]
+    n_rows, n_columns = joined_shape(pieces, dim)
+    extent = Extent.of(0, n_columns)
+    planes = weight_memory((n_tiles(n_rows), word_tile_bytes(extent.n_blocks)), torch.uint8)
+    wanted = slice(columns.start * size, columns.stop * size)
+    packing = _Packing(packer, number, wanted, extent, n_columns * size)
+    packing.pack(stacks(file, tensor, pieces, dim), planes, n_rows)
+    return WordWeight(planes, number, n_rows, extent, packer.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """How rows of a tensor are packed.
+
+    Attributes:
+        number: number of the GGML type.
+        columns: bytes of a row to read.
+        cut: columns of these bytes to pack.
+        counted: bytes of a row to report.
+    """
+
+    packer: FilePacker
+    number: int
+    columns: slice
+    cut: Extent
+    counted: int
+
+    def pack(self, parts: Iterator[tuple[int, TensorBytes]], planes: Tensor, n_rows: int) -> None:
+        """Pack the matrices of `stacks`.
+
+        Args:
+            planes: planes of one matrix or several, of which each has `n_rows` rows.
+        """
+        if n_rows % TILE:
+            planes[..., -1, :] = 0  # rows of the last tile beyond the matrix
+        by_matrix = planes.view(-1, *planes.shape[-2:])
+        n_done = [0] * len(by_matrix)  # rows of each matrix
+        for first, stack in parts:
+            if stack.shape[1] == n_rows and n_rows % TILE == 0 and stack.is_even:
+                goal = by_matrix[first : first + len(stack)].flatten(0, 1)
+                self._rows(stack.tall(), goal, 0)
+                continue
+            for index, matrix in enumerate(by_matrix[first : first + len(stack)], first):
+                rows = stack[index - first]
+                self._rows(rows, matrix, n_done[index])
+                n_done[index] += len(rows)
+
+    def _rows(self, rows: TensorBytes, goal: Tensor, goal_row: int) -> None:
+        """Pack rows into the planes of one matrix, from a row on."""
+        self.packer.pack(rows[:, self.columns], self.number, self.cut, goal, goal_row, self.counted)
 
 
 def _plain(

@@ -72,24 +72,6 @@ def float_product(
     )  # fmt: skip
 
 
-def dot_product(worker: Worker, data: Tensor, x: Tensor, y: Tensor) -> None:
-    """Write to y (T, n_out) the products `x Wᵀ` of x (T, n_in), F32, which is rounded to BF16.
-
-    Args:
-        data: a BF16 matrix, (n_out, n_in).
-    """
-    (n_out, n_in), n_tokens, team = data.shape, x.shape[0], worker.team
-    assert (x.shape[1], data.stride(1)) == (n_in, 1), "kernels read unchecked"
-    assert (data.dtype, x.dtype) == (torch.bfloat16, torch.float32), "kernels read unchecked"
-    rows = worker.bf16_rows.address(x)
-    team.wake()
-    compiled.multiply_dots()(
-        team.address, data.data_ptr(), 2 * data.stride(0), n_out, n_in, rows, 2 * n_in, n_tokens,
-        y.data_ptr(), 4 * n_out, *_piece_sizes(team, n_tokens, n_out, n_out, 2 * n_in, 2 * n_in),
-        1, 0, 0, 0,
-    )  # fmt: skip
-
-
 def _piece_sizes(
     team: Team, n_tokens: int, n_all: int, n_out: int, w_bytes: int, x_bytes: int
 ) -> tuple[int, int]:
@@ -129,10 +111,7 @@ class PlainWeight:
         if x.shape[0] >= BF16_BATCH and is_short and worker.is_bf16_fast:
             return self._bf16_product(x.bfloat16())
         y = result(x.shape[0], data.shape[0])
-        if data.dtype == torch.bfloat16 and worker.uses_bf16_dots:
-            dot_product(worker, data, x, y)
-        else:
-            float_product(worker.team, data[None], x[:, None], y[:, None])
+        float_product(worker.team, data[None], x[:, None], y[:, None])
         return y
 
     def _bf16_product(self, x: Tensor) -> Tensor:

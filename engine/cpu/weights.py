@@ -18,7 +18,7 @@ from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.quantised_gemm import LEAST_PANELS
 from engine.cpu.kernels.result_memory import result
 from engine.cpu.plain_weights import PIECE_BYTES, float_product
-from engine.cpu.worker import Worker
+from engine.cpu.worker import WordRows, Worker
 from engine.forward.expert_rows import Groups
 from engine.forward.weight import ALL, Weight
 from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
@@ -55,7 +55,7 @@ class PlaneWeight:
         self.n_rows = n_rows
         self.extent = extent
         self.worker = worker
-        self._multiply = compiled.multiply(type_number, worker.x_bytes)
+        self._multiply = self._product
         tile_bytes = planes.shape[-1]
         self._planes = planes.data_ptr(), tile_bytes, extent.n_blocks, extent.skip
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
@@ -63,21 +63,43 @@ class PlaneWeight:
         self.n_tiles_for_many = max(1, min(PIECE_TILES, per_thread))
         group = chosen().tile_tokens
         self.many_tokens = LEAST_PANELS * group
-        per_token = extent.n_blocks * panel_block_bytes(worker.x_bytes)
+        per_token = extent.n_blocks * self._panel_block_bytes
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
+
+    @property
+    def rows(self) -> Worker | WordRows:
+        """What packs the activations that the matrix multiplies."""
+        return self.worker
+
+    @property
+    def task(self) -> int:
+        """Address of the function of one piece of the product, for `multiply_all`."""
+        return compiled.multiply_piece(self.type_number, self.worker.x_bytes)
+
+    @property
+    def _product(self) -> Kernel:
+        return compiled.multiply(self.type_number, self.worker.x_bytes)
+
+    @property
+    def _panel_block_bytes(self) -> int:
+        return panel_block_bytes(self.worker.x_bytes)
 
     @property
     def n_bytes(self) -> int:
         return self.planes.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        n_tokens, extent, worker = x.shape[0], self.extent, self.worker
-        if n_tokens >= worker.bf16_from:
+        if x.shape[0] >= self.worker.bf16_from:
             return self._bf16_product(x)
+        return self._own_product(x)
+
+    def _own_product(self, x: Tensor) -> Tensor:
+        """Multiply with the kernels of this package."""
+        n_tokens, worker = x.shape[0], self.worker
         if n_tokens < self.many_tokens:
             return self._gemv.joined(x)
         y = result(n_tokens, self.n_rows)
-        panels = worker.panels(x, extent)
+        panels = self.rows.panels(x, self.extent)
         worker.team.wake()
         self._multiply(
             worker.team.address, *self.arguments(panels, n_tokens, y.data_ptr(), 4 * self.n_rows)
@@ -195,7 +217,7 @@ class JointProduct:
     same memory each time and is valid until the next call with one token.
 
     Args:
-        weights: matrices of one rank that have the same columns.
+        weights: matrices of one rank that have the same columns and multiply the same `rows`.
 
     Attributes:
         n_tokens: largest number of tokens of a call.
@@ -204,15 +226,14 @@ class JointProduct:
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
         first = weights[0]
         self.n_tokens = first.many_tokens - 1
-        self._worker, self._extent = first.worker, first.extent
+        self._worker, self._extent, self._packer = first.worker, first.extent, first.rows
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
         self._planes = [weight.planes for weight in weights]  # kept: the arguments point to them
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
-            task = compiled.multiply_piece(weight.type_number, self._worker.x_bytes)
-            self._table.extend((task, arguments.buffer_info()[0], weight.n_pieces))
+            self._table.extend((weight.task, arguments.buffer_info()[0], weight.n_pieces))
         self._multiply, self._multiply_gated = compiled.multiply_all(), compiled.multiply_gated()
         self._jobs = self._table.buffer_info()[0], len(weights)
 
@@ -239,7 +260,7 @@ class JointProduct:
     def _compute(self, x: Tensor, y: Tensor) -> None:
         """Write the products with x side by side to y."""
         worker = self._worker
-        activations = worker.activations(x, self._extent)
+        activations = self._packer.activations(x, self._extent)
         worker.team.wake()
         self._multiply(
             worker.team.address, *self._jobs, *activations, y.data_ptr(), 4 * self._width
@@ -254,7 +275,7 @@ class JointProduct:
         """
         worker, n_tokens = self._worker, x.shape[0]
         y = self._one_token_gated if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
-        activations = worker.activations(x, self._extent)
+        activations = self._packer.activations(x, self._extent)
         worker.team.wake()
         self._multiply_gated(
             worker.team.address, activation, limit, y.data_ptr(), *self._jobs, *activations,

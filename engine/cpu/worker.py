@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from engine.cpu import gemm_choice
-from engine.cpu.bf16_rows import Bf16Rows
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.result_memory import free_results
 from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
-from engine.quants.extent import Extent, panel_block_bytes
+from engine.quants.extent import WORD_PANEL_BYTES, Extent, panel_block_bytes
 from engine.quants.layout import BLOCK
 
 
@@ -36,15 +35,14 @@ class Worker:
 
     Attributes:
         team: the rank's threads.
-        bf16_rows: activations for products with BF16 matrices, where `uses_bf16_dots`.
+        words: activations for products with matrices of words.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
         self.team = Team(n_threads)
         self._address = self.team.address
         self.x_bytes = x_bytes
-        self.uses_bf16_dots = x_bytes == 1 and chosen().has_bf16_dots
-        self.bf16_rows = Bf16Rows(self.team)
+        self.words = WordRows(self.team)
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._quantise = compiled.quantise(x_bytes)
         self._quantise_address = compiled.quantise_address(x_bytes)
@@ -74,6 +72,14 @@ class Worker:
         """Whether long prompts use torch's BF16 GEMM for unquantised 16-bit matrices."""
         return self._may_use_bf16 and gemm_choice.is_bf16_fast(self.n_threads)
 
+    @cached_property
+    def uses_words(self) -> bool:
+        """Whether F16 and BF16 matrices become words, see `engine.cpu.kernels.words`.
+
+        Routers are too sensitive to rounded activations.
+        """
+        return self.x_bytes == 1 and chosen().has_word_dots and not self.is_bf16_fast
+
     def bf16_scratch(self, n: int) -> Tensor:
         """Return memory for n BF16 numbers, valid until the next call."""
         if self._bf16_scratch.numel() < n:
@@ -89,7 +95,7 @@ class Worker:
     @property
     def memory(self) -> Sequence[Tensor]:
         """Memory that kernels currently use for small batches."""
-        return self._memory, self._f32_scratch, self.bf16_rows.memory
+        return self._memory, self._f32_scratch, self.words.memory
 
     @property
     def n_threads(self) -> int:
@@ -197,7 +203,7 @@ class Worker:
 
     def forget(self) -> None:
         """Release the last activations."""
-        self.bf16_rows.forget()
+        self.words.forget()
         self._last = self._rows = self._last_bf16 = self._last_groups = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
 
@@ -205,7 +211,7 @@ class Worker:
         """Free the working memory."""
         self.forget()
         free_results()
-        self.bf16_rows.release()
+        self.words.release()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
@@ -215,6 +221,63 @@ class Worker:
         """End the threads; safe to call twice."""
         self.release()
         self.team.close()
+
+
+class WordRows:
+    """Memory for the activations in words that were packed last, see `engine.cpu.kernels.words`.
+
+    Matrices of words have whole blocks of columns.
+
+    Attributes:
+        memory: what kernels read.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._last: Tensor | None = None
+        self._rows: Tensor | None = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+    def activations(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
+        """Return the arguments of `multiply_all`, see `Worker.activations`."""
+        n_tokens, n_blocks = x.shape[0], extent.n_blocks
+        if x is self._last:
+            return 0, 0, 0, n_tokens, n_blocks, self.memory.data_ptr()
+        return compiled.quantise_words_address(), *self._packing(x, extent)
+
+    def panels(self, x: Tensor, extent: Extent) -> int:
+        """Pack activations x (T, columns of the extent), F32.
+
+        Returns:
+            Address of the panels, valid until the next call.
+        """
+        if x is not self._last:
+            arguments = self._packing(x, extent)
+            self._team.wake()
+            compiled.quantise_words()(self._team.address, *arguments)
+        return self.memory.data_ptr()
+
+    def _packing(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
+        """Return the arguments of the kernel that packs x, which counts as packed from now on."""
+        n_tokens, n_blocks = x.shape[0], extent.n_blocks
+        is_fit = x.dim() == 2 and x.shape[1] == extent.n_columns and x.dtype is torch.float32
+        assert is_fit, "kernels read memory unchecked"
+        assert extent.is_exact, "kernels read whole blocks"
+        rows = x if x.stride(1) == 1 else x.contiguous()
+        n_bytes = n_tokens * n_blocks * WORD_PANEL_BYTES
+        if len(self.memory) < n_bytes:
+            self.memory = torch.empty(n_bytes, dtype=torch.uint8)
+        self._last, self._rows = x, rows  # kept until the kernel has read them
+        return rows.data_ptr(), 4 * rows.stride(0), n_tokens, n_blocks, self.memory.data_ptr()
+
+    def forget(self) -> None:
+        """Release the last activations."""
+        self._last = self._rows = None
+
+    def release(self) -> None:
+        """Free the memory."""
+        self.forget()
+        self.memory = torch.empty(0, dtype=torch.uint8)
 
 
 def whole_blocks(x: Tensor, extent: Extent) -> Tensor:

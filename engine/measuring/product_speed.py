@@ -38,7 +38,7 @@ class ProductSpeed:
         few_op_per_s: multiplications and additions per second for `FEW` tokens.
         many_op_per_s: the same for `MANY` tokens.
         arithmetic: what the product of `MANY` tokens computes in: "INT8" (kernels of Tandem),
-            "F32" (likewise, for weights that are not quantised) or "BF16" (torch).
+            "INT16" or "F32" (likewise, for weights that are not quantised) or "BF16" (torch).
     """
 
     kind: str

@@ -17,12 +17,13 @@ from engine.cpu.large_pages import weight_memory
 from engine.cpu.packing import DTYPES
 from engine.cpu.plain_weights import BF16_BATCH, PlainWeight
 from engine.cpu.weights import PlaneWeight
+from engine.cpu.word_weights import WordWeight
 from engine.cpu.worker import Worker
 from engine.forward.weight import Weight
 from engine.gguf.types import TYPES
 from engine.planning.speed.facts import WeightRate
-from engine.quants.extent import Extent
-from engine.quants.layout import LAYOUTS, TILE
+from engine.quants.extent import Extent, word_tile_bytes
+from engine.quants.layout import BLOCK, LAYOUTS, TILE
 
 N_ROWS, N_COLUMNS = 32768, 2048
 """Number of rows and columns of a matrix for gemv: large, so that Python's time hardly counts."""
@@ -47,6 +48,9 @@ MIN_REPETITIONS = 3
 
 FILL = 0x11
 """Byte to fill weights with: ordinary numbers in all types. Fresh memory is one page of zeros."""
+
+TYPE_NUMBERS = {info.name: number for number, info in TYPES.items()}
+"""Numbers of all GGML types, by name."""
 
 NUMBERS = {info.name: number for number, info in TYPES.items() if number in LAYOUTS}
 """Numbers of the GGML types that have a layout of planes, by name."""
@@ -99,9 +103,9 @@ class Probe:
         fast_prompts: bool = False,
     ) -> None:  # fmt: skip
         self.kind = kind
-        self._memory = _filled(kind, n_bytes) if memory is None else memory
-        self.bits = 8 * self._memory[0].nbytes / (N_ROWS * N_COLUMNS)
         self._worker = Worker(n_threads, fast_prompts=fast_prompts)
+        self._memory = _filled(kind, n_bytes, self._worker) if memory is None else memory
+        self.bits = 8 * self._memory[0].nbytes / (N_ROWS * N_COLUMNS)
         self._weights = [_weight(kind, part, N_ROWS, self._worker) for part in self._memory]
         part = self._memory[0, : self._memory.shape[1] * N_GEMM_ROWS // N_ROWS]
         self._smaller = [_weight(kind, part, N_GEMM_ROWS, self._worker)]
@@ -126,12 +130,12 @@ class Probe:
         return 2 * n_tokens * n_rows * N_COLUMNS * len(weights) / _seconds(weights, x)
 
     def arithmetic(self, n_tokens: int) -> str:
-        """Return what a product of so many tokens computes in: "INT8", "BF16" or "F32"."""
+        """Return what a product computes in: "INT8", "INT16", "BF16" or "F32"."""
         worker = self._worker
         if self.kind in NUMBERS:
             return "BF16" if n_tokens >= worker.bf16_from else "INT8"
-        if self.kind == "BF16" and worker.uses_bf16_dots:
-            return "BF16"
+        if _are_words(self.kind, worker):
+            return "INT16"
         is_short = self.kind != "F32" and n_tokens >= BF16_BATCH
         return "BF16" if is_short and worker.is_bf16_fast else "F32"
 
@@ -140,13 +144,20 @@ class Probe:
         self._worker.close()
 
 
-def _filled(kind: str, n_bytes: int) -> Tensor:
+def _are_words(kind: str, worker: Worker) -> bool:
+    """Return whether matrices of a type are multiplied in words."""
+    return kind in ("F16", "BF16") and worker.uses_words
+
+
+def _filled(kind: str, n_bytes: int, worker: Worker) -> Tensor:
     """Return memory for as many matrices as fit in `n_bytes`, filled with `FILL`."""
     if kind in NUMBERS:
         n_row, row_bytes = (
             N_ROWS // TILE,
             Extent.of(0, N_COLUMNS).tile_bytes(LAYOUTS[NUMBERS[kind]]),
         )
+    elif _are_words(kind, worker):
+        n_row, row_bytes = N_ROWS // TILE, word_tile_bytes(N_COLUMNS // BLOCK)
     else:
         n_row, row_bytes = N_ROWS, N_COLUMNS * DTYPES[kind].itemsize
     n_matrix = max(1, n_bytes // (n_row * row_bytes))
@@ -156,6 +167,8 @@ def _filled(kind: str, n_bytes: int) -> Tensor:
 def _weight(kind: str, part: Tensor, n_rows: int, worker: Worker) -> Weight:
     if kind in NUMBERS:
         return PlaneWeight(part, NUMBERS[kind], n_rows, Extent.of(0, N_COLUMNS), worker)
+    if _are_words(kind, worker):
+        return WordWeight(part, TYPE_NUMBERS[kind], n_rows, Extent.of(0, N_COLUMNS), worker)
     return PlainWeight(part.view(DTYPES[kind]), worker)
 
 

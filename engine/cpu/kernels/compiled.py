@@ -21,6 +21,8 @@ from engine.cpu.kernels import (
     pack,
     panels,
     quantised_gemm,
+    word_gemm,
+    words,
 )
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import chosen
@@ -140,7 +142,7 @@ def _packers(type_number: int) -> dict[str, int]:
         f"file-pack-{type_number}",
         chosen(),
         ["pack", "pack_file"],
-        lambda module: file_pack.build(module, type_number),
+        lambda module: file_pack.build(module, chosen(), type_number),
     )
 
 
@@ -167,19 +169,31 @@ def multiply_plain(kind: str, *, transposed: bool = False) -> Kernel:
 
 
 @cache
-def _dots() -> dict[str, int]:
-    """Compile the kernels of `float_gemm` for activations in BF16 and return their addresses."""
-    isa, names = chosen(), float_gemm.DOTS_NAMES
-    return jit.addresses_by_source("bf16-dots", isa, names, lambda m: float_gemm.build_dots(m, isa))
+def quantise_words_address() -> int:
+    """Return the address of the kernel of `words` that makes panels of words."""
+    isa, name = chosen(), "quantise"
+    found = jit.addresses_by_source("word-panels", isa, [name], lambda m: words.build(m, isa))
+    return found[name]
+
+
+def quantise_words() -> Kernel:
+    """Return the kernel of `words` that makes panels of words."""
+    return callable_at(quantise_words_address(), words.ARGUMENTS)
 
 
 @cache
-def multiply_dots() -> Kernel:
-    """Return the kernel of `float_gemm` that multiplies BF16 activations by a BF16 matrix."""
-    return callable_at(_dots()["multiply_dots"], float_gemm.ARGUMENTS)
+def _word_product() -> dict[str, int]:
+    """Compile `word_gemm` and return the addresses of its functions."""
+    isa, names = chosen(), ["multiply", "multiply_piece"]
+    return jit.addresses_by_source("word-gemm", isa, names, lambda m: word_gemm.build(m, isa))
 
 
 @cache
-def round_rows() -> Kernel:
-    """Return the kernel of `float_gemm` that rounds activations to BF16."""
-    return callable_at(_dots()["round_rows"], float_gemm.ROUND)
+def multiply_words() -> Kernel:
+    """Return the kernel of `word_gemm`."""
+    return callable_at(_word_product()["multiply"], quantised_gemm.ARGUMENTS)
+
+
+def multiply_words_piece() -> int:
+    """Return the address of the function of one piece of `multiply_words`."""
+    return _word_product()["multiply_piece"]

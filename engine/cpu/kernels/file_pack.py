@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels import pack
+from engine.cpu.kernels import pack, word_pack
+from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.values import I64, VOID, Code, Value, function
 from engine.quants.layout import TILE
@@ -31,9 +32,12 @@ TAKEN, FAILED = 0, 8
 """Byte offsets of the words at `progress`."""
 
 
-def build(module: ir.Module, type_number: int) -> None:
-    """Write `pack_file(team, *ARGUMENTS)`, and `pack` of the module of that name."""
-    pack.build(module, type_number)
+def build(module: ir.Module, isa: Isa, type_number: int) -> None:
+    """Write `pack_file(team, *ARGUMENTS)`, and `pack` of that module or of `word_pack`."""
+    if type_number in word_pack.KINDS:
+        word_pack.build(module, isa, type_number)
+    else:
+        pack.build(module, type_number)
     _add_fill(module)
     with piece(module, "pack_file", ARGUMENTS) as (code, given, index):
         _emit_turns(code, given, given["buffers"] + index * given["buffer_bytes"])

@@ -5,9 +5,6 @@ sum i goes over columns i, i + 16 and so on, from the first to the last. `multip
 `x W`: each result is one sum over the matrix's rows, from the first to the last. So a token's bits
 do not depend on the tokens computed with it. Both take a stack of matrices, one for each head, with
 tokens for each.
-
-`multiply_dots` is `multiply` for BF16 weights and activations that `round_rows` has rounded to
-BF16; there a partial sum takes two columns of each 32.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.float_operands import Bf16Dots, FloatOperands, Operands, rounded_bf16
+from engine.cpu.kernels.float_operands import FloatOperands
 from engine.cpu.kernels.float_tiles import (
     GemmTile,
     add_columns,
@@ -25,27 +22,20 @@ from engine.cpu.kernels.float_tiles import (
     row_tiles,
 )
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.values import FLOATS, LANES, VOID, Code, Value
+from engine.cpu.kernels.values import LANES, VOID, Code, Value
 
 NAMES = ("multiply", "multiply_transposed")
-
-DOTS_NAMES = ("multiply_dots", "round_rows")
 
 ARGUMENTS = (
     "w", "w_stride", "n_rows", "n_columns", "x", "x_stride", "n_tokens", "out", "out_stride",
     "outputs_per_piece", "tokens_per_pass", "n_heads", "w_head", "x_head", "out_head",
 )  # fmt: skip
 """Arguments of the products. For each head, w is (n_rows, n_columns), x (n_tokens, n_columns) F32
-(BF16 for `multiply_dots`) and out (n_tokens, n_rows) F32; x and out the other way round for the
-transposed product. Strides are bytes from row to row; `w_head` and its like are bytes from head to
-head. A piece is up to `outputs_per_piece` elements of the results of up to `tokens_per_pass` tokens
-of one head."""
-
-ROUND = ("x", "x_stride", "n_rows", "n_columns", "out")
-"""Arguments of `round_rows`: x is (n_rows, n_columns) F32 with rows `x_stride` bytes apart, out is
-contiguous, BF16."""
+and out (n_tokens, n_rows) F32; x and out the other way round for the transposed product. Strides
+are bytes from row to row; `w_head` and its like are bytes from head to head. A piece is up to
+`outputs_per_piece` elements of the results of up to `tokens_per_pass` tokens of one head."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
@@ -66,36 +56,7 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
     add_kernel(module, "multiply_transposed", ARGUMENTS, _counter("n_columns"))
 
 
-def build_dots(module: ir.Module, isa: Isa) -> None:
-    """Write `multiply_dots(team, *ARGUMENTS)` and `round_rows(team, *ROUND)`."""
-    add_run(module)
-    _add_rows_kernel(module, isa, Bf16Dots(), "multiply_dots")
-    with piece(module, "round_rows", ROUND) as (code, given, index):
-        per_piece = rows_per_piece(code, given["n_columns"])
-        first = index * per_piece
-        last = code.min_signed(first + per_piece, given["n_rows"])
-        with code.loop(first, last) as row:
-            out = given["out"] + row * given["n_columns"] * 2
-            _emit_rounding(code, given["x"] + row * given["x_stride"], given["n_columns"], out)
-
-    def n_pieces(code: Code, given: Named) -> Value:
-        return ceil_div(given["n_rows"], rows_per_piece(code, given["n_columns"]))
-
-    add_kernel(module, "round_rows", ROUND, n_pieces)
-
-
-def _emit_rounding(code: Code, x: Value, n: Value, out: Value) -> None:
-    """Write the rounding of a row of n numbers."""
-    whole = n // LANES * LANES
-    with code.loop(code.number(0), whole, LANES) as column:
-        code.store(rounded_bf16(code, code.load(x + column * 4, FLOATS)), out + column * 2)
-    left = n - whole
-    with code.when(left > 0):
-        numbers = rounded_bf16(code, code.load_part(x + whole * 4, FLOATS, left))
-        code.store_part(numbers, out + whole * 2, left)
-
-
-def _add_rows_kernel(module: ir.Module, isa: Isa, operands: Operands, name: str) -> None:
+def _add_rows_kernel(module: ir.Module, isa: Isa, operands: FloatOperands, name: str) -> None:
     """Write the kernel of `x Wᵀ`."""
     tiles = row_tiles(isa)
     for tile in tiles:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from engine.cpu.kernels.float_operands import Operands
+from engine.cpu.kernels.float_operands import FloatOperands
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.values import FLOATS, LANES, Value, function
 
@@ -46,7 +46,7 @@ def column_tiles(isa: Isa) -> Sequence[GemmTile]:
     return GemmTile(2, 1), GemmTile(1, 2)
 
 
-def add_rows(module: ir.Module, operands: Operands, tile: GemmTile) -> None:
+def add_rows(module: ir.Module, operands: FloatOperands, tile: GemmTile) -> None:
     """Write `rows_r_m(*BLOCK_ARGUMENTS)`: m tokens times r rows."""
     name = f"rows_{tile.n_outputs}_{tile.n_tokens}"
     code, (w, w_stride, _, n_columns, x, x_stride, out, stride) = function(
@@ -79,7 +79,7 @@ def add_rows(module: ir.Module, operands: Operands, tile: GemmTile) -> None:
     code.builder.ret_void()
 
 
-def add_columns(module: ir.Module, operands: Operands, tile: GemmTile) -> None:
+def add_columns(module: ir.Module, operands: FloatOperands, tile: GemmTile) -> None:
     """Write `columns_c_m(*BLOCK_ARGUMENTS)`: m tokens times c vectors of 16 columns.
 
     One vector may have fewer columns: `n_columns` is the number of columns that are left.

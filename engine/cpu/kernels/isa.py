@@ -48,7 +48,7 @@ class Isa:
         signed_weights: whether eight-bit weights are multiplied as signed numbers.
         tile_tokens: largest number of tokens of a tile, a power of two; limited by the registers.
         register_bytes: size of a SIMD register, in bytes.
-        has_bf16_dots: whether there are dot products of pairs of BF16 numbers, `vdpbf16ps`.
+        has_word_dots: whether `word_dots` multiplies twice as many numbers as F32.
         joins_halves: whether sums of both halves of 32 columns are computed beside each other, see
             `joined`.
     """
@@ -60,7 +60,7 @@ class Isa:
     signed_weights: ClassVar[bool] = False
     tile_tokens: ClassVar[int] = 4
     register_bytes: ClassVar[int] = 16
-    has_bf16_dots: ClassVar[bool] = False
+    has_word_dots: ClassVar[bool] = False
     joins_halves: ClassVar[bool] = False
 
     def dots(
@@ -99,6 +99,17 @@ class Isa:
     def word_products(self, code: Code, numbers: Value, factor: Value) -> Value:
         """Return 16 × i32 times a factor; all are within ±32767."""
         return numbers * code.splat(factor)
+
+    def word_dots(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        """Return total + dot products of two words of 16 rows with two of a token: 16 × i32.
+
+        Only where `has_word_dots`.
+
+        Args:
+            weights: 16 × i32 of two signed words.
+            x: the token's two words, in all 16 elements.
+        """
+        raise AssertionError(f"{self.name} has no dot products of words")
 
     def joined(self, lines: Sequence[Value]) -> list[Value]:
         """Return the lines of 32 columns in pairs that each hold four columns of both halves.
@@ -288,12 +299,16 @@ class Avx512(AvxVnni):
     tile_tokens = 8
     register_bytes = 64
 
-    joins_halves = True
+    joins_halves = has_word_dots = True
 
     instruction = "llvm.x86.avx512.vpdpbusd.512"
+    multiply_words: ClassVar[str] = "llvm.x86.avx512.vpdpwssd.512"
     widen = "llvm.x86.avx512.pmaddw.d.512"
     narrow: ClassVar[str] = "llvm.x86.avx512.packssdw.512"
     shuffle = "llvm.x86.avx512.pshuf.b.512"
+
+    def word_dots(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        return code.call(self.multiply_words, total.kind, total, weights, x)
 
     def joined_products(
         self, code: Code, lines: Sequence[Value], x: Sequence[Value], start: Value, units: Value
@@ -308,14 +323,6 @@ class Avx512(AvxVnni):
             ]
         words = code.call(self.narrow, vector(I16, 2 * LANES), *sums)
         return code.call(self.widen, ints, words, code.splat(units).bitcast(words.kind))
-
-
-class Avx512Bf16(Avx512):
-    """AVX-512 with VNNI and dot products of BF16; of the same name, as all else is the same."""
-
-    features = f"{Avx512.features},+avx512bf16"
-    needs = (*Avx512.needs, "avx512bf16")
-    has_bf16_dots = True
 
 
 class Neon(Isa):
@@ -353,8 +360,8 @@ def concatenated(parts: Sequence[Value]) -> Value:
     return parts[0]
 
 
-ISAS: tuple[type[Isa], ...] = (Avx512Bf16, Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
-"""Known instruction sets, best first; of those with the same name the first that fits counts."""
+ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
+"""Known instruction sets, best first."""
 
 CPU_FACTS = Path("/proc/cpuinfo")
 """Linux's description of the processor."""
@@ -366,7 +373,7 @@ def supported() -> tuple[Isa, ...]:
     if platform.machine().lower() in ("arm64", "aarch64") and _has_dot_products():
         found["dotprod"] = True
     fit = [kind for kind in ISAS if all(found.get(need) for need in kind.needs)]
-    return tuple({kind.name: kind() for kind in reversed(fit)}.values())[::-1]
+    return tuple(kind() for kind in fit)
 
 
 def named(name: str) -> Isa:

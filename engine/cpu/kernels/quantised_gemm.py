@@ -8,6 +8,9 @@ depend on the tokens computed with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from llvmlite import ir
 
 from engine.cpu.kernels.block_sums import add_block, arranged
@@ -77,13 +80,45 @@ piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose pan
 the cores' last cache; that number is a multiple of `Isa.tile_tokens`."""
 
 
+@dataclass(frozen=True, slots=True)
+class TileProducts:
+    """Functions that multiply tiles by panels, for one form of weights and activations.
+
+    Attributes:
+        isa: instruction set.
+        block_bytes: bytes of a token's block of 32 columns in a panel.
+        add_tile: writes `tile_m` for so many tokens, see `add_tile`.
+        add_groups: writes `groups`, see `engine.cpu.kernels.group_gemm`.
+    """
+
+    isa: Isa
+    block_bytes: int
+    add_tile: Callable[[ir.Module, int], object]
+    add_groups: Callable[[ir.Module], None]
+
+
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
     """Write `multiply(team, *ARGUMENTS)` for matrices of one layout."""
+    build_products(module, _quantised(isa, layout, x_bytes))
+
+
+def build_products(module: ir.Module, products: TileProducts) -> None:
+    """Write `multiply(team, *ARGUMENTS)`."""
     add_run(module)
-    add_rows(module, isa, layout, x_bytes)
+    _add_rows(module, products)
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):
-        _emit_piece(code, given, index, x_bytes)
+        _emit_piece(code, given, index, products.block_bytes)
     add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
+
+
+def _quantised(isa: Isa, layout: Layout, x_bytes: int) -> TileProducts:
+    """Return the functions for matrices of one layout."""
+    return TileProducts(
+        isa,
+        panel_block_bytes(x_bytes),
+        lambda module, n_tokens: add_tile(module, isa, layout, n_tokens, x_bytes),
+        lambda module: add_groups(module, isa, layout, x_bytes),
+    )
 
 
 def _sizes(isa: Isa) -> list[int]:
@@ -100,14 +135,14 @@ def _n_pieces(code: Code, given: Named) -> Value:
     return _n_runs(given) * ceil_div(given["n_tokens"], given["tokens_per_pass"])
 
 
-def _emit_piece(code: Code, given: Named, index: Value, x_bytes: int) -> None:
+def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> None:
     """Write a piece: some tiles times some tokens."""
     n_runs = _n_runs(given)
     first_tile = index % n_runs * given["tiles_per_piece"]
     last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
     first_token = index // n_runs * given["tokens_per_pass"]
     last_token = code.min_signed(first_token + given["tokens_per_pass"], given["n_tokens"])
-    panels = given["panels"] + first_token * given["n_blocks"] * panel_block_bytes(x_bytes)
+    panels = given["panels"] + first_token * given["n_blocks"] * block_bytes
     out = given["out"] + first_token * given["out_stride"] + first_tile * (4 * TILE)
     code.call(
         "rows", VOID, given["planes"] + first_tile * given["tile_bytes"], given["tile_bytes"],
@@ -126,8 +161,14 @@ def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> N
 
     Computes all panels' tokens for some rows; the first of them is the first of a tile.
     """
-    add_groups(module, isa, layout, x_bytes)
-    _add_panels(module, isa, layout, x_bytes)
+    _add_rows(module, _quantised(isa, layout, x_bytes))
+
+
+def _add_rows(module: ir.Module, products: TileProducts) -> None:
+    """Write `rows`, see `add_rows`."""
+    isa = products.isa
+    products.add_groups(module)
+    _add_panels(module, products)
     code, (planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, stride, n_rows) = function(
         module, "rows", 9
     )
@@ -144,7 +185,7 @@ def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> N
                 "groups", VOID, here, tile_bytes, n_tiles, n_blocks, skip, panels, n_panels, goal,
                 stride, left,
             )  # fmt: skip
-    behind = panels + n_done * n_blocks * panel_block_bytes(x_bytes)
+    behind = panels + n_done * n_blocks * products.block_bytes
     with code.when(n_done < n_tokens), code.loop(code.number(0), n_tile) as tile:
         code.call(
             "panels", VOID, planes + tile * tile_bytes, n_blocks, skip, behind, n_tokens - n_done,
@@ -153,14 +194,14 @@ def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> N
     code.builder.ret_void()
 
 
-def _add_panels(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
+def _add_panels(module: ir.Module, products: TileProducts) -> None:
     """Write `panels(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`: one tile.
 
     Weights are unpacked for each panel; if fewer than 16 rows are left, only those are written.
     """
-    sizes = _sizes(isa)
+    sizes = _sizes(products.isa)
     for size in sizes:
-        add_tile(module, isa, layout, size, x_bytes)
+        products.add_tile(module, size)
     code, (planes, n_blocks, skip, panels, n_tokens, out, stride, left) = function(
         module, "panels", 8
     )
@@ -181,6 +222,6 @@ def _add_panels(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> No
             ):
                 number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
                 code.store(number, out + (token + t) * stride + row * 4)
-            panel.set(panel.get() + n_blocks * (size * panel_block_bytes(x_bytes)))
+            panel.set(panel.get() + n_blocks * (size * products.block_bytes))
             done.set(token + size)
     code.builder.ret_void()

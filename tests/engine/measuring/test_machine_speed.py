@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine import DeviceSpeed, EngineError, NoDevice, list_devices, measure_device
+from engine.cpu.kernels.isa import chosen
 from engine.devices.host import usable_cores
 from engine.devices.types import DeviceInfo
 from engine.measuring.machine_speed import measure_facts
@@ -70,9 +71,9 @@ def test_kinds_of_weights_are_measured_by_the_kernels_that_multiply_them() -> No
 
 
 def test_a_probe_has_as_many_matrices_as_fit_and_at_least_one() -> None:
-    probe = Probe("F16", 1, 5 * 64 * 256 * 2 + 7)
+    probe = Probe("F32", 1, 5 * 64 * 256 * 4 + 7)
     assert len(probe._weights) == 5
-    assert len(Probe("F16", 1, 0)._weights) == 1
+    assert len(Probe("F32", 1, 0)._weights) == 1
     single = probe.with_threads(1)
     assert len(single._weights) == 5
     for one in (probe, single):
@@ -136,8 +137,11 @@ def test_products_are_measured_by_type(fast_prompts: bool, monkeypatch: pytest.M
     speeds = list(measure_products(kinds, 1, fast_prompts=fast_prompts, n_bytes=1 << 20))
     assert torch.get_num_threads() == before
     fast = "BF16" if fast_prompts else None
+    are_words = chosen().has_word_dots and not fast_prompts
+    f16, f16_bits = ("INT16", 16.125) if are_words else ("F32", 16)
     assert [(s.kind, s.bits, s.n_threads, s.arithmetic) for s in speeds] == [
-        ("Q4_K", 4.625, 1, fast or "INT8"), ("F16", 16, 1, fast or "F32"), ("F32", 32, 1, "F32"),
+        ("Q4_K", 4.625, 1, fast or "INT8"), ("F16", f16_bits, 1, fast or f16),
+        ("F32", 32, 1, "F32"),
     ]  # fmt: skip
     for speed in speeds:
         rates = speed.bytes_per_s, speed.read_bytes_per_s, speed.few_op_per_s, speed.many_op_per_s

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,10 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import float_gemm, jit
-from engine.cpu.kernels.isa import Isa, chosen, supported
+from engine.cpu.kernels.isa import Isa, supported
 from engine.cpu.kernels.team import Team
-from engine.cpu.plain_weights import PlainWeight
-from engine.cpu.worker import Worker
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -60,23 +57,3 @@ def test_products_are_those_of_float64(
     assert ((found - exact).abs() <= 2e-6 * size).all()
     assert np.all(y[:, :, n_out:].numpy() == 7.5)
     assert np.all(y[n_tokens:].numpy() == 7.5)
-
-
-@pytest.mark.skipif(not chosen().has_bf16_dots, reason="this processor has no vdpbf16ps")
-@pytest.mark.parametrize("n_columns", [1, 31, 64, 333])
-@pytest.mark.parametrize("n_tokens", [1, 13])
-def test_dot_products_are_those_of_rounded_activations(n_columns: int, n_tokens: int) -> None:
-    """Compare with float64; rows of the matrix and of x have gaps between them."""
-    torch.manual_seed(0)
-    w = torch.randn(11, n_columns + 3).bfloat16()[:, :n_columns]
-    x = torch.randn(n_tokens, n_columns + 2)[:, :n_columns]
-    with closing(Worker(2)) as worker:
-        found = PlainWeight(w, worker).matmul(x)
-        numbers = worker.bf16_rows.memory[: x.numel()].view(x.shape)
-    assert torch.equal(numbers, x.bfloat16())
-    exact = numbers.double() @ w.double().T
-    size = numbers.double().abs() @ w.double().abs().T
-    assert ((found - exact).abs() <= 2e-6 * size).all()
-    with closing(Worker(2, x_bytes=2)) as exacting:  # routers are sensitive to rounded activations
-        products = PlainWeight(w, exacting).matmul(x)
-    assert ((products - x.double() @ w.double().T).abs() <= 2e-6 * size).all()

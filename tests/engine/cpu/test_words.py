@@ -1,0 +1,131 @@
+"""Products with F16 and BF16 matrices in words: exactness, bits, limits of the scales, look-up."""
+
+from collections.abc import Iterator
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cpu.file_packing import pack_rows
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.weights import JointProduct
+from engine.cpu.word_weights import WordWeight
+from engine.cpu.worker import Worker
+from engine.quants.extent import Extent, n_tiles, word_tile_bytes
+
+pytestmark = pytest.mark.skipif(
+    not chosen().has_word_dots, reason="this processor does not add up products of words"
+)
+
+NUMBERS = {torch.float16: 1, torch.bfloat16: 30}
+
+N_ROWS = 75
+"""Neither whole tiles nor whole pairs of them."""
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker(2)
+    yield worker
+    worker.close()
+
+
+def in_words(w: Tensor, worker: Worker) -> WordWeight:
+    """Pack a matrix, whose first rows come from elsewhere, as when pieces are joined."""
+    number, extent = NUMBERS[w.dtype], Extent.of(0, w.shape[1])
+    planes = torch.zeros(n_tiles(len(w)), word_tile_bytes(extent.n_blocks), dtype=torch.uint8)
+    raw = w.view(torch.uint8).numpy()
+    for first, last in ((0, 5), (5, len(w))):
+        pack_rows(raw[first:last], number, extent, planes, first, worker)
+    return WordWeight(planes, number, len(w), extent, worker)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def error(found: Tensor, w: Tensor, x: Tensor) -> float:
+    """Return the NMSE of products."""
+    exact = x.double() @ w.double().T
+    return float(((found - exact) ** 2).sum() / (exact**2).sum())
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+@pytest.mark.parametrize("n_columns", [32, 288, 2048])
+def test_products_are_those_of_the_matrix(
+    worker: Worker, dtype: torch.dtype, n_columns: int
+) -> None:
+    """Whatever the number of rows; a row has the same bits in all of them."""
+    w, x = (0.02 * numbers(N_ROWS, n_columns)).to(dtype), numbers(37, n_columns, seed=1)
+    weight = in_words(w, worker)
+    whole = weight.matmul(x)
+    assert error(whole, w, x) < 4e-8
+    for n in (1, 2, 3, 8, 15, 16, 17, 31):
+        for start in (0, 37 - n):
+            assert torch.equal(weight.matmul(x[start : start + n]), whole[start : start + n])
+
+
+def test_more_rows_than_wait_for_their_sums_at_a_time(worker: Worker) -> None:
+    w, x = numbers(N_ROWS, 512).half(), numbers(64 * 8 + 20, 512, seed=1)
+    assert error(in_words(w, worker).matmul(x), w, x) < 4e-8
+
+
+@pytest.mark.parametrize("size", [1.0, 6e4, 2e-7])
+def test_the_largest_sums_fit(worker: Worker, size: float) -> None:
+    """Rows and tokens of equal numbers have the largest products of all with their lengths."""
+    w, x = torch.full((16, 512), size).half(), torch.full((16, 512), 1e30)
+    w[1], x[1] = -w[1], -x[1]
+    w[2, 1:], x[2, 1:] = 0, 0
+    found = in_words(w, worker).matmul(x)
+    torch.testing.assert_close(found, (x.double() @ w.double().T).float(), rtol=2e-4, atol=0)
+
+
+def test_outliers(worker: Worker) -> None:
+    """A number that is much larger than others makes no product wrong by more than a part of it."""
+    w, x = numbers(N_ROWS, 512).half(), numbers(20, 512, seed=1)
+    w[:, 7] *= 1000
+    x[:, 400] *= 1000
+    assert error(in_words(w, worker).matmul(x), w, x) < 1e-6
+
+
+def test_zeros_and_what_is_no_number(worker: Worker) -> None:
+    w, x = numbers(N_ROWS, 512).half(), numbers(20, 512, seed=1)
+    w[3], x[4] = 0, 0
+    x[5, 300], x[6, 3], w[9, 500] = nan, inf, inf
+    found = in_words(w, worker).matmul(x)
+    is_number = torch.ones(20, N_ROWS, dtype=torch.bool)
+    is_number[5:7], is_number[:, 9] = False, False
+    assert torch.equal(found.isnan(), ~is_number)
+    assert not found[0, 3]
+    assert not found[4, :9].any()
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_rows_that_are_looked_up(worker: Worker, dtype: torch.dtype) -> None:
+    """The larger ones are exact."""
+    w, ids = (0.02 * numbers(N_ROWS, 544)).to(dtype), torch.tensor([3, 74, -1, 16, 75, 3])
+    found = in_words(w, worker).lookup(ids)
+    assert not found[[2, 4]].any()
+    rows = w[[3, 74, 16, 3]].float()
+    difference = (found[[0, 1, 3, 5]] - rows).abs()
+    assert difference.max() < 0.02 / 2000
+    assert not difference[rows.abs() > 0.05].any()
+
+
+def test_products_that_are_made_at_once(worker: Worker) -> None:
+    matrices = [numbers(N_ROWS, 512, seed=n).half() for n in range(2)]
+    weights = [in_words(w, worker) for w in matrices]
+    joint = JointProduct(weights)
+    for n in (1, 1, joint.n_tokens):
+        x = numbers(n, 512, seed=n)
+        for part, weight in zip(joint(x), weights, strict=True):
+            assert torch.equal(part, weight.matmul(x))
+
+
+def test_routers_and_fast_prompts_take_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.cpu.gemm_choice.is_bf16_fast", lambda n_threads: True)
+    for x_bytes, fast_prompts, expected in ((1, False, True), (2, False, False), (1, True, False)):
+        worker = Worker(1, x_bytes, fast_prompts=fast_prompts)
+        assert worker.uses_words == expected
+        worker.close()
