@@ -85,8 +85,9 @@ def test_all_machines_know_all_links(clock: Clock) -> None:
         assert one.latency_s == pytest.approx(DELAY_S)
         assert one.bytes_per_s == pytest.approx(BYTES_PER_S)
         assert one.facts.latency_s == one.mean_s
-        # each side sends once, one of them maybe before the other has begun to measure
-        assert 1.8 * DELAY_S < one.exchange_s < 2.01 * DELAY_S
+        # each side sends once, maybe before the other has begun to measure, or while a third one
+        # tells what it knows
+        assert 1.8 * DELAY_S < one.exchange_s < 2.5 * DELAY_S
 
 
 def test_single_slow_messages_raise_the_mean_alone(clock: Clock) -> None:
