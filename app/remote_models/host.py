@@ -227,6 +227,7 @@ class RemoteHost:
             n_ctx=listed.n_ctx,
             memory=(),
             seconds=time.perf_counter() - start,
+            sight=listed.sight,
         )
 
     def _list(self, call: _Call, address: RemoteAddress) -> list[ListedModel]:

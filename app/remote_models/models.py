@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import engine  # for names that are resolved when they are used
 from app.remote_models.address import RemoteAddress
 from app.remote_models.connection import Connection
 from app.translation import tr
 from engine import EngineError, one_line
+
+if TYPE_CHECKING:
+    from engine import PictureSight
 
 MOST_MODELS = 5000
 LONGEST_NAME = 300
@@ -29,11 +33,13 @@ class ListedModel:
         name: its name in requests.
         n_ctx: its context in tokens; 0 where the server does not tell it.
         is_tandem: whether a Tandem serves it.
+        sight: how many tokens it makes of a picture; None where the server does not tell it.
     """
 
     name: str
     n_ctx: int = 0
     is_tandem: bool = False
+    sight: PictureSight | None = None
 
 
 def list_models(address: RemoteAddress, connection: Connection) -> list[ListedModel]:
@@ -84,4 +90,6 @@ def _model(entry: Any) -> ListedModel | None:
     facts = {**entry, **(meta if isinstance(meta, dict) else {})}
     sizes = (facts.get(key) for key in CONTEXT_NAMES)
     known = (n for n in sizes if type(n) is int and 0 < n < MOST_CONTEXT)
-    return ListedModel(name, next(known, 0), entry.get("owned_by") == TANDEM)
+    is_tandem = entry.get("owned_by") == TANDEM
+    sight = engine.PictureSight.of_sizes(entry.get("pictures")) if is_tandem else None
+    return ListedModel(name, next(known, 0), is_tandem, sight)

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import engine  # names that need torch are resolved when they are used
 from app.server.link import EngineLink
 from app.server.refusal import Refusal
 from engine import EngineError, Event, Load, LoadParams, ModelInfo, ModelLoaded, Unload
+
+if TYPE_CHECKING:
+    from engine import PictureSight
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class OfferedModel:
         created: time of its file, in seconds of the epoch.
         info: what its header says.
         n_ctx: context in tokens; None while it is not loaded.
+        sight: how it sees pictures, while it is loaded; None if it does not.
     """
 
     id: str
@@ -55,9 +59,14 @@ class OfferedModel:
     created: int
     info: ModelInfo
     n_ctx: int | None = None
+    sight: PictureSight | None = None
+
+    def loaded_as(self, model: ModelLoaded) -> OfferedModel:
+        """Return what can be said of it while it is loaded."""
+        return replace(self, info=model.info, n_ctx=model.n_ctx, sight=model.sight)
 
 
-def capabilities_of(info: ModelInfo) -> list[str]:
+def capabilities_of(info: ModelInfo, *, sees: bool = False) -> list[str]:
     """Return what a model can do, in the words of Ollama's `capabilities`.
 
     A chat template that shows no functions is no hindrance: the engine describes them.
@@ -67,6 +76,8 @@ def capabilities_of(info: ModelInfo) -> list[str]:
         found.append("tools")
     if info.can_think or info.has_thoughts:
         found.append("thinking")
+    if sees:
+        found.append("vision")
     return found
 
 
@@ -165,7 +176,7 @@ class SingleModel:
         model, one = self._loaded, self._offered
         if model is None:
             return [one]
-        return [replace(one, info=model.info, n_ctx=model.n_ctx)]
+        return [one.loaded_as(model)]
 
     async def load(self, on_progress: Callable[[Event], None] | None = None) -> ModelLoaded:
         """Load the model.
@@ -247,7 +258,7 @@ class HeldModel:
         model = self._link.model
         if model is None:
             return []
-        return [replace(offered_file(model.info, self._aliases), n_ctx=model.n_ctx)]
+        return [offered_file(model.info, self._aliases).loaded_as(model)]
 
     async def ready(self, name: str) -> ModelLoaded:
         if self._link.model is None:

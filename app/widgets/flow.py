@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QRect, QSize, Qt
+from PySide6.QtCore import QRect, QSize, Qt, QTimer, Slot
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QSizePolicy, QWidget
 
@@ -37,6 +37,11 @@ class FlowBox(QWidget):
             widget.show()
         self._arrange(self.width())
         self.updateGeometry()
+
+    @property
+    def n_widgets(self) -> int:
+        """Number of widgets in the box."""
+        return len(self._widgets)
 
     def hasHeightForWidth(self) -> bool:
         return True
@@ -76,7 +81,7 @@ class FlowArea(QScrollArea):
 
     def __init__(self, box: FlowBox) -> None:
         super().__init__()
-        self._box = box
+        self._box, self._n_shown = box, 0
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -89,7 +94,15 @@ class FlowArea(QScrollArea):
         self.fit()
 
     def fit(self) -> None:
-        """Follow what is in the box now."""
+        """Follow what is in the box now; show the last widget if there are more than before."""
         wanted = self._box.heightForWidth(max(1, self.viewport().width()))
         self.setFixedHeight(min(wanted, px(MOST_HEIGHT)))
         self.setVisible(wanted > 0)
+        if self._box.n_widgets > self._n_shown:
+            QTimer.singleShot(0, self._show_last)
+        self._n_shown = self._box.n_widgets
+
+    @Slot()
+    def _show_last(self) -> None:
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum())

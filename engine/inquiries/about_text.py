@@ -108,6 +108,24 @@ class TextInquiries:
                 add_generation_prompt=add_generation_prompt,
             )
 
+    def chat_size(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
+        thinks: bool | None = None, effort: str = "", variables: str = "",
+        tools: Sequence[Tool] = (),
+    ) -> int:  # fmt: skip
+        """Return the number of tokens of a conversation's prompt, those of pictures among them.
+
+        Raises:
+            PromptError: see `apply_template`.
+            PictureError: the model cannot see, or a picture cannot be used.
+        """
+        with self._occupancy.use("it writes a prompt"):
+            wishes = PromptWishes.of(thinks, effort, variables, tools)
+            prompt = self._prompts.chat(
+                messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
+            )
+            return len(prompt.ids)
+
     def prompt_size(self, prompt: str) -> int:
         """Return the number of tokens of a prompt from `apply_template`."""
         return len(self.prompt_ids(prompt))

@@ -122,7 +122,8 @@ class TemplateApplied:
     """Closing event of an `ApplyTemplate`, with the text of the prompt.
 
     Attributes:
-        n_tokens: number of its tokens, with what the model wants before a text.
+        n_tokens: number of its tokens, with what the model wants before a text, and with those of
+            the conversation's pictures.
     """
 
     prompt: str

@@ -59,7 +59,13 @@ def _applied(model: Inquiries, question: ApplyTemplate, _: IsCancelled) -> Templ
         effort=question.effort, variables=question.variables, tools=question.tools,
         add_generation_prompt=question.add_generation_prompt,
     )  # fmt: skip
-    return TemplateApplied(prompt, model.prompt_size(prompt))
+    if not any(message.pictures for message in question.messages):
+        return TemplateApplied(prompt, model.prompt_size(prompt))
+    n_tokens = model.chat_size(
+        question.messages, continue_last=question.continue_last, thinks=question.thinks,
+        effort=question.effort, variables=question.variables, tools=question.tools,
+    )  # fmt: skip
+    return TemplateApplied(prompt, n_tokens)
 
 
 def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> Embedded:

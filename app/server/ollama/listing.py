@@ -58,7 +58,7 @@ async def show(desk: Desk, record: RequestRecord, request: OllamaShowRequest) ->
     return json_response(
         {
             "modelfile": "", "parameters": "", "template": "", "details": _details(one),
-            "model_info": facts, "capabilities": capabilities_of(info),
+            "model_info": facts, "capabilities": capabilities_of(info, sees=one.sight is not None),
             "modified_at": _written_at(one),
         }
     )  # fmt: skip

@@ -25,7 +25,7 @@ def _document(model: OfferedModel) -> Document:
     """Return a model with what programs look for that know other servers.
 
     `meta` is llama.cpp's, `max_model_len` vLLM's, `context_length` that of hubs, and the words in
-    `capabilities` are Ollama's.
+    `capabilities` are Ollama's; by `pictures` another Tandem counts the tokens of pictures.
     """
     info = model.info
     meta = {
@@ -37,9 +37,11 @@ def _document(model: OfferedModel) -> Document:
         "name": info.name, "architecture": info.architecture, "quantization": info.quant,
         "n_params": info.n_params, "size_bytes": info.n_bytes, "n_vocab": info.n_vocab,
         "n_ctx_train": info.n_ctx_train, "loaded": model.n_ctx is not None,
-        "capabilities": capabilities_of(info), "meta": meta,
+        "capabilities": capabilities_of(info, sees=model.sight is not None), "meta": meta,
     }  # fmt: skip
     if model.n_ctx is not None:
         meta["n_ctx"] = model.n_ctx
         found |= dict.fromkeys(("n_ctx", "max_model_len", "context_length"), model.n_ctx)
+    if model.sight is not None:
+        found["pictures"] = model.sight.sizes()
     return found

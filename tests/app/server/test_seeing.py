@@ -2,11 +2,13 @@
 
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from app.remote_models.models import _model
 from tests.helpers.hf_models.seeing import SEEING, SeeingFamily
 from tests.helpers.pictures import as_file, random_picture
 from tests.helpers.served import EngineOnThread, Served
@@ -87,3 +89,21 @@ def test_a_picture_that_cannot_be_read_is_told(eyes: httpx2.Client) -> None:
     )
     assert reply.status_code == 400
     assert "A picture cannot be used: it is damaged" in reply.json()["error"]["message"]
+
+
+def test_the_list_of_models_tells_how_many_tokens_pictures_take(eyes: httpx2.Client) -> None:
+    """The window counts by it when the model runs behind a server."""
+    (listed,) = eyes.get("/v1/models").json()["data"]
+    assert "vision" in listed["capabilities"]
+    found = _model(listed)
+    assert found is not None
+    assert found.sight is not None
+    count = {"model": "model", "messages": [{"role": "user", "content": "hello"}]}
+    without = eyes.post("/v1/messages/count_tokens", json=count).json()["input_tokens"]
+    source = {"type": "base64", "media_type": "image/jpeg", "data": DATA}
+    parts = [{"type": "image", "source": source}, {"type": "text", "text": "hello"}]
+    count["messages"] = [{"role": "user", "content": parts}]
+    with_picture = eyes.post("/v1/messages/count_tokens", json=count).json()["input_tokens"]
+    n = found.sight.n_tokens(90, 60)
+    assert n <= with_picture - without <= n + 80, "its tokens, and texts around it"
+    assert _model({**listed, "owned_by": "somebody"}) == replace(found, is_tandem=False, sight=None)
