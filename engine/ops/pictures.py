@@ -29,7 +29,8 @@ QUERIES = 512
 
 def has_onednn(x: Tensor) -> bool:
     """Return whether oneDNN multiplies tensors like x."""
-    return x.device.type == "cpu" and torch._C._has_mkldnn
+    has_it = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return x.device.type == "cpu" and has_it
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:

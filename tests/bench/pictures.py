@@ -1,12 +1,12 @@
 """Time to the first token of conversations with two pictures, in each of their turns.
 
-    python -m tests.bench.pictures smolvlm-256m FOLDER [--rounds 3] [--cpu-threads 2]
+    python -m tests.bench.pictures smolvlm-256m FOLDER [--rounds 3] [--size 1024x768]
 
 The model is one of `SHAPES`: the sizes of a published one with random weights, the text in Q8_0
 and the tower in F16, written to FOLDER unless it is there. Each round asks about two pictures of
-1024 x 768; then the next question of the same conversation: as it is, behind a change of the
-split, from a state file in a model loaded anew, and without one. All second answers must have the
-tokens of a model that has computed nothing before.
+one size; then the next question of the same conversation: as it is, behind a change of the split,
+from a state file in a model loaded anew, and without one. All second answers must have the tokens
+of a model that has computed nothing before.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from tests.helpers.model_draft import ModelDraft
 from tests.helpers.pictures import random_picture, shown
 from tests.helpers.tiny_gguf import finish, value_type
 
-ASKED = shown("the split model", random_picture(1024, 768), random_picture(1024, 768, seed=1))
-AGAIN = [ASKED, ChatMessage("assistant", "hello"), ChatMessage("user", "world")]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 IDS = {
@@ -149,11 +147,18 @@ def first_token(model: Model, messages: list[ChatMessage]) -> tuple[float, list[
 class Bench:
     """One model's conversations.
 
+    Args:
+        size: width and height of the pictures.
+
     Attributes:
         seconds: times to first tokens by what came before.
     """
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, size: tuple[int, int]) -> None:
+        pictures = (random_picture(*size, seed=seed) for seed in range(2))
+        self._first = [shown("the split model", *pictures)]
+        more = ChatMessage("assistant", "hello"), ChatMessage("user", "world")
+        self._second = [*self._first, *more]
         self._folder, self._threads = folder, threads
         self.seconds: dict[str, list[float]] = {}
 
@@ -169,9 +174,11 @@ class Bench:
         """Ask in all ways once."""
         state = self._folder / "pictures.state"
         with self.opened() as model:
-            wanted = self._note("second question, nothing cached", *first_token(model, AGAIN))
+            wanted = self._note(
+                "second question, nothing cached", *first_token(model, self._second)
+            )
         with self.opened() as model:
-            self._note("first question", *first_token(model, [ASKED]))
+            self._note("first question", *first_token(model, self._first))
             model.save_state(state)
             self._same(wanted, "second question, cached", model)
             model.resplit([1, 1], devices=["cpu", "cpu"])
@@ -182,13 +189,19 @@ class Bench:
         state.unlink()
 
     def _same(self, wanted: list[int], name: str, model: Model) -> None:
-        found = self._note(name, *first_token(model, AGAIN))
+        found = self._note(name, *first_token(model, self._second))
         if wanted and found != wanted:
             raise SystemExit(f"{name}: {found} in place of {wanted}")
 
     def _note(self, name: str, seconds: float, ids: list[int]) -> list[int]:
         self.seconds.setdefault(name, []).append(seconds)
         return ids
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Return the width and height in a text such as "1024x768"."""
+    width, height = map(int, text.split("x"))
+    return width, height
 
 
 def main() -> None:
@@ -199,11 +212,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu-threads", type=int, default=2)
+    parser.add_argument("--size", type=size_of, default=(1024, 768), metavar="WIDTHxHEIGHT")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     if not (args.folder / "mmproj.gguf").exists():
         SHAPES[args.shape].write(args.folder)
-    bench = Bench(args.folder, args.cpu_threads)
+    bench = Bench(args.folder, args.cpu_threads, args.size)
     for _ in range(args.rounds):
         bench.round()
     first = statistics.median(bench.seconds["first question"])

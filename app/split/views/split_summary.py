@@ -70,6 +70,7 @@ class SplitSummary(QWidget):
             " ".join(notes(plan, speed)) if plan else _empty_text(has_model, elsewhere)
         )
         self.note.setVisible(bool(self.note.text()))
+        self.setVisible(forecast is not None or speed.measured > 0 or bool(self.note.text()))
 
     def _build(self) -> None:
         figures = QHBoxLayout()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.split.figures import FigureInputs, kinds_of, row_figures
+from app.split.picture import SpeedFigures, SplitPicture
 from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings, default_settings
 from app.split.views.choice_fields import EncoderDeviceField
@@ -71,3 +72,17 @@ def test_memory_for_pictures_on_the_cpu_is_shown_beside_gpus() -> None:
     assert (without.is_taker, row.is_taker) == (False, True)
     assert row.free == without.free - GIB
     assert ("pictures", GIB) in kinds_of(row)
+
+
+def test_nothing_empty_stands_where_a_plan_cannot_be_made(make_panel: MakePanel) -> None:
+    panel = make_panel([CPU])
+    assert panel.summary.isVisible()
+    pictures: list[SplitPicture] = []
+    panel.session.pictured.connect(pictures.append)
+    panel.session.change(replace(panel.session.settings, n_ctx=512))
+    settle()
+    sentence = "mmproj.gguf is for another model."
+    bare = replace(pictures[-1], plan=None, speed=SpeedFigures(), problems=(sentence,))
+    panel.show_picture(bare)
+    assert not panel.summary.isVisible()
+    assert panel.problem.isVisible()
