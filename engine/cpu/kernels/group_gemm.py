@@ -4,7 +4,8 @@ Some tiles of 16 rows are multiplied by all panels, a super-block of columns at 
 core's first cache holds the unpacked weights, and the part of a panel that all of them multiply.
 Meanwhile the tokens' sums wait on the stack. Rows of the result are often so many bytes apart that
 their elements push each other out of the caches: a panel's results are written as soon as they are
-known, to places that were prefetched shortly before. Sums are made in the order of
+known, to places that were prefetched shortly before. Where loads are what limits a product, two
+tiles are multiplied at once by the same numbers of a token. Sums are made in the order of
 `quantised_gemm.add_tile`.
 """
 
@@ -12,12 +13,20 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.block_sums import N_LINES, add_block, arranged
+from engine.cpu.kernels.block_sums import (
+    N_LINES,
+    BlockPart,
+    Factors,
+    add_block,
+    add_blocks,
+    arranged,
+    shares_numbers,
+)
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.parallel_for import ceil_div
 from engine.cpu.kernels.tile_reader import BlockGroup, TileReader, for_each_group
-from engine.cpu.kernels.values import F32, FLOATS, INTS, LANES, LINE, VOID, function
+from engine.cpu.kernels.values import F32, FLOATS, INTS, LANES, LINE, VOID, Value, function
 from engine.quants.layout import LINE_BYTES, SUPER, TILE, Layout
 
 VECTOR_BYTES = 4 * LANES
@@ -31,6 +40,9 @@ MOST_PANELS = 64
 
 MOST_TILES = 4
 """Largest number of tiles that are multiplied at a time."""
+
+PAIR, PAIR_TOKENS = 2, 4
+"""Tiles that share a token's numbers, and tokens at a time of which the registers hold the sums."""
 
 SUMS_BYTES = MOST_TILES * VECTOR_BYTES
 """Room for a token's sums."""
@@ -99,11 +111,22 @@ def _add_panel(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> Non
     behind, tile_bytes, *lines = ahead
     code.builder.function.linkage = "internal"
     here = panel + first * PanelOffsets(tokens, x_bytes).n_bytes
+    with code.loop(code.number(0), n_tile) as tile, code.loop(*lines) as line:
+        code.prefetch(behind + tile * tile_bytes + line * LINE_BYTES, cache=2)
+
+    def add_up(name: str, begin: Value, end: Value, size: int) -> None:
+        with code.loop(begin, end, size) as tile:
+            weights, place = unpacked + tile * UNPACKED_BYTES, sums + tile * (tokens * VECTOR_BYTES)
+            code.call(name, VOID, weights, here, last - first, place, first)
+
+    n_in_pairs = code.number(0)
+    if shares_numbers(TileReader(code, isa, layout), x_bytes):
+        _add_pair(module, isa, layout, x_bytes)
+        n_in_pairs = n_tile // PAIR * PAIR
+        add_up("add_up_pair", code.number(0), n_in_pairs, PAIR)
+    add_up("add_up", n_in_pairs, n_tile, 1)
     with code.loop(code.number(0), n_tile) as tile:
-        with code.loop(*lines) as line:
-            code.prefetch(behind + tile * tile_bytes + line * LINE_BYTES, cache=2)
-        weights, place = unpacked + tile * UNPACKED_BYTES, sums + tile * (tokens * VECTOR_BYTES)
-        code.call("add_up", VOID, weights, here, last - first, place, first)
+        place = sums + tile * (tokens * VECTOR_BYTES)
         with code.when(last.equals(n_blocks)):
             n_left = code.min_signed(n - tile * TILE, code.number(TILE))
             code.call("write", VOID, place, panel, out + tile * (4 * TILE), stride, n_left)
@@ -142,6 +165,48 @@ def _add_unpack(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> No
     code.builder.ret_void()
 
 
+def _add_pair(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
+    """Write `add_up_pair(unpacked, panel, n_blocks, sums, n_before)`: `add_up` for two tiles.
+
+    The registers hold the sums of `PAIR_TOKENS` tokens at a time.
+    """
+    code, (unpacked, panel, n_blocks, place, n_before) = function(module, "add_up_pair", 5)
+    code.builder.function.linkage = "internal"
+    reader, offsets = TileReader(code, isa, layout), PanelOffsets(isa.tile_tokens, x_bytes)
+    zero = code.constant(FLOATS, 0.0)
+    for first_token in range(0, isa.tile_tokens, PAIR_TOKENS):
+        places = [
+            [
+                place + VECTOR_BYTES * (tile * isa.tile_tokens + first_token + token)
+                for token in range(PAIR_TOKENS)
+            ]
+            for tile in range(PAIR)
+        ]
+        sums = [
+            [code.variable(code.where(n_before > 0, code.load(at, FLOATS), zero)) for at in ats]
+            for ats in places
+        ]
+        with code.loop(code.number(0), n_blocks) as block:
+            parts = []
+            for tile in range(PAIR):
+                start = unpacked + block * BLOCK_BYTES + tile * UNPACKED_BYTES
+                parts.append(BlockPart(*_loaded(reader, start), sums[tile]))
+            add_blocks(reader, parts, panel + block * offsets.n_bytes, offsets, first_token)
+        for ats, totals in zip(places, sums, strict=True):
+            for at, total in zip(ats, totals, strict=True):
+                code.store(total.get(), at)
+    code.builder.ret_void()
+
+
+def _loaded(reader: TileReader, start: Value) -> tuple[list[Value], Factors]:
+    """Load the lines and the factors of an unpacked block."""
+    code, (n_scales, n_added) = reader.code, reader.n_factors
+    lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
+    behind = start + VECTOR_BYTES * N_LINES
+    found = [code.load(behind + VECTOR_BYTES * i, FLOATS) for i in range(n_scales + n_added)]
+    return lines, (found[:n_scales], found[n_scales:])
+
+
 def _add_add_up(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
     """Write `add_up(unpacked, panel, n_blocks, sums, n_before)`: one panel.
 
@@ -153,13 +218,8 @@ def _add_add_up(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> No
     places = [place + VECTOR_BYTES * token for token in range(isa.tile_tokens)]
     zero = code.constant(FLOATS, 0.0)
     sums = [code.variable(code.where(n_before > 0, code.load(at, FLOATS), zero)) for at in places]
-    n_scales, n_added = reader.n_factors
     with code.loop(code.number(0), n_blocks) as block:
-        start = unpacked + block * BLOCK_BYTES
-        lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
-        behind = start + VECTOR_BYTES * N_LINES
-        found = [code.load(behind + VECTOR_BYTES * i, FLOATS) for i in range(n_scales + n_added)]
-        factors = found[:n_scales], found[n_scales:]
+        lines, factors = _loaded(reader, unpacked + block * BLOCK_BYTES)
         add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
     for at, total in zip(places, sums, strict=True):
         code.store(total.get(), at)
