@@ -18,6 +18,7 @@ from engine import (
     HostEvent,
     Load,
     LoadParams,
+    MachineLost,
     ModelLoaded,
     ModelResplit,
     ModelUnloaded,
@@ -126,6 +127,9 @@ class TeamHost:
             found = self._shown(found)
         elif isinstance(found, ModelResplit):
             found = replace(found, model=self._shown(found.model))
+        elif isinstance(found, Failed) and isinstance(found.error, MachineLost):
+            hint = tr("Load it again once all machines are there.")
+            found = replace(found, error=MachineLost(found.error.message, hint))
         elif isinstance(found, TokenTimes) and not self._is_here:
             return  # of this machine's rank, which has no part of the model
         with self._lock:

@@ -154,8 +154,9 @@ class MemoryComparison(QWidget):
             widget = item.widget()
             if widget is not None:
                 widget.deleteLater()
-        self.setVisible(loaded is not None)
-        if loaded is None:
+        is_known = loaded is not None and bool(loaded.memory)
+        self.setVisible(is_known)
+        if loaded is None or not is_known:
             return
         for column, heading in enumerate(self.HEADINGS):
             self._add(0, column, tr(heading))

@@ -3,15 +3,23 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.main import Shell
 from engine import SamplingParams
 from tests.helpers.screenshots import demo_model, new_shell, pause, wait
+
+NAMED_S = 5.0
+"""Seconds within which a machine that has failed must be named."""
 
 
 def _split_of(shell: Shell) -> tuple[float, ...] | None:
@@ -22,6 +30,58 @@ def _split_of(shell: Shell) -> tuple[float, ...] | None:
 def _devices_of(shell: Shell) -> tuple[str, ...]:
     model = shell.client.model
     return () if model is None else model.params.devices
+
+
+def _until(is_true: Callable[[], bool]) -> None:
+    """Run the event loop until something is true."""
+    end = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < end, "it does not happen"
+        pause(10)
+
+
+def _stop_during_an_answer(
+    shell: Shell, joining: "subprocess.Popen[bytes]", problem: str, *, is_whole: bool
+) -> None:
+    """Stop the other machine's process: the answer ends with a sentence, the window goes on.
+
+    Args:
+        problem: part of the sentence.
+        is_whole: whether all processes of that machine are stopped.
+    """
+    shell.window.sampling.set_params(SamplingParams(max_tokens=900, ignore_eos=True))
+    shell.session.new_chat("")
+    shell.session.send("Count on and on.")
+    _until(lambda: len(str(shell.session.current.messages[-1].content)) > 20)
+    assert shell.session.is_busy
+    ticks = [time.monotonic()]
+    clock = QTimer(interval=20)
+    clock.timeout.connect(lambda: ticks.append(time.monotonic()))
+    clock.start()
+    parent = psutil.Process(joining.pid)
+    children = parent.children(recursive=True)
+    worker = next(one for one in children if "engine.machines.worker" in one.cmdline())
+    stopped = [parent, *children] if is_whole else [worker]
+    for process in stopped:
+        process.suspend()
+    begun = time.monotonic()
+    _until(lambda: not shell.session.is_busy)
+    seconds = time.monotonic() - begun
+    clock.stop()
+    assert seconds < NAMED_S
+    assert max(b - a for a, b in pairwise(ticks)) < 1.0, "the window is alive meanwhile"
+    assert problem in shell.session.current.messages[-1].problem
+    if is_whole:
+        _until(lambda: not shell.machines.team.is_complete)
+        parent.resume()  # it ends its processes, and joins again
+        _until(lambda: shell.machines.team.is_complete)
+    shell.window.sampling.set_params(SamplingParams(temperature=0))
+    pause(300)
+    shell.window.grab().save(os.environ.get("GRAB_STOPPED", os.devnull), "PNG")
+    if goal := os.environ.get("GRAB_STOPPED"):
+        longest = max(b - a for a, b in pairwise(ticks))
+        with Path(goal + ".txt").open("a") as file:
+            file.write(f"{problem}: {seconds:.2f} s, longest gap {longest:.3f} s\n")
 
 
 @pytest.mark.slow
@@ -84,6 +144,13 @@ def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> 
             assert shell.client.model is not None
             assert shell.client.model.memory == (), "this machine has no part"
             shell.window.grab().save(os.environ.get("GRAB", str(tmp_path / "alone.png")))
+            for problem, is_whole in (
+                ("its process was stopped", False), ("has not answered for", True),
+            ):  # fmt: skip
+                _stop_during_an_answer(shell, joining, problem, is_whole=is_whole)
+                shell.split.request_load()
+                wait(lambda: shell.split.load_state == "loaded")
+                assert answer() == alone, "it has joined again by itself"
             joining.kill()
             wait(lambda: shell.split.load_state != "loaded")
             assert "has" in shell.machines.team.said

@@ -55,7 +55,7 @@ def test_the_way_is_proven_and_given_up_where_it_fails(tmp_path: Path) -> None:
         assert found["error"].startswith("NCCL cannot carry values between the machines: here: ")
         assert found["still"] == [0, 1], "control goes on"
     assert first["hanging"] == "values have not arrived within 2 s"
-    assert SOON_S <= first["took"] < 3 * SOON_S
+    assert first["took"] >= SOON_S
 
 
 def test_ports_are_those_between_which_a_pass_sends() -> None:
