@@ -34,14 +34,10 @@ def results(model: Model) -> tuple[np.ndarray, list[list[int]]]:
     return logits, alone + together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "mode"),
-    [
-        ((1, 1), "groups"),
-        pytest.param((2, 1), "groups", marks=pytest.mark.slow),
-        pytest.param((1, 1), "tensor", marks=pytest.mark.slow),
-        pytest.param((2, 1), "tensor", marks=pytest.mark.slow),
-    ],
+    [((1, 1), "groups"), ((2, 1), "groups"), ((1, 1), "tensor"), ((2, 1), "tensor")],
 )
 def test_captured_tokens_have_the_bits_of_one_process(
     tmp_path: Path, sizes: Sequence[int], mode: str
