@@ -135,6 +135,7 @@ class AttachmentPresenter(QObject):
         self.chips.set_widgets(chips)
         self._area.fit()
         self._composer.set_has_files(bool(chips))
+        self._composer.invite(pictures=sees(self._client.model))
         self.changed.emit()
 
     # inside

@@ -42,7 +42,7 @@ class Composer(QFrame):
         self._is_busy = self._has_files = False
         self.setAcceptDrops(True)
         self.edit = GrowingEdit(self)
-        self.edit.setPlaceholderText(tr("Message, or drop a .gguf anywhere"))
+        self.invite(pictures=False)
         self.edit.setAccessibleName(tr("Message"))
         self.edit.submitted.connect(self.submit)
         self.edit.textChanged.connect(self._on_typed)
@@ -124,6 +124,12 @@ class Composer(QFrame):
             self.stop_requested.emit()
         else:
             self.submit()
+
+    def invite(self, *, pictures: bool) -> None:
+        """Say in the empty field what can be dropped: pictures if the model sees, or a model."""
+        seeing = tr("Message, or drop pictures and files anywhere")
+        blind = tr("Message, or drop a .gguf anywhere")
+        self.edit.setPlaceholderText(seeing if pictures else blind)
 
     @Slot()
     def _on_typed(self) -> None:

@@ -79,6 +79,7 @@ def test_a_dropped_picture_goes_with_the_question_and_stays(
     qtbot: QtBot, make_shell: MakeShell, photo: Path
 ) -> None:
     shell = make_shell(model=MODEL)
+    assert "pictures" in shell.window.composer.edit.placeholderText()
     assert drop(shell, photo)
     (chip,) = wait_for(qtbot, shell, 1)
     assert chip.accessibleName() == "photo.png, 320 x 256, 80 tokens"
