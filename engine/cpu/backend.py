@@ -40,6 +40,10 @@ class CpuLoader(PlainLoader):
         """Load the rank's pieces of a matrix."""
         return load_for_kernels(self._file, slot, pieces, self._packer)
 
+    def close(self) -> None:
+        """Give memory back that no matrix has got."""
+        self._packer.memory.close()
+
 
 class CpuBackend:
     """Backend with our own CPU kernels, see `engine.runtime.backend.Backend`.
@@ -78,7 +82,9 @@ class CpuBackend:
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> Iterator[CpuLoader]:
         with FileReader() as reader:
-            yield CpuLoader(file, self.worker, report, reader)
+            loader = CpuLoader(file, self.worker, report, reader)
+            yield loader
+            loader.close()
 
     def compile_ahead(self, *_: object) -> NothingToCompile:
         return NothingToCompile()

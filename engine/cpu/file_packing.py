@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import compiled
-from engine.cpu.large_pages import LARGE_PAGE
+from engine.cpu.large_pages import LARGE_PAGE, WeightArena
 from engine.gguf.tensor_bytes import LONG_ROW, TensorBytes
 from engine.gguf.types import TYPES
 from engine.ops.file_bytes import FileReader
@@ -49,12 +50,14 @@ class FilePacker:
         worker: the rank's threads.
         report: callback that gets the number of bytes packed; may raise to stop.
         reader: reader of the file for what compiled code cannot read.
+        memory: memory of what is packed.
     """
 
     def __init__(self, worker: Worker, report: Callable[[int], None], reader: FileReader) -> None:
         self.worker = worker
         self.report = report
         self.reader = reader
+        self.memory = WeightArena()
         self._job_bytes = LEAST_JOB
         self._buffers = torch.empty(0, dtype=torch.uint8)
         self._progress = np.zeros(2, np.int64)
@@ -81,11 +84,32 @@ class FilePacker:
             # a job ends where a tile does, so that no two of them touch one
             last_tile = (goal_row + start + self._job_bytes // rows.shape[1]) // TILE
             stop = min(len(rows), max((last_tile + 1) * TILE - goal_row, start + 1))
-            begun = time.perf_counter()
-            self._pack(rows[start:stop], number, extent, planes, goal_row + start)
-            self._adapt(time.perf_counter() - begun)
-            self.report((stop - start) * counted)
+            with self._job((stop - start) * counted):
+                self._pack(rows[start:stop], number, extent, planes, goal_row + start)
             start = stop
+
+    def copy(self, rows: TensorBytes, goal: Tensor) -> None:
+        """Read rows of a matrix (n_rows, row_bytes) into bytes of the same shape.
+
+        Raises:
+            ModelFileError: the file has become shorter, or its drive fails.
+        """
+        start = 0
+        while start < len(rows):
+            stop = min(len(rows), start + max(1, self._job_bytes // rows.shape[1]))
+            part = slice(start, stop)
+            with self._job(rows[part].nbytes):
+                if not self._read(rows[part], goal[part]):
+                    self.reader.read_into(rows[part], goal[part].numpy())
+            start = stop
+
+    @contextmanager
+    def _job(self, counted: int) -> Iterator[None]:
+        """Time a job, which decides the size of the next, and report its bytes."""
+        begun = time.perf_counter()
+        yield
+        self._adapt(time.perf_counter() - begun)
+        self.report(counted)
 
     def _adapt(self, seconds: float) -> None:
         """Choose the size of the next job from the time of the last."""
@@ -129,6 +153,19 @@ class FilePacker:
             extent.first, extent.n_blocks, planes.data_ptr(), planes.shape[-1],
         )  # fmt: skip
         return not self._progress[1]
+
+    def _read(self, rows: TensorBytes, goal: Tensor) -> bool:
+        """Read rows by compiled code; return whether it could."""
+        read = read_address()
+        if not read or not rows.is_contiguous:
+            return False
+        self._progress[:] = 0
+        self.worker.team.wake()
+        compiled.read_file()(
+            self.worker.team.address, read, rows.part.descriptor, rows.offset, goal.data_ptr(),
+            rows.nbytes, LARGE_PAGE, self._progress.ctypes.data,
+        )  # fmt: skip
+        return not self._progress[0]
 
 
 @cache

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import word_pack
-from engine.cpu.large_pages import weight_memory
 from engine.cpu.plain_weights import PlainWeight
 from engine.cpu.weights import JoinedColumns, PlaneWeight
 from engine.cpu.word_weights import WordWeight
-from engine.ops.file_bytes import copy_rows
 from engine.quants.extent import Extent, file_blocks, n_tiles, word_tile_bytes
 from engine.quants.layout import BLOCK, LAYOUTS, TILE
 from engine.sharding.placement import Shard, Slices
@@ -77,7 +75,7 @@ def _planes(
     extent = Extent.of(pieces[0][-1].start, pieces[0][-1].stop)
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
-    planes = weight_memory((*matrices, n_tiles(n_rows), tile_bytes), torch.uint8)
+    planes = packer.memory.tensor((*matrices, n_tiles(n_rows), tile_bytes), torch.uint8)
     columns, cut = _cut_columns(tensor, extent)
     counted = _read_bytes(tensor, extent)
     packing = _Packing(packer, number, columns, cut, counted)
@@ -99,7 +97,7 @@ def _words(
     number, size, columns = tensor.type.number, tensor.type.type_size, pieces[0][-1]
     n_rows, n_columns = joined_shape(pieces, dim)
     extent = Extent.of(0, n_columns)
-    planes = weight_memory((n_tiles(n_rows), word_tile_bytes(extent.n_blocks)), torch.uint8)
+    planes = packer.memory.tensor((n_tiles(n_rows), word_tile_bytes(extent.n_blocks)), torch.uint8)
     wanted = slice(columns.start * size, columns.stop * size)
     packing = _Packing(packer, number, wanted, extent, n_columns * size)
     packing.pack(stacks(file, tensor, pieces, dim), planes, n_rows)
@@ -153,14 +151,14 @@ def _plain(
 ) -> PlainWeight:
     """Load pieces of an unquantised matrix, joined along `dim`, as they are in the file."""
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
-    data = weight_memory(joined_shape(pieces, dim), dtype)
+    data = packer.memory.tensor(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
     n_done = [0] * len(by_matrix)  # rows of each matrix
     size = tensor.type.type_size
     for index, raw in _matrices(file, tensor, pieces, dim):
         wanted = raw[:, columns.start * size : columns.stop * size]
         target = by_matrix[index, n_done[index] : n_done[index] + len(raw)].view(torch.uint8)
-        copy_rows(wanted, target.numpy(), packer.report, packer.reader)
+        packer.copy(wanted, target)
         n_done[index] += len(raw)
     return PlainWeight(data, packer.worker)
 

@@ -81,7 +81,7 @@ class TensorBytes:
         Raises:
             ValueError: they do not follow each other in the file.
         """
-        if not self._is_contiguous:
+        if not self.is_contiguous:
             raise ValueError(f"a part {self.shape} of a tensor has gaps")
         return TensorBytes(self.part, self.offset, (self.nbytes,), (1,))
 
@@ -131,7 +131,7 @@ class TensorBytes:
             raise ValueError(f"{self.shape} of a tensor does not fit into {goal.shape}")
         if not self.nbytes:
             return
-        if goal.flags.c_contiguous and self._is_contiguous:
+        if goal.flags.c_contiguous and self.is_contiguous:
             self.part.read_into(goal.reshape(-1).data, self.offset)
         elif self.ndim == 2 and self.strides[1] == 1 and self.shape[1] < LONG_ROW:
             self._read_columns(goal)
@@ -140,7 +140,7 @@ class TensorBytes:
                 self[index].read_into(goal[index])
 
     @property
-    def _is_contiguous(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether the bytes follow each other in the file."""
         n_bytes = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):

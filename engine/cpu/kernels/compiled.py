@@ -15,6 +15,7 @@ from engine.cpu.kernels import (
     dequantise,
     experts,
     file_pack,
+    file_read,
     float_gemm,
     fused_gemv,
     jit,
@@ -156,6 +157,14 @@ def pack_rows(type_number: int) -> Kernel:
 def pack_file(type_number: int) -> Kernel:
     """Return the kernel of `file_pack` that packs rows of a file into planes."""
     return callable_at(_packers(type_number)["pack_file"], file_pack.ARGUMENTS)
+
+
+@cache
+def read_file() -> Kernel:
+    """Return the kernel of `file_read` that reads a part of a file into memory."""
+    name = "read_file"
+    found = jit.addresses_by_source("file-read", chosen(), [name], file_read.build)
+    return callable_at(found[name], file_read.ARGUMENTS)
 
 
 @cache

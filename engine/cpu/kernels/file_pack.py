@@ -10,9 +10,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels import pack, word_pack
+from engine.cpu.kernels.file_read import add_fill
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.values import I64, VOID, Code, Value, function
+from engine.cpu.kernels.values import I64, VOID, Code, Value
 from engine.quants.layout import TILE
 
 ARGUMENTS = (
@@ -38,7 +39,7 @@ def build(module: ir.Module, isa: Isa, type_number: int) -> None:
         word_pack.build(module, isa, type_number)
     else:
         pack.build(module, type_number)
-    _add_fill(module)
+    add_fill(module)
     with piece(module, "pack_file", ARGUMENTS) as (code, given, index):
         _emit_turns(code, given, given["buffers"] + index * given["buffer_bytes"])
     add_kernel(module, "pack_file", ARGUMENTS, lambda _, given: given["n_threads"])
@@ -89,17 +90,3 @@ def _emit_read(
         with code.when(left > 0):
             code.store(code.number(1), given["progress"] + FAILED)
             code.builder.ret_void()
-
-
-def _add_fill(module: ir.Module) -> None:
-    """Write `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns how many it lacks."""
-    code, (read, descriptor, goal, n, offset) = function(module, "fill", 5, I64)
-    code.builder.function.linkage = "internal"
-    done = code.variable(code.number(0))
-    with code.forever() as leave:
-        so_far = done.get()
-        leave(so_far >= n)
-        got = code.call_at(read, I64, descriptor, goal + so_far, n - so_far, offset + so_far)
-        leave(got <= 0)
-        done.set(so_far + got)
-    code.builder.ret((n - done.get()).raw)

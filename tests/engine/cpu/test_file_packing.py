@@ -82,6 +82,28 @@ def test_rows_of_a_file_become_the_same_planes(
     assert len(reported) > 2
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("has_pread", [True, False])
+@pytest.mark.parametrize("columns", [slice(0, 1024), slice(3, 900)])
+def test_plain_rows_are_copied(
+    columns: slice, has_pread: bool, n_threads: int, workers: dict[int, Worker],
+    reader: FileReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(file_packing, "LARGE_PAGE", 64 << 10)
+    if not has_pread:
+        monkeypatch.setattr(file_packing, "read_address", lambda: 0)
+    raw = np.random.default_rng(1).integers(0, 256, (371, 1024), np.uint8)
+    rows, reported = written(tmp_path / "w", raw)[:, columns], list[int]()
+    around = torch.full((raw.size + 5000,), FILLED, dtype=torch.uint8)
+    goal = around[1001 : 1001 + rows.nbytes].view(rows.shape)
+    FilePacker(workers[n_threads], reported.append, reader).copy(rows, goal)
+    assert np.array_equal(goal.numpy(), raw[:, columns])
+    assert (around[:1001] == FILLED).all()
+    assert (around[1001 + rows.nbytes :] == FILLED).all()
+    assert sum(reported) == rows.nbytes
+    assert len(reported) > 2
+
+
 def test_systems_without_pread_have_the_same_planes(
     workers: dict[int, Worker], reader: FileReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +126,8 @@ def test_a_file_that_becomes_shorter_is_a_sentence(
     packer = FilePacker(workers[3], lambda n: None, reader)
     with pytest.raises(ModelFileError, match="has become shorter"):
         packer.pack(rows, Kind.Q4_K, extent, planes_for(Kind.Q4_K, extent, len(raw)), 0, 1)
+    with pytest.raises(ModelFileError, match="has become shorter"):
+        packer.copy(rows, torch.empty(rows.shape, dtype=torch.uint8))
 
 
 def test_a_load_can_be_stopped_between_two_jobs(
