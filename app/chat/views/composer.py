@@ -130,6 +130,7 @@ class Composer(QFrame):
         seeing = tr("Message, or drop pictures and files anywhere")
         blind = tr("Message, or drop a .gguf anywhere")
         self.edit.setPlaceholderText(seeing if pictures else blind)
+        self.edit.viewport().update()  # Qt shows the old one until something else changes
 
     @Slot()
     def _on_typed(self) -> None:
