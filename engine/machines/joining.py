@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
 """Seconds between two attempts to join again."""
+
+FREED_S = 10.0
+"""Seconds after a lost connection in which a refusal is not the last word: machine 0 may notice
+later that this machine's place is free."""
 
 KILLED_S = 5.0
 """Seconds in which a killed agent and its worker end."""
@@ -64,34 +68,36 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
     Raises:
         EngineError: machine 0 cannot be reached at first, or refuses this machine.
     """
-    is_first, server = True, "The server"
+    server, lost_at = "The server", None
     while True:
         try:
             sock = connect(request.host, request.port, request.interface)
         except EngineError:
-            if is_first:
+            if lost_at is None:
                 raise
             time.sleep(AGAIN_S)
             continue
-        try:
-            lines = join(sock, request.token)
-            stay = Stay(request, lines, note)
+        with closing(sock):
             try:
-                if stay.run():
-                    return
-            finally:
-                stay.end()
-                lines.close()
-                server = stay.server
-            why = f"{server} has not answered for {MOST_SILENT * BEAT_S:g} s."
-        except OSError:
-            sock.close()
-            why = f"{server} has closed the connection, or is gone."
-        except BaseException:
-            sock.close()
-            raise
+                lines = join(sock, request.token)
+                stay = Stay(request, lines, note)
+                try:
+                    if stay.run():
+                        return
+                finally:
+                    stay.end()
+                    lines.close()
+                    server = stay.server
+                why = f"{server} has not answered for {MOST_SILENT * BEAT_S:g} s."
+            except LineError:
+                if lost_at is None or time.monotonic() > lost_at + FREED_S:
+                    raise
+                time.sleep(AGAIN_S)  # it may not have noticed yet that the place is free
+                continue
+            except OSError:
+                why = f"{server} has closed the connection, or is gone."
         note(f"{why} Joining again.")
-        is_first = False
+        lost_at = time.monotonic()
 
 
 class Stay:

@@ -1,8 +1,11 @@
 """What machine 0 refuses in its handshake, before torchrun's agents may meet."""
 
+import queue
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +107,37 @@ def test_only_so_many_strangers_are_listened_to(
 def test_a_machine_more_than_there_is_room_for_is_refused(gathering: engine.Gathering) -> None:
     gathering._n = 1
     assert "All 1 machines are there already." in refusal(gathering)
+
+
+def test_a_machine_that_was_lost_waits_until_its_place_is_free(
+    gathering: engine.Gathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection ends, and machine 0 notices that only behind a refusal."""
+    monkeypatch.setattr(joining, "AGAIN_S", 0.01)
+    placed, n_asked = gathering._placed, 0
+    lost: list[socket.socket] = []
+
+    def place(*told: Any) -> tuple[Any, str]:
+        nonlocal n_asked
+        n_asked += 1
+        return (None, "All 2 machines are there already.") if n_asked == 2 else placed(*told)
+
+    def connect(*where: Any) -> socket.socket:
+        lost.append(connected(*where))
+        return lost[-1]
+
+    connected = joining.connect
+    monkeypatch.setattr(gathering, "_placed", place)
+    monkeypatch.setattr(joining, "connect", connect)
+    notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    request = engine.JoinRequest("127.0.0.1", gathering._sock.getsockname()[1], TOKEN, ("cpu",))
+    thread = threading.Thread(target=engine.join_machines, args=(request, notes.put))
+    thread.start()
+    assert notes.get(timeout=20) == "Joined as machine 2 of 2."
+    lost[0].shutdown(socket.SHUT_RDWR)
+    assert notes.get(timeout=20).endswith("Joining again.")
+    assert notes.get(timeout=20) == "Joined as machine 2 of 2."
+    assert n_asked == 3
+    gathering.close()
+    thread.join(20)
+    assert not thread.is_alive(), "the server has said that this is the end"
