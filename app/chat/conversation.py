@@ -237,7 +237,7 @@ class Conversation:
             system_prompt=valid_text(head.get("system_prompt", "")),
             draft=valid_text(head.get("draft", "")),
             draft_files=_texts(head.get("draft_files")),
-            draft_pictures=tuple(map(ChatPicture.from_json, head.get("draft_pictures") or ())),
+            draft_pictures=ChatPicture.all_of(head.get("draft_pictures")),
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
             effort=effort if (effort := head.get("effort")) in EFFORTS else "",

@@ -124,7 +124,7 @@ class Message:
             edited=data.get("edited") is True,
             thought_tokens=valid_number(tokens) if tokens is not None else None,
             calls=tuple(map(ToolUse.from_json, data.get("calls") or ())),
-            pictures=tuple(map(ChatPicture.from_json, data.get("pictures") or ())),
+            pictures=ChatPicture.all_of(data.get("pictures")),
             extra=unknown(data, cls),
         )
 

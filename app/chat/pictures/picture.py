@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,6 +55,21 @@ class ChatPicture:
         if not STORED.fullmatch(file) or 0 in numbers[:2]:
             raise ValueError("no picture")
         return cls(name, file, *numbers)
+
+    @classmethod
+    def all_of(cls, stored: Iterable[Mapping[str, Any]] | None) -> tuple[ChatPicture, ...]:
+        """Return the pictures that a chat's file names.
+
+        What is none is left out: a chat is more than its pictures.
+
+        Raises:
+            TypeError: there is no list of pictures.
+        """
+        found = []
+        for data in stored or ():
+            with suppress(KeyError, TypeError, ValueError, AttributeError):
+                found.append(cls.from_json(data))
+        return tuple(found)
 
     @property
     def title(self) -> str:

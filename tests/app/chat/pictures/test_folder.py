@@ -187,8 +187,9 @@ def test_an_imported_chat_names_no_files_elsewhere(tmp_path: Path, file: str) ->
     data["messages"][0]["pictures"][0]["file"] = file
     path = tmp_path / "chat.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="is not a chat that Tandem has exported"):
-        imported(path, store.pictures)
+    found = imported(path, store.pictures)
+    assert not found.messages[0].pictures
+    assert found.messages[0].content == chat.messages[0].content
 
 
 def test_false_files_of_an_imported_chat_are_left_out(tmp_path: Path) -> None:
@@ -218,3 +219,19 @@ def test_pictures_stand_before_the_text_of_their_question() -> None:
     assert chat.prompt(pictures=by_file) == (ChatMessage("user", text, pictures=pictures),)
     text = "[spots.png]\nOne picture\n\n[paper.pdf, page 2]\nand a page"
     assert chat.prompt() == (ChatMessage("user", text),)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"file": "../x.png"}, {"width": 0}, {"width": "40"}, {"name": None}], ids=str
+)
+def test_a_picture_that_is_none_takes_no_chat_with_it(odd: dict[str, object]) -> None:
+    good = ChatPicture("spots.png", "0" * 40 + ".png", 40, 30)
+    chat = Conversation(draft_pictures=(good,))
+    chat.add(Message("user", "Look.", pictures=(good, good)))
+    stored = json.loads(json.dumps(chat.to_json()))
+    stored["messages"][0]["pictures"][0] |= odd
+    stored["draft_pictures"] += ["no picture", odd]
+    read = Conversation.from_json(stored)
+    assert [message.content for message in read.messages] == ["Look."]
+    assert read.messages[0].pictures == (good,)
+    assert read.draft_pictures == (good,)
