@@ -57,12 +57,6 @@ class MachineCache(CacheMemory):
     def _do_clear_slot(self, slot: int) -> None:
         super().clear_slot(slot)
 
-    def move_slot(self, source: int, target: int) -> None:
-        self._together("move_slot", source, target)
-
-    def _do_move_slot(self, source: int, target: int) -> None:
-        super().move_slot(source, target)
-
     # recurrent states
 
     def save_slot(self, slot: int) -> tuple[SlotState, int]:

@@ -19,6 +19,7 @@ from engine.distributed.machine_cache import MachineCache
 from engine.distributed.machines import UNLOAD, ModelPlace
 from engine.errors import EngineError
 from engine.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.runtime.model_runner import ModelRunner
 from engine.sampling.slices import (
     SliceCandidates,
@@ -52,15 +53,14 @@ class MachineRunner(MachineCache, ModelRunner):
 
     _joined: ModelPlace | None = None
 
-    def join(self, place: ModelPlace, *, finds_states: bool, pads: bool) -> None:
+    def join(self, place: ModelPlace, *, pads: bool) -> None:
         """Work with other machines from now on; called before the first pass.
 
         Args:
             place: place of the model among the machines.
-            finds_states: whether recurrent states may lie in any places, on all machines.
             pads: whether any machine computes more rows than asked for, to repeat a capture.
         """
-        self._joined, self._finds_states, self._pads = place, finds_states, pads
+        self._joined, self._pads = place, pads
         self._is_pipeline = not pads and 0 not in place.heads(self.ranks[0].model.split)
         self._dropped, self._saved = [], weakref.WeakValueDictionary()
         self._n_rows = 0
@@ -74,8 +74,9 @@ class MachineRunner(MachineCache, ModelRunner):
         return self._joined
 
     @property
-    def finds_states(self) -> bool:
-        return super().finds_states if self._joined is None else self._finds_states
+    def most_checked_rows(self) -> int:
+        most = super().most_checked_rows
+        return most if self._joined is None or not self._pads else min(most, SMALL_BATCH)
 
     def leave(self) -> None:
         """Have the other machines free the model, unless they are lost; safe to call twice."""

@@ -171,14 +171,11 @@ class MachineRuntime(ThreadRuntime):
     def _begin(self) -> None:
         """Agree with the other machines, of which the first one then computes first passes."""
         runner, captures = self.runner, any(rank.backend.captures for rank in self.ranks)
-        facts = [runner.finds_states, captures, self.plan.checkpoint_bytes]
+        facts = [captures, self.plan.checkpoint_bytes]
         self._is_agreed = True
         found = self._place.machines.agreed(None, facts)
-        self.plan = replace(self.plan, checkpoint_bytes=min(kept for _, _, kept in found))
-        runner.join(
-            self._place, finds_states=all(can_find for can_find, _, _ in found),
-            pads=any(captures for _, captures, _ in found),
-        )  # fmt: skip
+        self.plan = replace(self.plan, checkpoint_bytes=min(kept for _, kept in found))
+        runner.join(self._place, pads=any(captures for captures, _ in found))
         if self._place.machines.number == 0:
             with self._explaining("to compute the first tokens"):
                 runner.warm_up()

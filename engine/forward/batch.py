@@ -151,18 +151,3 @@ class Batch(NamedTuple):
     def is_of_few_singles(self) -> bool:
         """Whether it has single tokens alone, as many as a pass may be recorded with."""
         return len(self.pieces) <= MOST_AT_ONCE and self.is_of_singles
-
-    @property
-    def state_runs(self) -> list[list[Piece]]:
-        """Pieces by what updates recurrent states at once.
-
-        These are single tokens of sequences whose slots follow each other, else one piece.
-        """
-        found: list[list[Piece]] = []
-        for piece in self.pieces:
-            last = found[-1][-1] if found else None
-            if last is not None and last.n == piece.n == 1 and piece.slot == last.slot + 1:
-                found[-1].append(piece)
-            else:
-                found.append([piece])
-        return found

@@ -11,7 +11,9 @@ from engine.quants.layout import TILE
 SMALL_BATCH = 8
 """Largest number of tokens for which GPUs use the kernels of a single one: GEMV kernels read each
 weight once, attention reads the cache in short pieces, and a token's bits do not depend on the
-other tokens."""
+other tokens. Above it they round otherwise, so a pass that checks guesses has no more rows there:
+an answer shall be the one without guesses. What this costs has not been measured. Between several
+GPUs that holds up to `MOST_IN_F32`."""
 
 BF16_BATCH = 32
 """Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
@@ -72,7 +74,8 @@ def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
 
 
 MOST_IN_F32 = 8 << 10
-"""Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16."""
+"""Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16. So rows of
+more elements, as of guesses that are checked, round otherwise than one by one."""
 
 MOST_ONE_SHOT = 64 << 10
 """Largest value that goes by a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -310,16 +310,17 @@ class Cache:
         """Return a tensor of the layer that declared `state`, of all places: (n_slots, ...)."""
         return self._recurrent[state].together[name]
 
-    def recurrent_tensors(self, n: int = 1) -> list[Tensor]:
-        """Return the recurrent tensors of the first n sequences, which computing a token changes.
+    def recurrent_tensors(self, places: Iterable[int]) -> list[Tensor]:
+        """Return the recurrent tensors in some places, which computing a token changes.
 
         Computing a token twice changes them twice.
         """
+        places = dict.fromkeys(places)
         return [
             tensor
             for slots in self._recurrent.values()
-            for tensors in slots.of_each[:n]
-            for tensor in tensors.values()
+            for place in places
+            for tensor in slots.of_each[place].values()
         ]
 
     def reset(self, slot: int = 0) -> None:
@@ -327,12 +328,6 @@ class Cache:
         for slots in self._recurrent.values():
             for tensor in slots.of_each[slot].values():
                 tensor.zero_()
-
-    def copy_slot(self, source: int, target: int) -> None:
-        """Copy all recurrent states of a slot to another one."""
-        for slots in self._recurrent.values():
-            for tensor in slots.together.values():
-                tensor[target].copy_(tensor[source])
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         """Copy a page of all layers of a group."""
@@ -348,5 +343,5 @@ class Cache:
     @property
     def n_bytes(self) -> int:
         """Bytes of the whole cache."""
-        recurrent = sum(tensor.nbytes for tensor in self.recurrent_tensors(self.n_slots))
+        recurrent = sum(tensor.nbytes for tensor in self.recurrent_tensors(range(self.n_slots)))
         return sum(layer.n_bytes for layer in self.layers) + recurrent

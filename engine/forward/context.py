@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
     from engine.forward.cache import Cache
-    from engine.forward.operands import Scores, States
+    from engine.forward.operands import Scores
     from engine.forward.ops import Addend, NormLayer, Ops, RopeLayer
     from engine.forward.recording import TokenRecorder
     from engine.forward.state import KVState, RecurrentState
@@ -343,23 +343,10 @@ class Context:
         """Tensors that `index` has made so far, by their numbers."""
         return self._indices
 
-    def by_sequence(
-        self, state: RecurrentState, name: str, compute: Callable[[slice, States], Tensor]
-    ) -> Tensor:
-        """Compute a recurrent layer for each sequence of the pass; return all rows, (T, …).
+    def states(self, state: RecurrentState, name: str) -> PlacedStates:
+        """Return a tensor of a recurrent layer for the rows of the pass, which update it in place.
 
         Args:
-            name: name of the tensor of `state` that is read and updated in place.
-            compute: returns the result of some neighbouring rows, given their indices and that
-                tensor for them.
+            name: name of the tensor of `state`.
         """
-        held = self.cache.states(state, name)
-        if self.ops.finds_states:
-            return compute(slice(0, self.batch.n_rows), PlacedStates(held, self.batch))
-        found, row = list[Tensor](), 0
-        for pieces in self.batch.state_runs:
-            slot, n = pieces[0].slot, len(pieces)
-            rows = slice(row, row + sum(piece.n for piece in pieces))
-            found.append(compute(rows, held[slot] if n == 1 else held[slot : slot + n]))
-            row = rows.stop
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return PlacedStates(self.cache.states(state, name), self.batch)

@@ -117,7 +117,7 @@ class PlacedStates(NamedTuple):
 
 States: TypeAlias = "Tensor | PlacedStates"
 """State that a recurrent operation reads and updates in place: of one sequence, whose tokens the
-rows are; of T sequences, (T, ...), with a token each; or of any, as they are placed."""
+rows are; or of any, as they are placed."""
 
 
 class DeltaInputs(NamedTuple):

@@ -151,14 +151,7 @@ class FusedAllReduce(Protocol):
 
 
 class Ops(Protocol):
-    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens.
-
-    Attributes:
-        finds_states: whether recurrent operations take states as they are placed; else they take
-            those of one sequence, or of several with a token each.
-    """
-
-    finds_states: bool
+    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens."""
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
         """Prepare for a pass.

@@ -15,13 +15,14 @@ from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.page_tables import PageTables
+from engine.gpu.state_chains import StateChains
 from engine.hardware.fallbacks import Fallbacks
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
 from engine.paging.keys import PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.forward.batch import Batch, Tables
     from engine.forward.cache import LayerCache
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from engine.forward.operands import (
         Activation,
         DeltaInputs,
+        PlacedStates,
         RopeParams,
         Routing,
         ScanInputs,
@@ -59,8 +61,6 @@ class GpuOps(CompositeOps):
         tables: the page tables of the sequences.
     """
 
-    finds_states = False
-
     def __init__(
         self,
         device: torch.device,
@@ -72,10 +72,12 @@ class GpuOps(CompositeOps):
         self._fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._x_bytes = x_bytes
         self.tables = PageTables(device, n_ctx)
+        self._chains = StateChains(device)
         self._angles = rope.Angles()
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
         self.tables.begin(batch, positions)
+        self._chains.begin(batch)
 
     def extend(self, tables: Tables) -> None:
         self.tables.extend(tables)
@@ -181,35 +183,57 @@ class GpuOps(CompositeOps):
         self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        if isinstance(state, Tensor) and state.dim() == 2:  # of one sequence
-            y = recurrent.causal_conv(x, state, weight, bias, act, gates)
+        held, chains = self._held(state)
+        if held is not None:
+            y = recurrent.causal_conv(x, held, weight, bias, act, gates, chains)
             if y is not None:
                 return y
             self._miss("computes such a convolution")
         return super().causal_conv(x, state, weight, bias, act, gates)
 
     def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
-        y = None
-        if isinstance(state, Tensor) and state.dim() == 3:
-            y = recurrent.delta_net(x, state)
+        held, chains = self._held(state)
+        y = None if held is None else recurrent.delta_net(x, held, chains)
         return super().delta_net(x, state) if y is None else y
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
         state: States,
     ) -> Tensor:  # fmt: skip
-        if isinstance(state, Tensor) and state.dim() == 2:
-            y = recurrent.selective_scan(x, step, a, b, c, d, gate, state)
+        held, chains = self._held(state)
+        if held is not None:
+            y = recurrent.selective_scan(x, step, a, b, c, d, gate, held, chains)
             if y is not None:
                 return y
             self._miss("computes such a recurrent layer")
         return super().selective_scan(x, step, a, b, c, d, gate, state)
 
     def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
-        y = None
-        if isinstance(state, Tensor) and state.dim() == 3:
-            y = recurrent.state_space_scan(x, state)
+        held, chains = self._held(state)
+        y = None if held is None else recurrent.state_space_scan(x, held, chains)
         return super().state_space_scan(x, state) if y is None else y
+
+    def _held(self, state: States) -> tuple[Tensor | None, Tensor | None]:
+        """Return the states that a kernel can find, and the chains of its rows.
+
+        The state of one sequence has no chains; states of longer pieces are found by none.
+        """
+        if isinstance(state, Tensor):
+            return state, None
+        chains = self._chains.find(state)
+        return (None, None) if chains is None else (state.held, chains)
+
+    def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
+        """Find the states of single tokens in the device's memory, so that they can be captured."""
+        chains = self._chains.find(states)
+        if chains is None:
+            return super().of_each(states, compute)
+        found = []
+        for row in range(len(chains)):
+            state = states.held.index_select(0, chains[row, 1:2])
+            found.append(compute(slice(row, row + 1), state[0]))
+            states.held.index_copy_(0, chains[row, 2:3], state)
+        return torch.cat(found)
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
         y = recurrent.scan_chunks(chunks, state)

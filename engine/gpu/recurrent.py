@@ -1,13 +1,14 @@
 """Recurrent layers by kernels: causal convolution, delta net, selective scan, state-space scan.
 
 Each function returns None where its kernel does not support the arguments, and updates the state in
-place. A kernel goes from token to token, which for many tokens takes longer than the chunked matrix
-products of `engine.ops.recurrent`.
+place: that of one sequence; or, given `chains`, those in all places, (places, ...), for the rows of
+several sequences, see `engine.gpu.state_chains`. A kernel goes from token to token, which for many
+tokens takes longer than the chunked matrix products of `engine.ops.recurrent`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ STATE_ROWS = 32
 @refusable
 def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None = None,
-    gates: tuple[Tensor, Tensor] | None = None,
+    gates: tuple[Tensor, Tensor] | None = None, chains: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
     """Compute `Ops.causal_conv`, for any number of tokens; gates have x's strides."""
     n_token, n_channel = x.shape
@@ -57,18 +58,29 @@ def causal_conv(
     if len({(t.dtype, t.shape, t.stride()) for t in (x, before, after)}) > 1:
         return None
     y = torch.empty(n_token, n_channel, device=x.device)
+    constants: dict[str, Any] = {
+        "TAPS": n_tap, "ACT": "none" if act is None else act.kind, "HAS_BIAS": bias is not None,
+        "HAS_GATES": gates is not None, "BLOCK": CONV_CHANNELS,
+    }  # fmt: skip
+    blocks, added = -(-n_channel // CONV_CHANNELS), x if bias is None else bias
+    if chains is not None:
+        launch(
+            conv.causal_conv_of_chains, (blocks, n_token),
+            x, before, after, state, chains, weight, added, y, state.stride(0), n_channel,
+            x.stride(0), **constants,
+        )  # fmt: skip
+        return y
     tokens = 1 if n_token == 1 else max(CONV_TOKENS, power_of_two(n_tap - 1))
     launch(
-        conv.causal_conv, (-(-n_channel // CONV_CHANNELS), -(-n_token // tokens)),
-        x, before, after, state, weight, x if bias is None else bias, y,
-        n_token, n_channel, x.stride(0), TAPS=n_tap, ACT="none" if act is None else act.kind,
-        HAS_BIAS=bias is not None, HAS_GATES=gates is not None, TOKENS=tokens, BLOCK=CONV_CHANNELS,
+        conv.causal_conv, (blocks, -(-n_token // tokens)),
+        x, before, after, state, weight, added, y, n_token, n_channel, x.stride(0), TOKENS=tokens,
+        **constants,
     )  # fmt: skip
     return y
 
 
 @refusable
-def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
+def delta_net(x: DeltaInputs, state: Tensor, chains: Tensor | None = None) -> Tensor | None:
     """Compute `Ops.delta_net` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_value = x.v.shape
     n_key = x.q.shape[2]
@@ -80,12 +92,12 @@ def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
     size = power_of_two(n_key)
     columns = min(max(1, HELD // size), power_of_two(n_value))
     launch(
-        recurrent.delta_net, (n_head, -(-n_value // columns)),
+        recurrent.delta_net, (n_head, -(-n_value // columns), _n_programs(chains)),
         x.q, x.k, x.v, x.step, x.beta, x.step_bias, x.rate,
-        x.step if x.key_of is None else x.key_of, state, y,
-        n_token, *(part.stride(0) for part in rows), x.scale, x.eps,
-        num_warps=1, PER_CHANNEL=x.step.dim() == 3, HAS_MAP=x.key_of is not None, N_KEY=n_key,
-        N_VALUE=n_value, SIZE=size, COLUMNS=columns,
+        x.step if x.key_of is None else x.key_of, state, state if chains is None else chains, y,
+        n_token, _slot_size(state, chains), *(part.stride(0) for part in rows), x.scale, x.eps,
+        num_warps=1, PLACED=chains is not None, PER_CHANNEL=x.step.dim() == 3,
+        HAS_MAP=x.key_of is not None, N_KEY=n_key, N_VALUE=n_value, SIZE=size, COLUMNS=columns,
     )  # fmt: skip
     return y
 
@@ -93,7 +105,7 @@ def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
 @refusable
 def selective_scan(
     x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
-    state: Tensor,
+    state: Tensor, chains: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
     """Compute `Ops.selective_scan`, for any number of tokens: torch has nothing faster."""
     rows = (x, step, b, c, gate)
@@ -104,15 +116,16 @@ def selective_scan(
     size = power_of_two(n_state)
     channels = min(max(1, HELD // 2 // size), power_of_two(n_channel))
     launch(
-        recurrent.selective_scan, (-(-n_channel // channels),),
-        x, step, a, b, c, d, gate, state, y, n_token, n_channel, *(part.stride(0) for part in rows),
-        num_warps=1, N_STATE=n_state, SIZE=size, CHANNELS=channels,
+        recurrent.selective_scan, (-(-n_channel // channels), _n_programs(chains)),
+        x, step, a, b, c, d, gate, state, state if chains is None else chains, y, n_token,
+        _slot_size(state, chains), n_channel, *(part.stride(0) for part in rows),
+        num_warps=1, PLACED=chains is not None, N_STATE=n_state, SIZE=size, CHANNELS=channels,
     )  # fmt: skip
     return y
 
 
 @refusable
-def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
+def state_space_scan(x: ScanInputs, state: Tensor, chains: Tensor | None = None) -> Tensor | None:
     """Compute `Ops.state_space_scan` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_row = x.values.shape
     rows = (x.values, x.step, x.b, x.c, x.gate)
@@ -124,11 +137,12 @@ def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
     size = power_of_two(n_state)
     held = min(max(1, HELD // size), power_of_two(n_row))
     launch(
-        recurrent.state_space_scan, (n_head, -(-n_row // held)),
+        recurrent.state_space_scan, (n_head, -(-n_row // held), _n_programs(chains)),
         x.values, x.step, x.step_bias, x.rate, x.b, x.c, x.skip, x.gate,
-        x.step if x.key_of is None else x.key_of, state, y, n_token,
-        *(part.stride(0) for part in rows), num_warps=1, HAS_MAP=x.key_of is not None, N_ROW=n_row,
-        N_STATE=n_state, SIZE=size, ROWS=held,
+        x.step if x.key_of is None else x.key_of, state, state if chains is None else chains, y,
+        n_token, _slot_size(state, chains), *(part.stride(0) for part in rows), num_warps=1,
+        PLACED=chains is not None, HAS_MAP=x.key_of is not None, N_ROW=n_row, N_STATE=n_state,
+        SIZE=size, ROWS=held,
     )  # fmt: skip
     return y
 
@@ -157,6 +171,16 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
         PRECISION=target.dot_precision,
     )  # fmt: skip
     return y
+
+
+def _n_programs(chains: Tensor | None) -> int:
+    """Return how many programs compute the same part of a state: one for each row, or one."""
+    return 1 if chains is None else len(chains)
+
+
+def _slot_size(state: Tensor, chains: Tensor | None) -> int:
+    """Return the elements from one place to the next one; 0 where the state has none."""
+    return 0 if chains is None else state.stride(0)
 
 
 def _has_rows(x: Tensor) -> bool:

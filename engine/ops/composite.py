@@ -37,8 +37,6 @@ class CompositeOps(Ops):
     class where the kernel cannot be used.
     """
 
-    finds_states = True
-
     @abstractmethod
     def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
         """Scan chunks of tokens, see `engine.ops.recurrent.scan_chunks`.
@@ -111,8 +109,8 @@ class CompositeOps(Ops):
         self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        if isinstance(state, PlacedStates) or state.dim() == 3:
-            return _of_each(
+        if isinstance(state, PlacedStates):
+            return self.of_each(
                 state,
                 lambda rows, one: self.causal_conv(
                     x[rows], one, weight, bias, act, gates and (gates[0][rows], gates[1][rows])
@@ -124,8 +122,8 @@ class CompositeOps(Ops):
         return y if gates is None else gates[1] * y
 
     def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
-        if isinstance(state, PlacedStates) or state.dim() == 4:
-            return _of_each(state, lambda rows, one: self.delta_net(x.rows(rows), one))
+        if isinstance(state, PlacedStates):
+            return self.of_each(state, lambda rows, one: self.delta_net(x.rows(rows), one))
         q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
         if x.key_of is not None:
             q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
@@ -139,8 +137,8 @@ class CompositeOps(Ops):
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
         state: States,
     ) -> Tensor:  # fmt: skip
-        if isinstance(state, PlacedStates) or state.dim() == 3:
-            return _of_each(
+        if isinstance(state, PlacedStates):
+            return self.of_each(
                 state,
                 lambda rows, one: self.selective_scan(
                     x[rows], step[rows], a, b[rows], c[rows], d, gate[rows], one
@@ -150,8 +148,8 @@ class CompositeOps(Ops):
         return self.gated(SILU, gate, y)
 
     def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
-        if isinstance(state, PlacedStates) or state.dim() == 4:
-            return _of_each(state, lambda rows, one: self.state_space_scan(x.rows(rows), one))
+        if isinstance(state, PlacedStates):
+            return self.of_each(state, lambda rows, one: self.state_space_scan(x.rows(rows), one))
         dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
         if x.key_of is not None:
             b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
@@ -159,6 +157,23 @@ class CompositeOps(Ops):
             x.values, dt, x.rate, b, c, x.skip, state, self.scan_chunks
         )  # fmt: skip
         return self.gated(SILU, x.gate, y.flatten(1))
+
+    def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
+        """Return what sequences compute, one after the other.
+
+        Args:
+            states: state of each sequence.
+            compute: returns the result of some rows of one sequence, and updates its state.
+        """
+        found: list[Tensor] = []
+        row = 0
+        for piece in states.batch.pieces:
+            state = states.held[piece.slot]
+            if piece.read_slot != piece.slot:
+                state.copy_(states.held[piece.read_slot])
+            found.append(compute(slice(row, row + piece.n), state))
+            row += piece.n
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
@@ -220,23 +235,3 @@ class CompositeOps(Ops):
     ) -> Tensor:
         self.write_cache(cache, k, v, batch)
         return self.attention(q, cache, batch, scores, sinks, slopes)
-
-
-def _of_each(states: States, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
-    """Return what sequences compute, one after the other.
-
-    Args:
-        states: state of each sequence.
-        compute: returns the result of some rows of one sequence, and updates its state.
-    """
-    if not isinstance(states, PlacedStates):
-        return torch.cat([compute(slice(n, n + 1), state) for n, state in enumerate(states)])
-    found: list[Tensor] = []
-    row = 0
-    for piece in states.batch.pieces:
-        state = states.held[piece.slot]
-        if piece.read_slot != piece.slot:
-            state.copy_(states.held[piece.read_slot])
-        found.append(compute(slice(row, row + piece.n), state))
-        row += piece.n
-    return found[0] if len(found) == 1 else torch.cat(found)

@@ -50,12 +50,6 @@ class CacheMemory(ABC):
         with self._guard("to begin a sequence", 1):
             self.executor.run(lambda rank: ranks[rank].context.cache.reset(slot))
 
-    def move_slot(self, source: int, target: int) -> None:
-        """Copy the recurrent states of a place to another one."""
-        ranks = self.ranks
-        with self._guard("to copy a state", 1):
-            self.executor.run(lambda rank: ranks[rank].context.cache.copy_slot(source, target))
-
     @torch.inference_mode()
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
         """Return a copy of the recurrent states of a place on the host, and its bytes."""
@@ -84,6 +78,26 @@ class CacheMemory(ABC):
                         for run in runs(as_one(cut), cut, rank.number, [0]):
                             part = whole[name][run.start : run.start + run.n]
                             held[name][run.goal : run.goal + run.n] = part.to(rank.device)
+
+    def copied_states(self, slot: int) -> Sequence[Sequence[Tensor]]:
+        """Return copies of each rank's recurrent states of a place, on its device."""
+        ranks = self.ranks
+
+        def copied(rank: int) -> list[Tensor]:
+            return [x.clone() for x in ranks[rank].context.cache.recurrent_tensors([slot])]
+
+        return self.executor.run(copied)
+
+    def put_states(self, slot: int, copies: Sequence[Sequence[Tensor]]) -> None:
+        """Make each rank's recurrent states of a place those of `copied_states`."""
+        ranks = self.ranks
+
+        def put(rank: int) -> None:
+            held = ranks[rank].context.cache.recurrent_tensors([slot])
+            for state, copy in zip(held, copies[rank], strict=True):
+                state.copy_(copy)
+
+        self.executor.run(put)
 
     def whole_state(self, state: SlotState) -> SlotState:
         """Return what `save_slot` has returned in memory of this process."""

@@ -44,6 +44,11 @@ class TokenSource(Protocol):
 
     waited_s: float
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the token read last may have been run already, which cannot be undone."""
+        ...
+
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
         """Sample as `sampler` would from now on; return False where the host must sample.
 
@@ -150,6 +155,14 @@ class PagedRuntime(Protocol):
     n_slots: int
 
     @property
+    def most_checked_rows(self) -> int:
+        """Largest number of rows of a pass that checks guesses.
+
+        Up to it, a row has the bits that it has alone.
+        """
+        ...
+
+    @property
     def guesser(self) -> Guesser | None:
         """MTP block of the model; None without one."""
         ...
@@ -157,14 +170,6 @@ class PagedRuntime(Protocol):
     @property
     def ranks(self) -> Sequence[Rank]:
         """Ranks of this process, in their order; empty once closed."""
-        ...
-
-    @property
-    def finds_states(self) -> bool:
-        """Whether recurrent states may lie in any places, also in others behind a token.
-
-        Else a pass of single tokens is fastest if the sequence of row i has the place i.
-        """
         ...
 
     @property
@@ -209,10 +214,6 @@ class PagedRuntime(Protocol):
         Raises:
             EngineError: see `forward`.
         """
-        ...
-
-    def move_slot(self, source: int, target: int) -> None:
-        """Copy the recurrent states of a place to another one."""
         ...
 
     def sample(

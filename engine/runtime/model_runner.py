@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.errors import EngineError
-from engine.forward.batch import FIRST_TOKEN, Batch, Piece
+from engine.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, Piece
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
@@ -23,7 +24,13 @@ from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Rank, Replay, token_steps
 from engine.runtime.recording.one_shot_use import OneShotUse
-from engine.runtime.recording.sizes import RecordedSizes, are_captured, may_repeat, padded
+from engine.runtime.recording.sizes import (
+    RecordedSizes,
+    are_captured,
+    are_on_devices,
+    may_repeat,
+    padded,
+)
 from engine.runtime.recording.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -96,9 +103,8 @@ class ModelRunner(CacheMemory, GuessPasses):
         return self.meeting.control
 
     @property
-    def finds_states(self) -> bool:
-        """Whether recurrent states may lie in any places; see `PagedRuntime`."""
-        return all(rank.context.ops.finds_states for rank in self.ranks)
+    def most_checked_rows(self) -> int:
+        return SMALL_BATCH if are_on_devices(self.ranks) else MOST_AT_ONCE
 
     @property
     def has_kernels(self) -> bool:
@@ -186,9 +192,16 @@ class ModelRunner(CacheMemory, GuessPasses):
             self._sizes.note(n, ranks)
             return self._read(lambda: self._replayed(wide_ids, wide)[: len(ids)], read)
         if self._sizes.is_due(n, ranks):
+            slot, has_states = batch.pieces[0].slot, n == 1 and not self.can_rewind
+            before = self.copied_states(slot) if has_states else ()
             found = self._read(lambda: self._record(wide_ids, wide)[: len(ids)], read)
             self._sizes.note(n, ranks)
-            if n == 1:
+            if has_states:  # from others than those before it, it would cache other keys and values
+                behind = self.copied_states(slot)
+                self.put_states(slot, before)
+                self.sample_on_device(ids[0], batch.pieces[0])
+                self.put_states(slot, behind)
+            elif n == 1:
                 self.sample_on_device(ids[0], batch.pieces[0])
             return found
         return self._read(lambda: self._computed(ids, batch), read)
@@ -322,7 +335,8 @@ class ModelRunner(CacheMemory, GuessPasses):
 
         Args:
             token: token that has just been computed: what is cached of it is computed once more.
-            piece: where it lies; as long as nothing is cached, anywhere.
+            piece: where it lies, with the recurrent states before it; as long as nothing is
+                cached, anywhere.
         """
         is_sure = all(
             rank.backend.samples and 1 in rank.recordings and not rank.refusal

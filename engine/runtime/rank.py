@@ -197,7 +197,7 @@ class Rank:
             lambda: self.begin(ids, batch),
             lambda: self.forward(len(ids)),
             lambda: self.captured(lambda: self.forward(len(ids))),
-            self.context.cache.recurrent_tensors(len(ids)),
+            self.context.cache.recurrent_tensors([piece.slot for piece in batch.pieces]),
         )
 
     def token_step(
@@ -217,7 +217,8 @@ class Rank:
         own = range(*self.model.split.output.spans[self.number])
         return TokenStep(
             self.device, n_vocab, self.tokens[:1], self.context.position, self.begin_token,
-            self._sliced, can_rewind, own, one_shot, self.context.cache.recurrent_tensors(),
+            self._sliced, can_rewind, own, one_shot,
+            lambda piece: self.context.cache.recurrent_tensors([piece.slot]),
             self.context.ops.extend,
         )  # fmt: skip
 

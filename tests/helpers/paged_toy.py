@@ -50,34 +50,30 @@ class PagedToy:
     Args:
         groups: number of pages and sight of each group.
         n_slots: number of places for recurrent states; 0 for a model without any.
-        finds_states: see `PagedRuntime`.
 
     Attributes:
         batches: batches computed so far.
         error: error to raise in the next pass.
         n_sampled: number of tokens that `sample` has sampled.
-        is_in_order: whether all passes of single tokens had row i in slot i.
     """
 
     n_running = 0
     n_vocab = N_VOCAB
     guesser = None
+    most_checked_rows = 16
 
     def __init__(
         self, *groups: tuple[int, Sight], n_ctx: int = 64, n_batch: int = 32, n_slots: int = 0,
-        finds_states: bool = False,
     ) -> None:  # fmt: skip
         self.groups: Sequence[PageGroup] = [PageGroup(*group) for group in groups]
         self.n_ctx, self.n_batch = n_ctx, n_batch
         self.can_rewind, self.n_slots = not n_slots, max(1, n_slots)
-        self.finds_states = finds_states
         self.ranks: list[Any] = []
         self.token_source: Any = None
         self._cells = [[[EMPTY] * PAGE for _ in range(n)] for n, _ in groups]
         self._states: list[int | None] = [None] * self.n_slots
         self.batches: list[Batch] = []
         self.error: BaseException | None = None
-        self.is_in_order = True
         self.n_sampled = 0
 
     @property
@@ -98,9 +94,6 @@ class PagedToy:
             self._states = [None] * self.n_slots
             raise error
         self.batches.append(batch)
-        if batch.is_of_singles and not self.can_rewind:
-            slots = [piece.slot for piece in batch.pieces]
-            self.is_in_order &= slots == list(range(len(slots)))
         written = [
             (number, self._slot(piece, number, position))
             for piece in batch.pieces
@@ -170,9 +163,6 @@ class PagedToy:
 
     def clear_slot(self, slot: int) -> None:
         self._states[slot] = 0
-
-    def move_slot(self, source: int, target: int) -> None:
-        self._states[target], self._states[source] = self._states[source], None
 
     def save_slot(self, slot: int) -> tuple[Any, int]:
         assert self._states[slot] is not None
@@ -244,6 +234,10 @@ class ToySource:
         self._next = found, piece.n_past + 1
         self.n_delivered += 1
         return found
+
+    @property
+    def is_beyond(self) -> bool:
+        return bool(self._sampled) and not self._runtime.can_rewind
 
     def stop(self) -> Sequence[int]:
         run = [self._next[0], *self._sampled[:-1]] if self._next and self._sampled else ()

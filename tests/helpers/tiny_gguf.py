@@ -112,8 +112,11 @@ def _with_experts(
     return shapes | {f"{name}_exps.weight": (n_expert, *shape) for name, shape in matrices.items()}
 
 
-def least_gguf(path: Path, *, quant: str = "Q8_0", n_layer: int = 1) -> Path:
-    """Write a llama that two or three ranks can share and that takes little time to interpret.
+def least_gguf(
+    path: Path, *, arch: str = "llama", quant: str = "Q8_0", n_layer: int = 1,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """Write a model that two or three ranks can share and that takes little time to interpret.
 
     Triton's interpreter needs a quarter of a second for a token of it. Its vocabulary has one
     letter for each token, so it encodes few texts.
@@ -130,8 +133,8 @@ def least_gguf(path: Path, *, quant: str = "Q8_0", n_layer: int = 1) -> Path:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     return tiny_gguf(
-        path, quant=quant, n_layer=n_layer, n_embd=32, n_head=2, n_head_kv=2, n_ff=64,
-        n_vocab=n_vocab, tokenizer=False, extra=vocabulary,
+        path, arch=arch, quant=quant, n_layer=n_layer, n_embd=32, n_head=2, n_head_kv=2, n_ff=64,
+        n_vocab=n_vocab, tokenizer=False, extra=vocabulary | dict(extra or {}),
     )  # fmt: skip
 
 

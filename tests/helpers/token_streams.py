@@ -48,7 +48,7 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
         return TokenStep(
             toy.device, toy.hp.n_vocab, toy.token, toy.position,
             toy.begin, lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank],
-            one_shot, [toy.states],
+            one_shot, lambda piece: [toy.states],
         )  # fmt: skip
 
     executor = new_executor(group.devices, group)
@@ -71,7 +71,8 @@ def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
 def step_of(runtime: ToyRuntime) -> TokenStep:
     return TokenStep(
         runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position, runtime.begin,
-        lambda: (runtime.compute(), None), runtime.can_rewind, states=[runtime.states],
+        lambda: (runtime.compute(), None), runtime.can_rewind,
+        states=lambda piece: [runtime.states],
     )  # fmt: skip
 
 

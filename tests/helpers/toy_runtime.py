@@ -35,7 +35,7 @@ class ToyRuntime:
 
     n_running = 0
     guesser = None
-    finds_states = False
+    most_checked_rows = 16
     n_slots = 2
 
     def __init__(
@@ -88,9 +88,6 @@ class ToyRuntime:
 
     def clear_slot(self, slot: int) -> None:
         self.states[slot].zero_()
-
-    def move_slot(self, source: int, target: int) -> None:
-        self.states[target].copy_(self.states[source])
 
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
         state = self.states[slot].clone()
@@ -157,7 +154,7 @@ class SplitToy:
 
     n_running = 0
     guesser = None
-    finds_states = False
+    most_checked_rows = 16
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]
@@ -197,10 +194,6 @@ class SplitToy:
     def clear_slot(self, slot: int) -> None:
         for toy in self.toys:
             toy.clear_slot(slot)
-
-    def move_slot(self, source: int, target: int) -> None:
-        for toy in self.toys:
-            toy.move_slot(source, target)
 
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
         found = [toy.save_slot(slot) for toy in self.toys]

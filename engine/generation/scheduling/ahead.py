@@ -36,6 +36,12 @@ class Ahead:
         """Go on with another runtime."""
         self._runtime = runtime
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether states have seen the answer's last token already, and cannot go back."""
+        source = self._runtime.token_source
+        return self.request is not None and source is not None and source.is_beyond
+
     def can_serve(self, work: Follow) -> bool:
         """Return whether a device can do some work, and sample the next token."""
         source = self._runtime.token_source

@@ -62,7 +62,7 @@ class Drafts:
         Args:
             most: largest number of guesses for each answer that the cache can take back.
         """
-        n_rows = min(MOST_ROWS, runtime.n_batch) // max(1, len(requests))
+        n_rows = min(runtime.most_checked_rows, runtime.n_batch) // max(1, len(requests))
         room = min(self._most, most, n_rows - 1)
         if room < 1:
             return {}

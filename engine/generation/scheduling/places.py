@@ -195,7 +195,7 @@ class Places:
         """Return for how many guesses of each of n sequences there is a slot."""
         if not self._has_states:
             return MOST_AT_ONCE
-        return len(self._free) // max(1, n) if self._runtime.finds_states else 0
+        return len(self._free) // max(1, n)
 
     def set_apart(self, place: CachePlace, n: int) -> None:
         """Set slots apart for the states behind each of n guesses of a sequence."""
@@ -208,39 +208,6 @@ class Places:
             del self._holders[place.slot]
             place.slot = place.ahead.pop(0)
             self._holders[place.slot] = place
-
-    def arrange(self, places: Sequence[CachePlace]) -> list[CachePlace]:
-        """Return places in the order in which a pass of single tokens is fastest.
-
-        Recurrent states are moved, so that those of the first lie in the first slot and so on,
-        where the runtime is slower otherwise.
-        """
-        if not self._has_states or self._runtime.finds_states:
-            return list(places)
-        wanted = [at for at in range(len(places)) if self._holders.get(at) not in places]
-        for slot in wanted:
-            self._move(next(place for place in places if place.slot >= len(places)), slot)
-        return sorted(places, key=lambda place: place.slot)
-
-    def _move(self, place: CachePlace, slot: int) -> None:
-        """Move recurrent states to a slot, and those that lie there somewhere else."""
-        runtime, before = self._runtime, place.slot
-        other = self._holders.get(slot)
-        free = next(iter(self._free), None)
-        if other is None:
-            runtime.move_slot(before, slot)
-            del self._holders[before]
-        elif free is None:
-            state, _ = runtime.save_slot(slot)
-            runtime.move_slot(before, slot)
-            runtime.load_slot(before, state)
-            other.slot, self._holders[before] = before, other
-        else:
-            runtime.move_slot(slot, free)
-            runtime.move_slot(before, slot)
-            del self._holders[before]
-            other.slot, self._holders[free] = free, other
-        place.slot, self._holders[slot] = slot, place
 
     def clear(self) -> None:
         """Make sure that nothing is found any more; no sequence may have a place."""

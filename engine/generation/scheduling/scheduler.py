@@ -148,7 +148,8 @@ class Scheduler:
         """Compute a pass of tokens that are next, and a piece of a prompt."""
         active = self._seats.active
         guesses = self._guesses_ahead(active)
-        if len(active) == 1 and not guesses and self._follow_ahead(active[0]):
+        is_followed = not guesses or self._ahead.is_beyond
+        if len(active) == 1 and is_followed and self._follow_ahead(active[0], bool(guesses)):
             return
         begun = time.perf_counter()
         self._seats.stop_ahead()
@@ -164,10 +165,7 @@ class Scheduler:
         if n and prompt:
             self._run(prompt, n, singles, seen)
         elif singles:
-            by_place = {id(r.place): r for r in singles}
-            places = self.places.arrange([r.place for r in singles if r.place])
-            rows = [by_place[id(place)] for place in places]
-            self._run(None, 0, rows, guesses=guesses, lost_s=lost_s)
+            self._run(None, 0, singles, guesses=guesses, lost_s=lost_s)
 
     def _see(self, request: Request, n: int) -> tuple[PictureRows, ...] | None:
         """Return the rows of pictures among the next n tokens of a prompt.
@@ -409,14 +407,17 @@ class Scheduler:
             if request.is_over:
                 self._end(request)
 
-    def _follow_ahead(self, request: Request) -> bool:
-        """Have a device compute a token and sample the next one; return False if it cannot."""
+    def _follow_ahead(self, request: Request, is_last: bool) -> bool:
+        """Have a device compute a token and sample the next one; return False if it cannot.
+
+        Args:
+            is_last: whether it is not to go beyond that token, behind which guesses are checked.
+        """
         work, place = request.work, request.place
         if not isinstance(work, Follow) or place is None or request.n_missing > 1:
             return False
         if self._ahead.request is not request:
             self._seats.stop_ahead()
-            self.places.arrange([place])
         if not self._seats.reserve(request, 1):
             return False
         shift = request.pictures.shift(place.n)
@@ -424,6 +425,9 @@ class Scheduler:
         if not self._ahead.can_serve(work):
             return False
         n_left = min(work.n_left, self.n_ctx - place.n, PAGE - place.n % PAGE)
+        if is_last:
+            n_left = 1
+            place.ahead.clear()
         begun = time.perf_counter()
         found, times = self._timed(
             [request], lambda: self._ahead.follow(request, work, piece, n_left)

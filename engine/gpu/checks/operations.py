@@ -23,7 +23,7 @@ from engine.ops.reference import REFERENCE
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
-    from engine.forward.operands import Routing, Scores
+    from engine.forward.operands import PlacedStates, Routing, Scores
     from engine.gpu.ops import GpuOps
 
 STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_scan": 1}
@@ -48,9 +48,12 @@ def on_state(ops: GpuOps, name: str, *args: Any) -> list[Pair]:
     """Check an operation that updates a state in place."""
     at = STATE_AT[name]
     mine, theirs = list(args), list(args)
-    mine[at], theirs[at] = _copied(args[at]), _copied(args[at])
+    states: PlacedStates = args[at]
+    held, expected = _copied(states.held), _copied(states.held)
+    mine[at], theirs[at] = states._replace(held=held), states._replace(held=expected)
+    ops.begin(states.batch, torch.arange(states.batch.n_rows, device=held.device))
     y, z = getattr(ops, name)(*mine), getattr(REFERENCE, name)(*theirs)
-    return [Pair(y, z, OF_STATES), Pair(mine[at], theirs[at], OF_STATES)]
+    return [Pair(y, z, OF_STATES), Pair(held, expected, OF_STATES)]
 
 
 def new_attention(

@@ -70,7 +70,8 @@ class TokenStep:
         can_rewind: whether computing a token again, or another instead, does no harm.
         own: token ids of this rank's logits; None for all.
         one_shot: message exchange with the other ranks that sample; None if there are none.
-        states: tensors that computing changes, even for a token computed before.
+        states: returns the tensors that computing a token at a place changes, even for a token
+            computed before.
         extend: notes that the sequence has got more pages, while steps are under way.
     """
 
@@ -83,7 +84,7 @@ class TokenStep:
     can_rewind: bool
     own: range | None = None
     one_shot: WordExchange | None = None
-    states: Sequence[Tensor] = ()
+    states: Callable[[Piece], Sequence[Tensor]] = lambda piece: ()
     extend: Callable[[Tables], None] = lambda tables: None
 
 
@@ -115,8 +116,9 @@ class _RankDecoder:
             self.step.begin(token, piece)
 
         return CaptureTask(
-            begin, self.compute, lambda: capture(self.step.device, self.compute), self.step.states
-        )
+            begin, self.compute, lambda: capture(self.step.device, self.compute),
+            self.step.states(piece),
+        )  # fmt: skip
 
     def compute(self) -> Tensor | None:
         """Take a step: compute, sample and copy the ring; return this rank's logits."""
@@ -274,6 +276,11 @@ class TokenStream:
         self._next = (entry.token, piece.stop)
         return entry.token
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether states hold the token read last, see `TokenSource`."""
+        return self._n_read < self._n_enqueued and not self._step.can_rewind
+
     def stop(self) -> Sequence[int]:
         """Wait for all enqueued steps and discard them; called before anything else uses the cache.
 
@@ -382,7 +389,7 @@ class TokenStream:
         The steps behind it have computed the same token again, with other results where states
         changed: then the logits are lost, and the result is None.
         """
-        is_lost = self._n_read < self._n_enqueued and not self._step.can_rewind
+        is_lost = self.is_beyond
         self.stop()
         self._ahead = self._n_calm = 0
         if is_lost:

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels.elementwise import activated
+from engine.gpu.kernels.recurrent import n_in_chain, state_before, state_behind
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
@@ -52,6 +53,53 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
         tl.debug_barrier()  # all threads have read what is overwritten now
         for i in tl.static_range(TAPS - 1):
             tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_channel", "stride"])
+def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot_size, n_channel,
+                          stride, TAPS: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+                          HAS_GATES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Convolve BLOCK channels of the chain that begins at a row, see `engine.gpu.state_chains`.
+
+    The last row comes first: the first row may overwrite the state before it, which others read.
+    Sums have the order of `causal_conv`.
+
+    Args:
+        state: F32 (places, n_channel, TAPS - 1), with `slot_size` elements for each place.
+        chains: int64 (rows, CHAIN_WORDS).
+    """
+    stride = stride.to(tl.int64)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < n_channel
+    first = tl.program_id(1)
+    n = n_in_chain(chains, first)
+    old = state + state_before(chains, first, slot_size)
+    x += first * stride
+    before += first * stride
+    after += first * stride
+    y += first * n_channel
+    for i in range(n):
+        row = n - 1 - i
+        total = tl.zeros((BLOCK,), tl.float32)
+        for tap in tl.static_range(TAPS):
+            place = row + tap - (TAPS - 1)
+            value = input_at(x, before, old, place, channel, inside, stride, TAPS, HAS_GATES)
+            total += value * tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0)
+        if HAS_BIAS:
+            total += tl.load(bias + channel, mask=inside, other=0.0)
+        total = activated(total, ACT)
+        if HAS_GATES:
+            total *= tl.load(after + row * stride + channel, mask=inside, other=0.0)
+        tl.store(y + row * n_channel + channel, total, mask=inside)
+        kept = ()
+        for tap in tl.static_range(TAPS - 1):
+            place = row + 1 + tap - (TAPS - 1)
+            newest = input_at(x, before, old, place, channel, inside, stride, TAPS, HAS_GATES)
+            kept = kept + (newest,)
+        tl.debug_barrier()  # all threads have read what is overwritten now
+        new = state + state_behind(chains, first + row, slot_size)
+        for tap in tl.static_range(TAPS - 1):
+            tl.store(new + channel * (TAPS - 1) + tap, kept[tap], mask=inside)
 
 
 @triton.jit

@@ -1,14 +1,41 @@
 """Kernels of recurrent layers: a program holds part of the state while it goes through the tokens.
 
-States are read once and written once, in place. The parts of a state are independent, and one warp
-holds a part, so that nothing synchronises within a program. Where heads share keys, `key_of` has
-the key head of each head. Sizes of heads are constants; strides are those between tokens.
+States are read once. The parts of a state are independent, and one warp holds a part, so that
+nothing synchronises within a program. Where heads share keys, `key_of` has the key head of each
+head. Sizes of heads are constants; strides are those between tokens.
+
+The tokens go on from one state, which is written once, in place. If PLACED, they are rows of
+several sequences, with a program for the chain that begins at each row, see
+`engine.gpu.state_chains`: `state` has `slot_size` elements for each place, a chain reads that of
+its first row once, and the state behind each row is written.
 """
 
 import triton
 import triton.language as tl
 
 from engine.gpu.kernels.elementwise import activated, sigmoid, softplus
+
+CHAIN_WORDS = tl.constexpr(3)
+"""Number of int64 words of each row: rows of the chain that begins there, place of the state before
+the row, and place of the state behind it."""
+
+
+@triton.jit
+def n_in_chain(chains, row):
+    """Return the number of rows of the chain that begins at a row; 0 if none does."""
+    return tl.load(chains + row * CHAIN_WORDS).to(tl.int32)
+
+
+@triton.jit
+def state_before(chains, row, slot_size):
+    """Return the offset of the state before a row."""
+    return tl.load(chains + row * CHAIN_WORDS + 1) * slot_size
+
+
+@triton.jit
+def state_behind(chains, row, slot_size):
+    """Return the offset of the state behind a row."""
+    return tl.load(chains + row * CHAIN_WORDS + 2) * slot_size
 
 
 @triton.jit
@@ -19,10 +46,11 @@ def unit(x, eps):
 
 @triton.jit(do_not_specialize=["n_token", "q_stride", "k_stride", "v_stride", "step_stride",
                                "beta_stride"])  # fmt: skip
-def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q_stride, k_stride,
-              v_stride, step_stride, beta_stride, scale, eps, PER_CHANNEL: tl.constexpr,
-              HAS_MAP: tl.constexpr, N_KEY: tl.constexpr, N_VALUE: tl.constexpr,
-              SIZE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_token, slot_size,
+              q_stride, k_stride, v_stride, step_stride, beta_stride, scale, eps,
+              PLACED: tl.constexpr, PER_CHANNEL: tl.constexpr, HAS_MAP: tl.constexpr,
+              N_KEY: tl.constexpr, N_VALUE: tl.constexpr, SIZE: tl.constexpr,
+              COLUMNS: tl.constexpr):  # fmt: skip
     """Compute `ReferenceOps.delta_net`, COLUMNS columns of one head's state for each program.
 
     Args:
@@ -33,7 +61,8 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q
         step_bias: F32 (n_head,), or (n_head, N_KEY) if PER_CHANNEL.
         rate: decay rates, F32 (n_head,), negative.
         key_of: int64 (n_head,) if HAS_MAP.
-        state: F32 (n_head, N_KEY, N_VALUE), updated.
+        state: F32 (n_head, N_KEY, N_VALUE), updated; one for each place if PLACED.
+        chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         y: output, F32 (n_token, n_head, N_VALUE).
         scale: factor on the normalised queries.
         SIZE: a power of two, at least N_KEY.
@@ -45,17 +74,23 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q
     state += head.to(tl.int64) * (N_KEY * N_VALUE)
     place = row[:, None] * N_VALUE + column[None, :]
     inside = in_key[:, None] & in_value[None, :]
-    matrix = tl.load(state + place, mask=inside, other=0.0)
+    first, n, before, read = tl.program_id(2), n_token, state, inside
+    if PLACED:
+        n = n_in_chain(chains, first)
+        before, read = state + state_before(chains, first, slot_size), inside & (n > 0)
+    matrix = tl.load(before + place, mask=read, other=0.0)
     own_rate = tl.load(rate + head)
     at, wanted = head, head < n_head
     if PER_CHANNEL:
         at, wanted = head * N_KEY + row, in_key
     bias = tl.load(step_bias + at, mask=wanted, other=0.0)
-    q += key_head * N_KEY
-    k += key_head * N_KEY
-    v += head * N_VALUE
-    y += head * N_VALUE
-    for _ in range(n_token):
+    q += first * q_stride + key_head * N_KEY
+    k += first * k_stride + key_head * N_KEY
+    v += first * v_stride + head * N_VALUE
+    step += first * step_stride
+    beta += first * beta_stride
+    y += (first * n_head + head) * N_VALUE
+    for i in range(n):
         query = unit(tl.load(q + row, mask=in_key, other=0.0), eps) * scale
         key = unit(tl.load(k + row, mask=in_key, other=0.0), eps)
         value = tl.load(v + column, mask=in_value, other=0.0)
@@ -69,19 +104,24 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q
         written = share * (value - tl.sum(matrix * key[:, None], 0))
         matrix += key[:, None] * written[None, :]
         tl.store(y + column, tl.sum(matrix * query[:, None], 0), mask=in_value)
+        if PLACED:
+            behind = state + state_behind(chains, first + i, slot_size)
+            tl.store(behind + place, matrix, mask=inside)
         q += q_stride
         k += k_stride
         v += v_stride
         step += step_stride
         beta += beta_stride
         y += n_head * N_VALUE
-    tl.store(state + place, matrix, mask=inside)
+    if not PLACED:
+        tl.store(state + place, matrix, mask=inside)
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "x_stride", "step_stride", "b_stride",
                                "c_stride", "gate_stride"])  # fmt: skip
-def selective_scan(x, step, a, b, c, d, gate, state, y, n_token, n_channel, x_stride, step_stride,
-                   b_stride, c_stride, gate_stride, N_STATE: tl.constexpr, SIZE: tl.constexpr,
+def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_size, n_channel,
+                   x_stride, step_stride, b_stride, c_stride, gate_stride, PLACED: tl.constexpr,
+                   N_STATE: tl.constexpr, SIZE: tl.constexpr,
                    CHANNELS: tl.constexpr):  # fmt: skip
     """Compute `ReferenceOps.selective_scan` of CHANNELS channels in each program.
 
@@ -89,7 +129,8 @@ def selective_scan(x, step, a, b, c, d, gate, state, y, n_token, n_channel, x_st
         x: F32 (n_token, n_channel).
         step: F32 (n_token, n_channel), before the softplus.
         gate: F32 (n_token, n_channel), whose SiLU is a factor on the output.
-        a, state: F32 (n_channel, N_STATE); the state is updated.
+        a, state: F32 (n_channel, N_STATE); the state is updated. One for each place if PLACED.
+        chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         b, c: F32 (n_token, N_STATE).
         d: F32 (n_channel,).
         y: contiguous output, F32 (n_token, n_channel).
@@ -100,10 +141,20 @@ def selective_scan(x, step, a, b, c, d, gate, state, y, n_token, n_channel, x_st
     in_channel, in_state = channel < n_channel, column < N_STATE
     inside = in_channel[:, None] & in_state[None, :]
     place = channel[:, None] * N_STATE + column[None, :]
-    held = tl.load(state + place, mask=inside, other=0.0)
-    rates = tl.load(a + place, mask=inside, other=0.0)
+    first, n, before, read = tl.program_id(1), n_token, state, inside
+    if PLACED:
+        n = n_in_chain(chains, first)
+        before, read = state + state_before(chains, first, slot_size), inside & (n > 0)
+    held = tl.load(before + place, mask=read, other=0.0)
+    rates = tl.load(a + place, mask=read, other=0.0)
     skip = tl.load(d + channel, mask=in_channel, other=0.0)
-    for _ in range(n_token):
+    x += first * x_stride
+    step += first * step_stride
+    b += first * b_stride
+    c += first * c_stride
+    gate += first * gate_stride
+    y += first * n_channel
+    for i in range(n):
         value = tl.load(x + channel, mask=in_channel, other=0.0)
         size = softplus(tl.load(step + channel, mask=in_channel, other=0.0))
         door = tl.load(gate + channel, mask=in_channel, other=0.0)
@@ -112,20 +163,25 @@ def selective_scan(x, step, a, b, c, d, gate, state, y, n_token, n_channel, x_st
         held = tl.exp(size[:, None] * rates) * held + (size * value)[:, None] * key[None, :]
         total = tl.sum(held * query[None, :], 1) + skip * value
         tl.store(y + channel, total * activated(door, "silu"), mask=in_channel)
+        if PLACED:
+            behind = state + state_behind(chains, first + i, slot_size)
+            tl.store(behind + place, held, mask=inside)
         x += x_stride
         step += step_stride
         b += b_stride
         c += c_stride
         gate += gate_stride
         y += n_channel
-    tl.store(state + place, held, mask=inside)
+    if not PLACED:
+        tl.store(state + place, held, mask=inside)
 
 
 @triton.jit(do_not_specialize=["n_token", "x_stride", "step_stride", "b_stride", "c_stride",
                                "gate_stride"])  # fmt: skip
-def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_token, x_stride,
-                     step_stride, b_stride, c_stride, gate_stride, HAS_MAP: tl.constexpr,
-                     N_ROW: tl.constexpr, N_STATE: tl.constexpr, SIZE: tl.constexpr,
+def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains, y, n_token,
+                     slot_size, x_stride, step_stride, b_stride, c_stride, gate_stride,
+                     PLACED: tl.constexpr, HAS_MAP: tl.constexpr, N_ROW: tl.constexpr,
+                     N_STATE: tl.constexpr, SIZE: tl.constexpr,
                      ROWS: tl.constexpr):  # fmt: skip
     """Compute `ReferenceOps.state_space_scan`, ROWS rows of one head's state for each program.
 
@@ -136,7 +192,8 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_t
         b, c: F32 (n_token, groups, N_STATE).
         gate: F32 (n_token, n_head * N_ROW), whose SiLU is a factor on the output.
         key_of: group of each head, int64 (n_head,), if HAS_MAP.
-        state: F32 (n_head, N_ROW, N_STATE), updated.
+        state: F32 (n_head, N_ROW, N_STATE), updated; one for each place if PLACED.
+        chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         y: contiguous output, F32 (n_token, n_head, N_ROW).
         SIZE: a power of two, at least N_STATE.
     """
@@ -147,14 +204,19 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_t
     inside = in_row[:, None] & in_state[None, :]
     state += head.to(tl.int64) * (N_ROW * N_STATE)
     place = row[:, None] * N_STATE + column[None, :]
-    held = tl.load(state + place, mask=inside, other=0.0)
+    first, n, before, read = tl.program_id(2), n_token, state, inside
+    if PLACED:
+        n = n_in_chain(chains, first)
+        before, read = state + state_before(chains, first, slot_size), inside & (n > 0)
+    held = tl.load(before + place, mask=read, other=0.0)
     rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(step_bias + head)
-    x += head * N_ROW
-    gate += head * N_ROW
-    y += head * N_ROW
-    b += group * N_STATE
-    c += group * N_STATE
-    for _ in range(n_token):
+    x += first * x_stride + head * N_ROW
+    step += first * step_stride
+    gate += first * gate_stride + head * N_ROW
+    y += (first * n_head + head) * N_ROW
+    b += first * b_stride + group * N_STATE
+    c += first * c_stride + group * N_STATE
+    for i in range(n):
         value = tl.load(x + row, mask=in_row, other=0.0)
         size = softplus(tl.load(step + head) + bias)
         door = tl.load(gate + row, mask=in_row, other=0.0)
@@ -163,13 +225,17 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_t
         held = tl.exp(size * rate) * held + (size * value)[:, None] * key[None, :]
         total = tl.sum(held * query[None, :], 1) + skip * value
         tl.store(y + row, total * activated(door, "silu"), mask=in_row)
+        if PLACED:
+            behind = state + state_behind(chains, first + i, slot_size)
+            tl.store(behind + place, held, mask=inside)
         gate += gate_stride
         x += x_stride
         step += step_stride
         b += b_stride
         c += c_stride
         y += n_head * N_ROW
-    tl.store(state + place, held, mask=inside)
+    if not PLACED:
+        tl.store(state + place, held, mask=inside)
 
 
 @triton.jit(do_not_specialize=["n_chunk"])

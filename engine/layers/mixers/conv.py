@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.context import Context
-    from engine.forward.operands import Activation, States
+    from engine.forward.operands import Activation
     from engine.forward.state import RecurrentState
 
 
@@ -61,9 +61,4 @@ class CausalConv(Module):
         """
         weight, bias = self.weight, self.bias
         assert weight is not None, "a rank without a slice must not compute it"
-
-        def convolved(rows: slice, inputs: States) -> Tensor:
-            factors = None if gates is None else (gates[0][rows], gates[1][rows])
-            return ctx.ops.causal_conv(x[rows], inputs, weight, bias, act, factors)
-
-        return ctx.by_sequence(state, name, convolved)
+        return ctx.ops.causal_conv(x, ctx.states(state, name), weight, bias, act, gates)

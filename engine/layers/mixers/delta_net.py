@@ -106,11 +106,7 @@ class DeltaNet(Mixer):
         if not ctx.owns(self.split.state_heads):
             return None
         inputs, gate = self.inputs(x, ctx)
-        y = ctx.by_sequence(
-            self.state,
-            "matrix",
-            lambda rows, state: ctx.ops.delta_net(inputs.rows(rows), state),
-        )
+        y = ctx.ops.delta_net(inputs, ctx.states(self.state, "matrix"))
         return self.out_proj(ctx.ops.norm_gated(y, self.ssm_norm, self.gate_act, gate))
 
 

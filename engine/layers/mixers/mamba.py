@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.context import Context
-    from engine.forward.operands import States
     from engine.layers.hparams import HParams
     from engine.layers.rope import Rope
 
@@ -78,14 +77,10 @@ class Mamba(Mixer):
         values, gate = self.ssm_in(x).chunk(2, dim=-1)
         values = self.ssm_conv1d(values, ctx, self.state, "conv", SILU)
         step, b, c = self.step_b_c(values, ctx)
-        a, d = self.ssm_a(), self.ssm_d()
-
-        def scanned(rows: slice, state: States) -> Tensor:
-            return ctx.ops.selective_scan(
-                values[rows], step[rows], a, b[rows], c[rows], d, gate[rows], state
-            )
-
-        return self.ssm_out(ctx.by_sequence(self.state, "ssm", scanned))
+        states = ctx.states(self.state, "ssm")
+        return self.ssm_out(
+            ctx.ops.selective_scan(values, step, self.ssm_a(), b, c, self.ssm_d(), gate, states)
+        )
 
     def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project values (T, channels of this rank) to step sizes, B and C.

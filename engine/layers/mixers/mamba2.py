@@ -126,8 +126,4 @@ class Mamba2(Mixer):
             gate,
             ctx.index(self.groups.group_of_each_head(ctx.rank)) if self.groups.size > 1 else None,
         )
-        return ctx.by_sequence(
-            self.state,
-            "ssm",
-            lambda rows, state: ctx.ops.state_space_scan(inputs.rows(rows), state),
-        )
+        return ctx.ops.state_space_scan(inputs, ctx.states(self.state, "ssm"))

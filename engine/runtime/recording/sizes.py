@@ -23,6 +23,11 @@ def are_captured(ranks: Sequence[Rank]) -> bool:
     return any(rank.backend.captures for rank in ranks)
 
 
+def are_on_devices(ranks: Sequence[Rank]) -> bool:
+    """Return whether any rank computes otherwise than by the CPU's kernels."""
+    return any(rank.backend.captures or rank.device.type != "cpu" for rank in ranks)
+
+
 def n_until_recorded(ranks: Sequence[Rank]) -> int:
     """Return the number of passes of one size up to the recorded one, which is included.
 
@@ -92,17 +97,14 @@ def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool
     """Return whether a pass computes single tokens as a recording of so many would.
 
     Args:
-        can_rewind: whether there are no recurrent states, whose places are part of a capture.
+        can_rewind: whether there are no recurrent states, which `padded` would change twice.
     """
     pieces = batch.pieces
     if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
         return False
     if len(pieces) > MOST_AT_ONCE:
         return False
-    if can_rewind or not are_captured(ranks):
-        return True
-    is_in_order = all(piece.slot == row for row, piece in enumerate(pieces))
-    return is_in_order and len(pieces) in CAPTURED_ROWS
+    return can_rewind or not are_captured(ranks) or len(pieces) in CAPTURED_ROWS
 
 
 def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Sequence[int], Batch]:

@@ -222,12 +222,34 @@ def of_recurrent_layers(is_brief: bool) -> None:
             _f32(80), _f32(n, 5120), None,
         )  # fmt: skip
         recurrent.state_space_scan(scan, _f32(80, 64, 128))
+    of_placed_states()
     for width in (1,) if is_brief else (1, 128):
         decays = Decays(_f32(8, 32, 64, width), _f32(8, 32, 64, width))
         parts = [_f32(8, 32, 64, n) for n in (128, 128, 128, 64)]
         recurrent.scan_chunks(Chunks(*parts, decays, _f32(8, 32, 64, 64)), _f32(32, 128, 128))
     parts[2] = _f32(8, 32, 64, 64)
     recurrent.scan_chunks(Chunks(*parts, decays), _f32(32, 64, 128).transpose(1, 2))
+
+
+def of_placed_states() -> None:
+    """Run recurrent layers for the rows of several sequences."""
+    chains = torch.empty(4, 3, dtype=torch.int64, device=META)
+    gated = _f32(4, 3 * 2048).chunk(3, dim=1)
+    recurrent.causal_conv(gated[2], _f32(8, 2048, 2), _f32(2048, 3), None, None, gated[:2], chains)
+    for step in ((4, 32), (4, 32, 128)):
+        q, k, v = (_f32(4, 32, 128) for _ in range(3))
+        gates = _f32(*step), _f32(*step[1:]), _f32(32), _f32(4, 32)
+        inputs = DeltaInputs(q, k, v, *gates, None, 1e-6)
+        recurrent.delta_net(inputs, _f32(8, 32, 128, 128), chains)
+    recurrent.selective_scan(
+        _f32(4, 5120), _f32(4, 5120), _f32(5120, 16), _f32(4, 16), _f32(4, 16), _f32(5120),
+        _f32(4, 5120), _f32(8, 5120, 16), chains,
+    )  # fmt: skip
+    scan = ScanInputs(
+        _f32(4, 80, 64), _f32(4, 80), _f32(80), _f32(80), _f32(4, 80, 128), _f32(4, 80, 128),
+        _f32(80), _f32(4, 5120), None,
+    )  # fmt: skip
+    recurrent.state_space_scan(scan, _f32(8, 80, 64, 128), chains)
 
 
 def of_sampling(is_brief: bool) -> None:

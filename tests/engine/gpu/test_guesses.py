@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from engine import Finished, Model, SamplingParams, TokenText, load_model
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.generation.scheduling.drafts import Drafts
-from engine.gpu import quantise
-from engine.gpu.matmul import gemv
 from tests.helpers.golden import golden_path
+from tests.helpers.least_recurrent import least_recurrent_gguf
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.tiny_gguf import least_gguf
 
@@ -86,37 +86,46 @@ def test_guesses_at_any_place_alone_and_together(tmp_path: Path, split: tuple[in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", [(1,), (2, 1)], ids=str)
-def test_guesses_in_more_rows_than_gemv_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: tuple[int, ...]
-) -> None:
-    """Twelve in a captured pass of sixteen, to the bit if tokens without guesses take tile GEMM.
-
-    Otherwise these take gemv, which rounds otherwise.
-    """
-    monkeypatch.setattr(gemv, "SMALL_BATCH", 0)
-    monkeypatch.setattr(quantise, "SMALL_BATCH", 0)
-    path, devices = least_gguf(tmp_path / "m.gguf"), ["cpu"] * len(split)
-    with load_model(path, devices, split, n_ctx=512, parallel=4, draft="ngram") as model:
+def test_guesses_never_take_more_rows_than_gemv_serves(tmp_path: Path) -> None:
+    """Others are rounded otherwise: fifteen guesses become seven, three for three answers one."""
+    path = least_gguf(tmp_path / "m.gguf")
+    with load_model(path, n_ctx=512, parallel=4, draft="ngram", draft_max=15) as model:
+        assert model.runtime.most_checked_rows == SMALL_BATCH
+        check(model, 20, 15)
         check(model, 12, 3, PROMPTS)
-        assert 16 in model.runtime.ranks[0].recordings
+        assert 8 in model.runtime.ranks[0].recordings
+        assert 16 not in model.runtime.ranks[0].recordings
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mixtral-q4_k_m", "deepseek3-mla-q4_k_m", "gemma3-q4_0", "llama-gqa-q4_k_m"]
 )
+@pytest.mark.timeout(1800)
 def test_guesses_of_further_models(name: str) -> None:
-    """Experts, latent attention, windows."""
+    """Experts, latent attention, windows; minutes for each, as these are not the smallest."""
     with load_model(golden_path(f"{name}.gguf"), n_ctx=256, draft="ngram") as model:
-        check(model, 10, 3)
+        check(model, 6, 1)
 
 
-@pytest.mark.slow
-def test_models_with_recurrent_layers_go_without() -> None:
-    """Their kernels for GPUs have no place for the state behind each guess."""
-    with load_model(golden_path("lfm2-q4_k_m.gguf"), n_ctx=256, draft="ngram") as model:
-        expected, *_ = said(model, PROMPTS[:1], 6)
-        known = [[*PROMPTS[0], *expected[0]]]
-        model.scheduler.drafts = Drafts(3, [Prophet(known, lambda _: None)], always())
-        assert said(model, PROMPTS[:1], 6) == (expected, 0, 0)
+@pytest.mark.parametrize(
+    ("arch", "split"),
+    [
+        pytest.param(arch, split, marks=() if (arch, split) == ("lfm2", (1,)) else pytest.mark.slow)
+        for arch in ("lfm2", "mamba", "mamba2", "qwen35")
+        for split in ((1,), (1, 1), (3, 1, 2))
+    ],
+    ids=str,
+)
+def test_guesses_of_models_with_recurrent_states(
+    tmp_path: Path, arch: str, split: tuple[int, ...]
+) -> None:
+    """States behind each guess have places of their own, in captured passes."""
+    path, devices = least_recurrent_gguf(tmp_path / "m.gguf", arch), ["cpu"] * len(split)
+    with load_model(path, devices, split, n_ctx=256, parallel=2, draft="ngram") as model:
+        assert model.runtime.token_source is not None
+        check(model, 14, 3)
+        if split != (1,):
+            check(model, 8, 1, PROMPTS[:2])
+            model.resplit(split[::-1])
+            check(model, 8, 7)

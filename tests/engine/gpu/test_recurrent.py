@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.operands import SILU, DeltaInputs, ScanInputs
+from engine.forward.batch import Batch, Piece
+from engine.forward.operands import SILU, DeltaInputs, PlacedStates, ScanInputs
 from engine.gpu import recurrent
 from engine.gpu.ops import GpuOps
 from engine.ops.recurrent import Chunks
@@ -145,9 +146,20 @@ def test_state_space_scan(
     )
 
 
-def test_tokens_of_several_sequences(device: str) -> None:
-    """Check that each row meets its own state."""
-    n, ops = 3, GpuOps(torch.device(device))
+PIECES = tuple(
+    Piece(9, 1, slot=slot, source=source)
+    for source, slot in ((3, 3), (3, 0), (0, 4), (2, 2), (1, 5), (5, 6))
+)
+"""Rows of a pass: the next token of a sequence and two guesses behind it; one that is alone; and
+one that leaves its state in another place, with a guess."""
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_rows_of_several_sequences_find_their_states(
+    has_kernels: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where torch computes them, which must read no number of the device."""
+    n, ops, batch = len(PIECES), GpuOps(torch.device(device)), Batch(PIECES, 0)
     x, step, gate = (randn(n, 8).to(device) for _ in range(3))
     b, c, matrix = randn(n, 4).to(device), randn(n, 4).to(device), -torch.rand(8, 4).to(device)
     vector = torch.rand(8).to(device)
@@ -157,20 +169,54 @@ def test_tokens_of_several_sequences(device: str) -> None:
         heads[0], step[:, :2].contiguous(), vector[:2], -vector[:2], heads[1], heads[2],
         vector[:2], gate, None,
     )  # fmt: skip
+    weight = randn(8, 4).to(device)
+    ops.begin(batch, torch.arange(n, device=device))
     for name, arguments, shape in (
-        ("causal_conv", (x, ..., randn(8, 4).to(device), vector, SILU, (step, gate)), (8, 3)),
+        ("causal_conv", (x, ..., weight, vector, SILU, (step, gate)), (8, 3)),
+        ("causal_conv", (x, ..., weight, None), (8, 3)),
         ("delta_net", (delta, ...), (2, 16, 16)),
         ("selective_scan", (x, step, matrix, b, c, vector, gate, ...), (8, 4)),
         ("state_space_scan", (scan, ...), (2, 4, 4)),
     ):
-        states = randn(n, *shape).to(device)
+        states = randn(8, *shape).to(device)
+        if not has_kernels:
+            monkeypatch.setattr(recurrent, name, lambda *args: None)
+            monkeypatch.setattr(Tensor, "__index__", None)
         results = []
         for one in (ops, EXACT):
             held = states.clone()
-            given = (held if argument is ... else argument for argument in arguments)
+            placed = PlacedStates(held, batch)
+            given = (placed if argument is ... else argument for argument in arguments)
             results.append((getattr(one, name)(*given), held))
+        monkeypatch.undo()
         torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
-        assert not torch.equal(results[1][1], states)
+        changed = [slot for slot in range(8) if not torch.equal(results[0][1][slot], states[slot])]
+        assert changed == [0, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("n_tap", [2, 3, 4])
+def test_a_guess_has_the_bits_of_a_token(n_tap: int, device: str) -> None:
+    """A chain leaves what its rows leave one by one, each in its place."""
+    ops, x = GpuOps(torch.device(device)), randn(3, 300).to(device)
+    weight, bias = randn(300, n_tap).to(device), randn(300).to(device)
+    delta = delta_inputs(3, 2, 20, device, per_channel=True, is_shared=True)
+    together, alone = Batch(PIECES[:3], 0), [Batch((piece,), 0) for piece in PIECES[:3]]
+    inputs, matrices = randn(6, 300, n_tap - 1).to(device), randn(6, 2, 20, 20).to(device)
+    kept = inputs.clone(), matrices.clone()
+    ops.begin(together, torch.arange(3, device=device))
+    wanted = (
+        ops.causal_conv(x, PlacedStates(inputs, together), weight, bias),
+        ops.delta_net(delta, PlacedStates(matrices, together)),
+    )
+    for row, batch in enumerate(alone):
+        ops.begin(batch, torch.arange(1, device=device))
+        rows = slice(row, row + 1)
+        y = ops.causal_conv(x[rows], PlacedStates(kept[0], batch), weight, bias)
+        z = ops.delta_net(delta.rows(rows), PlacedStates(kept[1], batch))
+        assert torch.equal(y, wanted[0][rows])
+        assert torch.equal(z, wanted[1][rows])
+    assert torch.equal(inputs, kept[0])
+    assert torch.equal(matrices, kept[1])
 
 
 class ChunkOps(ReferenceOps):

@@ -259,7 +259,7 @@ def test_kept_states_take_host_memory_that_is_left(build: Build) -> None:
     params = LoadParams(str(path), ("cpu", "cpu"), (3, 1))
     with load_model(path, ["cpu"], n_ctx=64) as model:
         (rank,) = model.runtime.ranks
-        n_bytes = sum(t.nbytes for t in rank.context.cache.recurrent_tensors())
+        n_bytes = sum(t.nbytes for t in rank.context.cache.recurrent_tensors([0]))
     planner = Planner(path)
     plain = planner.plan(params)
     assert plain.checkpoint_bytes == 64 * n_bytes

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import Model, load_model
+from engine.drafting.control import DraftControl, Proposal
 from engine.forward.batch import Batch, Piece
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.scheduler import Scheduler
@@ -27,6 +28,7 @@ from tests.engine.generation.scheduling.test_scheduler import (
 )
 from tests.helpers.golden import golden_path
 from tests.helpers.model_draft import ModelDraft
+from tests.helpers.paged_toy import ToySource
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.reading import read
 from tests.helpers.tiers import paired, slow
@@ -39,7 +41,7 @@ N_SLOTS = 8
 @pytest.mark.parametrize("wrong_at", [None, *range(7)])
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "all"])
 def test_a_wrong_guess_at_any_place_changes_nothing(kind: str, wrong_at: int | None) -> None:
-    runtime = made(kind, n_slots=N_SLOTS, n_ctx=900, finds_states=True)
+    runtime = made(kind, n_slots=N_SLOTS, n_ctx=900)
     prompt, wanted = prompt_of(240), params(50, banned_strings=(), frequency_penalty=0.4)
     expected = alone(runtime, prompt, wanted)
     known = [[*prompt, *ids_of(expected)]]
@@ -56,7 +58,7 @@ def test_a_wrong_guess_at_any_place_changes_nothing(kind: str, wrong_at: int | N
 
 
 def test_guesses_share_the_places_that_no_sequence_needs() -> None:
-    runtime = made("hybrid", n_slots=N_SLOTS, n_ctx=900, finds_states=True)
+    runtime = made("hybrid", n_slots=N_SLOTS, n_ctx=900)
     prompts = [prompt_of(40, seed) for seed in range(5)]
     expected = [alone(runtime, p, params(60, i)) for i, p in enumerate(prompts)]
     known = [[*p, *ids_of(e)] for p, e in zip(prompts, expected, strict=True)]
@@ -74,14 +76,35 @@ def test_guesses_share_the_places_that_no_sequence_needs() -> None:
     assert {1, 2} <= checking <= {1, 2, 3, 4}
 
 
-def test_devices_that_cannot_place_states_check_no_guess() -> None:
-    runtime, prompt, wanted = made("hybrid", n_ctx=900), prompt_of(240), params(20)
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_a_device_that_samples_ahead_comes_to_a_halt_before_guesses(kind: str, ahead: int) -> None:
+    """Its states cannot go back, so what it has computed already is taken before a check."""
+    runtime, prompt, wanted = made(kind, n_slots=N_SLOTS, n_ctx=900), prompt_of(240), params(50)
     expected = alone(runtime, prompt, wanted)
     known = [[*prompt, *ids_of(expected)]]
-    scheduler = Scheduler(runtime, drafts=Drafts(7, [Prophet(known, lambda _: 1)], always()))
+    runtime.token_source = source = ToySource(runtime, ahead)
+    drafts = Drafts(7, [Prophet(known, lambda k: k % 8)], SometimesControl())
+    runtime.batches.clear()
+    scheduler = Scheduler(runtime, drafts=drafts)
     events = read(scheduler, submitted(scheduler, runtime, prompt, wanted))
     assert told(events) == expected
-    assert last_of(events).usage.n_drafted == 0
+    usage = last_of(events).usage
+    assert usage.n_drafted > usage.n_accepted > 0
+    assert source.n_delivered > 5
+    n_rows = sum(batch.n_rows for batch in runtime.batches)
+    assert n_rows <= 240 + 50 + usage.n_drafted + ahead, "nothing is computed again"
+
+
+class SometimesControl(DraftControl):
+    """A control that has three guesses checked some times, and some times not."""
+
+    n_asked = 0
+
+    def choose(self, proposals: Sequence[Proposal]) -> tuple[Proposal, int] | None:
+        self.n_asked += 1
+        useful = [proposal for proposal in proposals if proposal.most >= 3]
+        return (useful[0], 3) if useful and self.n_asked % 10 < 5 else None
 
 
 QUICK = ("qwen35-q4_k_m", "mamba-q5_0", "falcon-h1-q4_k_m", "kimi-linear-q4_k_m")

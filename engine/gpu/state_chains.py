@@ -1,0 +1,78 @@
+"""Places of the recurrent states of single tokens, in the device's memory for its kernels.
+
+Rows that go on from each other are a *chain*: the next token of an answer and guesses behind it,
+each of which leaves its state in a place of its own. A captured pass is replayed with the same
+addresses, so what differs between passes is written to the same memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.forward.batch import MOST_AT_ONCE
+from engine.forward.operands import PlacedStates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.forward.batch import Batch, Piece
+    from engine.forward.operands import States
+
+WORDS = 3
+"""Number of words of a row: rows of the chain that begins there, 0 if none does; the place of the
+state before the row; and that of the state behind it."""
+
+
+class StateChains:
+    """The chains of a pass; only what has changed since the last pass is written."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pieces: Sequence[Piece] | None = None
+        self._words: Tensor | None = None
+        self._written: list[list[int]] = []
+
+    def begin(self, batch: Batch) -> None:
+        """Write the chains of a batch, if they are used and it is one of few single tokens."""
+        self._pieces = batch.pieces if batch.is_of_few_singles else None
+        if self._words is not None:
+            self._write()
+
+    def find(self, states: States) -> Tensor | None:
+        """Return the words of the rows that states belong to, int64 (T, WORDS).
+
+        Returns:
+            None where it is the state of one sequence, or of other rows than few single tokens.
+        """
+        if self._pieces is None or not isinstance(states, PlacedStates):
+            return None
+        if self._words is None:
+            shape = MOST_AT_ONCE, WORDS
+            self._words = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            self._write()
+        return self._words[: len(self._pieces)]
+
+    def _write(self) -> None:
+        """Write the words that have changed."""
+        words = chain_words(self._pieces or ())
+        if self._words is not None and words and words != self._written[: len(words)]:
+            self._written = words
+            # from memory that is not pinned: it is read before the call returns
+            self._words[: len(words)].copy_(torch.tensor(words), non_blocking=True)
+
+
+def chain_words(pieces: Sequence[Piece]) -> list[list[int]]:
+    """Return the `WORDS` words of each piece, which is a single token."""
+    words, first, last = list[list[int]](), 0, -1
+    for row, piece in enumerate(pieces):
+        if piece.read_slot != piece.slot and piece.read_slot == last:
+            words[first][0] += 1
+            words.append([0, piece.read_slot, piece.slot])
+        else:
+            words.append([1, piece.read_slot, piece.slot])
+            first = row
+        last = piece.slot
+    return words
