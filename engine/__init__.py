@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.config.load import (
         DEFAULT_DRAFTED,
         DRAFT_KINDS,
+        LEAST_DRAFT_VOCAB,
         MACHINE_LINKS,
         MMPROJ_KINDS,
         MOST_DRAFTED,
@@ -255,6 +256,7 @@ __all__ = [
     "DRAFT_KINDS",
     "GOALS",
     "KV_TYPES",
+    "LEAST_DRAFT_VOCAB",
     "MACHINE_LINKS",
     "MMPROJ_KINDS",
     "MOST_DRAFTED",
@@ -539,9 +541,9 @@ _HOME = {
     "constraints.checker": ("check_grammar",),
     "config.kv_types": ("KV_TYPES", "KVTypes", "kv_types"),
     "config.load": (
-        "DEFAULT_DRAFTED", "DRAFT_KINDS", "MACHINE_LINKS", "MMPROJ_KINDS", "MOST_DRAFTED",
-        "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "DraftKind", "LoadParams",
-        "MachineLink", "PeerMode",
+        "DEFAULT_DRAFTED", "DRAFT_KINDS", "LEAST_DRAFT_VOCAB", "MACHINE_LINKS", "MMPROJ_KINDS",
+        "MOST_DRAFTED", "PEER_MODES", "ROPE_SCALINGS", "SPLIT_MODES", "ControlVector", "DraftKind",
+        "LoadParams", "MachineLink", "PeerMode",
     ),
     "config.sampling": ("SAMPLERS", "SamplingParams"),
     "devices.builds": ("TorchKind", "suitable_torch"),

@@ -22,8 +22,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
         return None
     of_a_load = (
         "path", "kv_type", "n_batch", "parallel", "checkpoint_bytes", "rope", "chat_template",
-        "fast_prompts", "n_draft", "draft_path", "mmproj",
-        "mmproj_device",
+        "fast_prompts", "n_draft", "draft_path", "draft_vocab", "mmproj", "mmproj_device",
     )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
@@ -60,6 +59,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.fast_prompts,
         params.n_draft,
         params.draft_path,
+        params.draft_vocab,
         params.mmproj,
         params.mmproj_device if params.mmproj != "off" else "",
         params.p2p if n_gpus > 1 else "",
@@ -113,6 +113,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         fast_prompts=params.fast_prompts,
         n_draft=params.n_draft,
         draft_path=params.draft_path,
+        draft_vocab=params.draft_vocab,
         mmproj=params.mmproj,
         mmproj_device=params.mmproj_device,
         rope_scaling=params.rope_scaling,

@@ -75,6 +75,7 @@ class SplitPresenter(QObject):
         self._on(options.rare.states_changed, lambda now, n: replace(now, checkpoint_bytes=n))
         self._on(options.rare.speed_changed, lambda now, is_on: replace(now, fast_prompts=is_on))
         self._on(options.rare.draft_changed, lambda now, n: replace(now, n_draft=n))
+        self._on(options.rare.draft_vocab_changed, lambda now, n: replace(now, draft_vocab=n))
         self._on(options.rare.draft_model.chosen, lambda now, path: replace(now, draft_path=path))
         self._on(options.rare.mmproj.chosen, lambda now, value: replace(now, mmproj=value))
         self._on(options.rare.encoder.chosen, lambda now, value: replace(now, mmproj_device=value))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from app.split.settings import (
     GGUF_SUFFIX,
     MAX_BATCH,
+    MAX_DRAFT_VOCAB,
     MAX_PARALLEL,
     MAX_ROPE_BASE,
     MAX_ROPE_FACTOR,
@@ -20,7 +21,15 @@ from app.split.settings import (
     default_settings,
     ensure_on,
 )
-from engine import MMPROJ_KINDS, MOST_DRAFTED, PEER_MODES, ROPE_SCALINGS, DeviceInfo, kv_types
+from engine import (
+    LEAST_DRAFT_VOCAB,
+    MMPROJ_KINDS,
+    MOST_DRAFTED,
+    PEER_MODES,
+    ROPE_SCALINGS,
+    DeviceInfo,
+    kv_types,
+)
 
 MAX_CONTEXT: Final = 1 << 24
 MAX_BLOCKS: Final = 1 << 16
@@ -58,6 +67,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "fast_prompts": settings.fast_prompts,
         "n_draft": settings.n_draft,
         "draft_path": settings.draft_path,
+        "draft_vocab": settings.draft_vocab,
         "mmproj": settings.mmproj,
         "mmproj_device": keys.get(settings.mmproj_device, settings.mmproj_device),
         "rope_scaling": settings.rope_scaling,
@@ -95,6 +105,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         fast_prompts=data.get("fast_prompts") is True,
         n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
         draft_path=_gguf_path(data.get("draft_path")),
+        draft_vocab=_whole(data.get("draft_vocab"), LEAST_DRAFT_VOCAB, MAX_DRAFT_VOCAB) or 0,
         mmproj=_mmproj(data.get("mmproj")),
         mmproj_device=_encoder_device(data.get("mmproj_device"), places),
         rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),

@@ -27,6 +27,7 @@ MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
 MAX_CPU_RANKS: Final = 8
 MAX_THREADS: Final = 1024
 MAX_BATCH: Final = 8192
+MAX_DRAFT_VOCAB: Final = 1 << 20
 MAX_PARALLEL: Final = 16
 MAX_ROPE_FACTOR: Final = 1024.0
 MAX_ROPE_BASE: Final = 1e12
@@ -81,6 +82,7 @@ class SplitSettings:
         p2p, n_batch, fast_prompts: as in `LoadParams`.
         n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
         draft_path: file of the draft model, "" for none; specific to one model.
+        draft_vocab: as in `LoadParams`; specific to one model.
         mmproj: as in `LoadParams`; a file is specific to one model.
         mmproj_device: as in `LoadParams`, where the device takes part; else it counts as "auto".
         rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
@@ -105,6 +107,7 @@ class SplitSettings:
     fast_prompts: bool = False
     n_draft: int = DEFAULT_DRAFTED
     draft_path: str = ""
+    draft_vocab: int = 0
     mmproj: str = "auto"
     mmproj_device: str = "auto"
     rope_scaling: str = ""
@@ -197,6 +200,7 @@ class SplitSettings:
             fast_prompts=self.fast_prompts,
             draft=(self.draft_path or "auto") if self.n_draft else "off",
             draft_max=max(1, self.n_draft),
+            draft_vocab=self.draft_vocab,
             mmproj=self.mmproj,
             mmproj_device=self.encoder_device,
             rope_scaling=self.rope_scaling,
@@ -212,7 +216,8 @@ class SplitSettings:
         return replace(
             self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=(),
             rope_scaling="", rope_factor=0.0, rope_base=0.0, chat_template="",
-            draft_path="", mmproj=self.mmproj if self.mmproj in MMPROJ_KINDS else "auto",
+            draft_path="", draft_vocab=0,
+            mmproj=self.mmproj if self.mmproj in MMPROJ_KINDS else "auto",
         )  # fmt: skip
 
     def with_mode(self, mode: Mode) -> SplitSettings:

@@ -233,6 +233,7 @@ class SplitState:
             fast_prompts=self.settings.fast_prompts,
             n_draft=self.settings.n_draft,
             draft_path=self.settings.draft_path,
+            draft_vocab=self.settings.draft_vocab,
             mmproj=self.settings.mmproj,
             mmproj_device=self.settings.mmproj_device,
             rope_scaling=self.settings.rope_scaling,

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.split.settings import (
     MAX_BATCH,
+    MAX_DRAFT_VOCAB,
     MAX_PARALLEL,
     MAX_ROPE_BASE,
     MAX_ROPE_FACTOR,
@@ -34,7 +35,15 @@ from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
-from engine import DEFAULT_DRAFTED, KV_TYPES, MOST_DRAFTED, PEER_MODES, KVTypes, kv_types
+from engine import (
+    DEFAULT_DRAFTED,
+    KV_TYPES,
+    LEAST_DRAFT_VOCAB,
+    MOST_DRAFTED,
+    PEER_MODES,
+    KVTypes,
+    kv_types,
+)
 
 FIRST_STOP = 512
 """Shortest context that the slider offers, in tokens."""
@@ -120,6 +129,7 @@ class RareOptions(QWidget):
     batch_changed = Signal(object)  # int, or None for the engine's choice
     speed_changed = Signal(bool)
     draft_changed = Signal(int)
+    draft_vocab_changed = Signal(int)  # 0 for all tokens
     rope_changed = Signal(str, float, float)  # scaling, factor, base
     template_requested = Signal()
 
@@ -137,6 +147,7 @@ class RareOptions(QWidget):
         self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
         self.fast_prompts = QCheckBox()
         self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
+        self.draft_vocab = QSpinBox(minimum=0, maximum=MAX_DRAFT_VOCAB, singleStep=4096)
         self.draft_model = GgufField(tr("Draft model"), [(tr("No model"), "")])
         words = [(tr("auto"), "auto"), (tr("Off"), "off")]
         self.mmproj = GgufField(tr("Encoder of pictures (mmproj)"), words)
@@ -157,6 +168,9 @@ class RareOptions(QWidget):
         self.batch.valueChanged.connect(lambda n: self.batch_changed.emit(n or None))
         self.fast_prompts.toggled.connect(self.speed_changed)
         self.draft.valueChanged.connect(self.draft_changed)
+        self.draft_vocab.valueChanged.connect(
+            lambda n: self.draft_vocab_changed.emit(max(n, LEAST_DRAFT_VOCAB) if n else 0)
+        )
         self.rope.currentIndexChanged.connect(self._report_rope)
         for field in (self.factor, self.base):
             field.valueChanged.connect(self._report_rope)
@@ -171,6 +185,7 @@ class RareOptions(QWidget):
         show_number(self.states, -1 if kept is None else kept // MIB)
         show_number(self.batch, settings.n_batch or 0)
         show_number(self.draft, settings.n_draft)
+        show_number(self.draft_vocab, settings.draft_vocab)
         self.draft_model.set_value(settings.draft_path)
         self.mmproj.set_value(settings.mmproj)
         self.encoder.set_devices(settings.encoder_devices, settings.encoder_device)
@@ -191,6 +206,7 @@ class RareOptions(QWidget):
         is_set = is_set or settings.parallel > 1 or kept is not None
         is_set = is_set or settings.n_draft != DEFAULT_DRAFTED or settings.draft_path
         is_set = is_set or settings.mmproj != "auto" or settings.encoder_device != "auto"
+        is_set = is_set or settings.draft_vocab
         if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
 
@@ -256,6 +272,14 @@ class RareOptions(QWidget):
                     "text; answers stay the same"
                 ),
             ),
+            (
+                tr("Guess from"),
+                self.draft_vocab,
+                tr(
+                    "How many tokens, the most frequent ones, the model's own block for guesses "
+                    "(MTP) chooses from; it then reads less for each guess. Answers stay the same"
+                ),
+            ),
             *self._rows_of_model(),
         )
 
@@ -303,7 +327,10 @@ class RareOptions(QWidget):
             grid.addWidget(field, row, 1)
         self.batch.setSpecialValueText(tr("auto"))
         self.states.setSpecialValueText(tr("auto"))
-        for number in (self.parallel, self.states, self.batch, self.factor, self.base):
+        self.draft_vocab.setSpecialValueText(tr("all tokens"))
+        self.draft_vocab.setSuffix(tr(" tokens"))
+        whole = self.parallel, self.states, self.batch, self.draft_vocab
+        for number in (*whole, self.factor, self.base):
             number.setKeyboardTracking(False)
         for number in (self.factor, self.base):
             number.setSpecialValueText(tr("As the file says"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtWidgets import QFileDialog
 
-from app.split.saving import from_dict
+from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU
@@ -54,3 +54,11 @@ def test_no_guesses_are_none_of_a_draft_model_either() -> None:
     assert settings.load_params("m.gguf").draft == "off"
     other: SplitSettings = settings.for_another_model(None)
     assert other.draft_path == "", "it has another vocabulary"
+
+
+def test_the_tokens_to_guess_from_are_kept_for_the_model_alone() -> None:
+    settings = from_dict({"draft_vocab": 4096}, [CPU])
+    assert settings.load_params("m.gguf").draft_vocab == 4096
+    assert to_dict(settings)["draft_vocab"] == 4096
+    assert settings.for_another_model(None).draft_vocab == 0
+    assert from_dict({"draft_vocab": 3}, [CPU]).draft_vocab == 0, "so few are none"
