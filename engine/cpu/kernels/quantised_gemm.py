@@ -54,7 +54,8 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     reader = TileReader(code, isa, layout)
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
     offsets = PanelOffsets(n_tokens, x_bytes)
-    ahead = AHEAD if n_tokens == 1 else FAR_AHEAD if n_tokens >= FAR_TOKENS else 0
+    near = AHEAD // 2 if layout.low == 8 else AHEAD  # bytes are read faster than decoded codes
+    ahead = near if n_tokens == 1 else FAR_AHEAD if n_tokens >= FAR_TOKENS else 0
 
     def add(group: BlockGroup) -> None:
         with code.loop(group.first, group.last) as block:

@@ -19,7 +19,7 @@ from engine.cpu.kernels.values import (
 )
 from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
 
-AHEAD, FAR_AHEAD = 2048, 8192
+AHEAD, FAR_AHEAD = 4096, 8192
 """Distances at which weights are prefetched into the second cache, in bytes. From further away, or
 into the first cache, processors of AMD read slower than by themselves; only where the products of
 several tokens take longer than the reading is the greater distance faster."""
