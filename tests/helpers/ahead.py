@@ -22,9 +22,11 @@ class AheadSource:
 
     Attributes:
         n_delivered: number of sampled tokens that were handed out.
+        is_beyond: no: the cache of its runtime can go back.
     """
 
     waited_s = 0.0
+    is_beyond = False
 
     def __init__(self, runtime: Any, ahead: int, is_able: Any = lambda: True) -> None:
         self._runtime, self._ahead, self._is_able = runtime, ahead, is_able
