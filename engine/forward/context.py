@@ -119,6 +119,11 @@ class Context:
         assert self._hidden_states is not None, "only the ranks of an MTP block have them"
         return self._hidden_states
 
+    def follow_position(self) -> None:
+        """Have the hidden state of a token kept where its position in the device's memory says."""
+        if self._hidden_states is not None:
+            self._hidden_states.follow(self.position)
+
     def forget_hidden_states(self, seat: int) -> None:
         """Zero the hidden states of a sequence that an MTP block would read, if there are any."""
         if self._hidden_states is not None:

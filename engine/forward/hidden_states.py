@@ -46,6 +46,15 @@ class HiddenStates:
         """Zero the hidden states of a sequence."""
         self._rows[seat * KEPT_STATES : (seat + 1) * KEPT_STATES].zero_()
 
+    def follow(self, position: Tensor) -> None:
+        """Have the next single token keep its hidden state where a position (1,) belongs.
+
+        Tokens that a device samples ahead have their position in its memory alone. All work is the
+        device's, so that it can be captured with the token.
+        """
+        own = self._own[:1]
+        own.sub_(own % KEPT_STATES).add_(position % KEPT_STATES)
+
     def keep(self, hidden: Tensor, first: int = 0) -> None:
         """Keep the hidden states of single tokens, those of the rows from `first` on."""
         self._rows.index_copy_(0, self._own[first : len(self._pieces)], hidden)

@@ -149,6 +149,8 @@ def attention(
     Returns:
         None where no kernel supports the arguments; nothing was written then.
     """
+    if scores.first >= FEW_KEYS:  # `combine` takes it that each piece has a key that a row sees
+        return None
     vectors = [x for x in (sinks, slopes) if x is not None]
     if any(x.shape != (q.shape[1],) or not is_plain(x) for x in vectors):
         return None
@@ -189,7 +191,7 @@ def _attend(
         rows.tables if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
         q if sinks is None else sinks, out, tops, sums, rows.tables.shape[1], run.row,
         run.sequence, run.n_tokens, n_head, shape.group, cache.k.shape[1], scores.scale,
-        scores.softcap, *spans, n_split,
+        scores.softcap, scores.first, *spans, n_split,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE_K=type_k, TYPE_V=type_v,
         OPERAND_K=operand(type_k, target), OPERAND_V=operand(type_v, target),
         PRECISION=target.dot_precision, IN_F32=target.maker == "interpreter", DIM_K=dim_k,

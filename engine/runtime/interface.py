@@ -37,12 +37,12 @@ class TokenSource(Protocol):
     """Sampler of tokens on the device, which may run some tokens ahead of their reader.
 
     It serves one sequence that is computed alone. Whoever else computes must stop it first.
-
-    Attributes:
-        waited_s: total time in which the host only waited for the device, in seconds.
     """
 
-    waited_s: float
+    @property
+    def waited_s(self) -> float:
+        """Total time in which the host only waited for the device, in seconds."""
+        ...
 
     @property
     def is_beyond(self) -> bool:
@@ -74,6 +74,15 @@ class TokenSource(Protocol):
         Returns:
             The sampled token; or logits (n_vocab,), from which `sampler` must sample; or None if
             these are lost too and the content of the states is unknown.
+        """
+        ...
+
+    def hold(self, n: int) -> bool:
+        """Run nothing ahead of the reader for the next n tokens, so that nothing is run in vain.
+
+        Returns:
+            Whether nothing is under way, so that others may compute; else after some calls of
+            `next`. States have not seen the token read last then, see `is_beyond`.
         """
         ...
 

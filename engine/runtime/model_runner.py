@@ -121,10 +121,14 @@ class ModelRunner(CacheMemory, GuessPasses):
         A device's first pass allocates memory and loads libraries, which waits for its kernels. If
         these wait for a rank that does the same, both wait in vain.
         """
+        return self._rehearsed(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)))
+
+    def _rehearsed(self, compute: Callable[[], Tensor]) -> bool:
+        """Compute while no kernel waits for another rank; return whether any could wait."""
         if self.one_shots is None or not self.executor.has_gpus:
             return False
         with self.one_shots.without_waiting():
-            self._read(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)), _on_host)
+            self._read(compute, _on_host)
             self.executor.wait()
         return True
 
@@ -370,7 +374,7 @@ class ModelRunner(CacheMemory, GuessPasses):
             self.fallbacks.report("sampling", self._gpus, str(error))
         else:
             self.fallbacks.withdraw("sampling")
-            self.token_source = stream
+            self.token_source = self.noted(stream)
 
     def recover(self) -> None:
         """Make the runner usable again after a failure, perhaps in the middle of a token.

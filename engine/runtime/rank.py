@@ -226,6 +226,7 @@ class Rank:
         """Return the rank's slice of the logits, and the hidden state it is computed from."""
         context = self.context
         context.is_sliced, context.head_input = True, None
+        context.follow_position()
         try:
             logits = self.forward()
             hidden = context.head_input

@@ -77,6 +77,10 @@ class AheadSource:
         self._at, self._fed = self._at + 1, token
         return token
 
+    def hold(self, n: int) -> bool:
+        self.stop()
+        return True
+
     def stop(self) -> Sequence[int]:
         self._next = None
         self._sampled.clear()

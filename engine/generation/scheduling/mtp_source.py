@@ -20,11 +20,17 @@ MTP = Kind("mtp", first_share=0.7)
 """Class of all guesses of an MTP block."""
 
 
+N_HELD = 32
+"""Number of tokens behind a guess that a device does not sample ahead: guesses are made where no
+other work is under way, and mostly more of them are to be made."""
+
+
 class MTPSource:
     """Guesses for all running answers by the MTP block of the model that computes them.
 
     The block goes on from the hidden state of an answer's last token, so an answer whose tokens are
-    not all computed but for the next one has no guess.
+    not all computed but for the next one has no guess. Neither has one whose tokens a device is
+    sampling ahead: it stops to do so, and the guess is made once these tokens are read.
 
     Args:
         runtime: the model.
@@ -46,9 +52,11 @@ class MTPSource:
 
     def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
         """Return up to `most` tokens that may follow each text, see `GuessSource`."""
-        guesser = self._runtime.guesser
+        guesser, source = self._runtime.guesser, self._runtime.token_source
+        if guesser is None or (source is not None and not source.hold(N_HELD)):
+            return {}
         requests = [request for request in texts if _is_ready(request, most)]
-        if guesser is None or not requests or len(requests) > MOST_AT_ONCE:
+        if not requests or len(requests) > MOST_AT_ONCE:
             return {}
         found = [[request.wanted[-1]] for request in requests]
         for n in range(most):

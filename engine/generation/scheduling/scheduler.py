@@ -421,7 +421,7 @@ class Scheduler:
         if not self._seats.reserve(request, 1):
             return False
         shift = request.pictures.shift(place.n)
-        piece = Piece(place.n, 1, place.tables, place.slot, shift=shift)
+        piece = Piece(place.n, 1, place.tables, place.slot, place.seat, shift=shift)
         if not self._ahead.can_serve(work):
             return False
         n_left = min(work.n_left, self.n_ctx - place.n, PAGE - place.n % PAGE)

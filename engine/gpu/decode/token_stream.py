@@ -281,6 +281,14 @@ class TokenStream:
         """Whether states hold the token read last, see `TokenSource`."""
         return self._n_read < self._n_enqueued and not self._step.can_rewind
 
+    def hold(self, n: int) -> bool:
+        """Run no steps ahead for the next n tokens; return whether none is, see `TokenSource`."""
+        self._ahead, self._n_calm = 0, CALM - n
+        if self._n_read < self._n_enqueued:
+            return False
+        self._next = None  # others may write to the memory of the token
+        return True
+
     def stop(self) -> Sequence[int]:
         """Wait for all enqueued steps and discard them; called before anything else uses the cache.
 

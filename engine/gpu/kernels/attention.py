@@ -256,14 +256,14 @@ def attended(
 @triton.jit(
     do_not_specialize=[
         "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "n_pages", "first_row",
-        "first_sequence", "n_tokens", "n_head", "group", "n_slots", "window", "chunk", "small",
-        "n_small", "large", "n_slot", "n_split",
+        "first_sequence", "n_tokens", "n_head", "group", "n_slots", "least", "window", "chunk",
+        "small", "n_small", "large", "n_slot", "n_split",
     ]
 )  # fmt: skip
 def attend(
     q, q_token, q_head, new_k, k_token, k_head, new_v, v_token, v_head, k, v, positions, tables,
     head_map, slopes, sinks, out, tops, sums, n_pages, first_row, first_sequence, n_tokens, n_head,
-    group, n_slots, scale, softcap, window, chunk, small, n_small, large, n_slot, n_split,
+    group, n_slots, scale, softcap, least, window, chunk, small, n_small, large, n_slot, n_split,
     TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, OPERAND_K: tl.constexpr, OPERAND_V: tl.constexpr,
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
     WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, ROWS: tl.constexpr,
@@ -295,6 +295,7 @@ def attend(
             (rows of the launch, n_head, n_slot, DIM_V).
         first_row, first_sequence: first token and first sequence of the launch.
         n_tokens: number of tokens of each of its sequences.
+        least: see `Scores.first`; in the first piece.
         window, chunk: sizes in tokens; 0 for none.
         small, n_small, large: see `piece_of`; multiples of KEYS.
         SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
@@ -313,7 +314,7 @@ def attend(
     token = tl.minimum(at // group, n_tokens - 1)
     head = tl.program_id(0) * group + at % group
     position = n_past + token
-    first = first_seen(position, window, chunk)
+    first = tl.maximum(first_seen(position, window, chunk), tl.minimum(position, least))
     oldest = first_seen(n_past + block * ROWS // group, window, chunk)
     stop = n_past + tl.minimum(((block + 1) * ROWS - 1) // group, n_tokens - 1) + 1
     begin = piece_of(oldest, small, n_small, large)

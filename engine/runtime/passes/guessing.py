@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
 
+from engine.runtime.passes.noted_source import MOST_AHEAD, NotedSource
 from engine.runtime.passes.unread import UnreadTokens
 from engine.runtime.recording.sizes import are_captured, n_until_recorded
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.forward.batch import Batch
     from engine.parallel.executor import RankExecutor
-    from engine.runtime.interface import Guard
+    from engine.runtime.interface import Guard, TokenSource
     from engine.runtime.passes.unread import Rows
     from engine.runtime.rank import Rank
     from engine.runtime.recording.sizes import RecordedSizes
@@ -30,7 +32,9 @@ T = TypeVar("T")
 class GuessPasses(ABC):
     """The part of `ModelRunner` that guesses. The second pass of a size is recorded, as of tokens.
 
-    A pass of guesses first reads the tokens that were computed one by one since the last one.
+    A pass of guesses first reads the tokens that were computed one by one since the last one. Where
+    GPUs capture tokens, guesses are not captured: the host starts the kernels of the block one by
+    one, which takes longer than a replay would, and counts as the time of making a guess.
 
     Attributes:
         executor: executor of the ranks.
@@ -61,11 +65,22 @@ class GuessPasses(ABC):
     def _recovering(self) -> AbstractContextManager[None]:
         """Return a context that recovers after any failure."""
 
+    @abstractmethod
+    def _rehearsed(self, compute: Callable[[], Tensor]) -> bool:
+        """Compute while no kernel waits for another rank; return whether any could wait."""
+
     @property
     def guesser(self) -> Self | None:
-        """Itself if the model has an MTP block whose passes can be recorded."""
+        """Itself if the model has an MTP block."""
         has_block = bool(self.ranks) and self.ranks[0].model.mtp is not None
-        return self if has_block and not are_captured(self.ranks) else None
+        return self if has_block else None
+
+    def noted(self, source: TokenSource) -> TokenSource:
+        """Return a source of tokens that the MTP block is going to read, if there is one."""
+        if self.guesser is None:
+            return source
+        me = weakref.ref(self)  # which has the source, too
+        return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
 
     def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
@@ -106,6 +121,12 @@ class GuessPasses(ABC):
     def _guess_task(self, ids: Sequence[int], batch: Batch) -> Callable[[int], Tensor | None]:
         """Return the function that guesses on a rank, given its number."""
         ranks, size = self.ranks, (len(ids), batch.first_logit)
+        if are_captured(ranks):
+            task = partial(_guess_on, ranks, ids, batch)
+            self._sizes.n_guesses[size] += 1
+            if self._sizes.n_guesses[size] == 1:
+                self._rehearsed(lambda: self._logits(task))
+            return task
         if all(size in rank.guesses for rank in ranks):
             return lambda rank: ranks[rank].replay_guess(ids, batch)
         self._sizes.n_guesses[size] += 1
@@ -113,6 +134,18 @@ class GuessPasses(ABC):
             self._sizes.make_room_for_guesses(ranks)
             return lambda rank: ranks[rank].record_guess(ids, batch)
         return lambda rank: ranks[rank].guess(ids, batch)
+
+
+def _read_due(passes: GuessPasses | None, batch: Batch) -> None:
+    """Have the MTP block read what tokens that a device samples ahead would take the places of."""
+    if passes is not None:
+        with passes._guard("to compute the next tokens", 1):
+            passes._read_tokens(passes._unread.due(batch, MOST_AHEAD))
+
+
+def _guess_on(ranks: Sequence[Rank], ids: Sequence[int], batch: Batch, rank: int) -> Tensor | None:
+    """Have a rank, given its number, guess step by step."""
+    return ranks[rank].guess(ids, batch)
 
 
 def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, rank: int) -> None:

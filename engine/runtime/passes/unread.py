@@ -39,15 +39,28 @@ class UnreadTokens:
                 unread.begin(piece.stop)
             row += piece.n
 
-    def due(self, batch: Batch) -> Iterator[Rows]:
-        """Yield what has to be read before a pass, as hidden states would be lost."""
+    def is_due(self, piece: Piece, n_ahead: int = 0) -> bool:
+        """Return whether a single token needs places of hidden states that are not read.
+
+        Args:
+            n_ahead: number of tokens behind it that may be computed along with it.
+        """
+        unread = self._of.get(piece.seat)
+        return unread is not None and piece.stop + n_ahead - unread.n_read >= KEPT_STATES
+
+    def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Rows]:
+        """Yield what has to be read before a pass, as hidden states would be lost.
+
+        Args:
+            n_ahead: see `is_due`.
+        """
         firsts = {piece.seat: piece for piece in reversed(batch.pieces)}
         stops = {piece.seat: piece.stop for piece in batch.pieces}
         for seat, piece in firsts.items():
             unread = self._of.get(seat)
             if unread is None:
                 continue
-            if piece.n > 1 or stops[seat] - unread.n_read >= KEPT_STATES:
+            if piece.n > 1 or stops[seat] + n_ahead - unread.n_read >= KEPT_STATES:
                 rest = unread.rows(piece)
                 unread.note_guess(piece.n_past, None)
                 if rest[0]:

@@ -107,7 +107,7 @@ def test_heads_that_end_anywhere(dims: tuple[int, int], device: str) -> None:
     "scores",
     [
         Scores(0.2, window=1), Scores(0.2, window=21), Scores(0.2, chunk=32),
-        Scores(0.2, window=20, chunk=50), Scores(0.3, softcap=2.0),
+        Scores(0.2, window=20, chunk=50), Scores(0.3, softcap=2.0), Scores(0.2, first=1),
     ],
     ids=str,
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """Answers with guesses of an MTP block say what they say without, and right guesses are known."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,9 @@ def following(token: int) -> int:
     return 3 + (token * 5 + 1) % (N_VOCAB - 3)
 
 
-def certain(path: Path, arch: str, *, reads_hidden: bool) -> Path:
+def certain(
+    path: Path, arch: str, *, reads_hidden: bool, more: Mapping[str, Any] | None = None
+) -> Path:
     """Write a model whose next token is a function of the last one, which its MTP block knows.
 
     Blocks add nothing, so hidden states are embeddings of signs, and normed ones have other signs.
@@ -89,6 +92,7 @@ def certain(path: Path, arch: str, *, reads_hidden: bool) -> Path:
     Args:
         reads_hidden: whether the block sees no embedding, only the hidden state of the token
             before; so it must be that of the right token, normed as the architecture has it.
+        more: metadata and tensors to add or replace, see `tiny_gguf`.
     """
     rng = np.random.default_rng(1)
     signs = np.sign(rng.standard_normal((N_VOCAB, N_EMBD))).astype(np.float32)
@@ -110,7 +114,7 @@ def certain(path: Path, arch: str, *, reads_hidden: bool) -> Path:
     for layer in range(N_LAYER + 1):
         extra[f"blk.{layer}.attn_output.weight"] = zero
         extra[f"blk.{layer}.ffn_down.weight"] = np.zeros((N_EMBD, 96), np.float32)
-    return mtp_gguf(path, arch, n_vocab=N_VOCAB, extra=extra)
+    return mtp_gguf(path, arch, n_vocab=N_VOCAB, extra=extra | dict(more or {}))
 
 
 def said(model: Model, prompt: Sequence[int], n: int) -> tuple[list[int], Finished]:

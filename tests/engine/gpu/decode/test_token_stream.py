@@ -313,6 +313,35 @@ def test_it_is_careful_for_a_while_after_the_host_had_to_sample(
     assert n_computed == [3, 1, 1, 1, 1, 1, 1, 1, 3]
 
 
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_it_comes_to_a_stop_without_work_in_vain(device: str, is_recurrent: bool) -> None:
+    """Others compute then, in the memory of the token, too; and it goes on behind them."""
+    runtime = toy(device, is_recurrent=is_recurrent)
+    source, host = attach(runtime, 2), toy(device, is_recurrent=is_recurrent)
+    assert source.serve(Sampler(SamplingParams(temperature=0)), [])
+    for each in (runtime, host):
+        each.clear_slot(0)
+        forward_alone(each, PROMPT, 0)
+    runtime.n_computed.zero_()
+    token, n_computed = 7, []
+    for place in range(6, 16):
+        if place in (8, 9, 10):
+            is_idle = source.hold(3)
+            assert is_idle == (place == 10 or (is_recurrent and place == 9))
+            assert not (is_idle and source.is_beyond)
+            if place == 10:
+                runtime.token.fill_(0)
+        expected = int(forward_alone(host, [token], place)[-1].argmax())
+        before = runtime.n_computed.item()
+        found = source.next(token, Piece(place, 1), 50)
+        n_computed.append(runtime.n_computed.item() - before)
+        assert found == expected
+        token = found
+    ahead = 1 if is_recurrent else 2
+    assert n_computed[:3] == [1 + ahead, 1, 0]
+    assert sum(n_computed) == 10 + ahead, "nothing is computed twice"
+
+
 def test_useless_logits_end_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
     runtime = both[1]
     scheduler, asked = Scheduler(runtime), request(runtime, SamplingParams(**RANDOM))

@@ -13,6 +13,7 @@ from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hollow import hollow_llama
+from tests.helpers.mtp_models import mtp_gguf
 from tests.helpers.tiny_gguf import tiny_gguf
 
 H200 = KernelTarget("nvidia", 90, 132)
@@ -47,6 +48,21 @@ def test_each_rank_runs_dry_alone(tmp_path: Path, mode: str, rank: int) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     names = starts_of(path, rank, devices=("cuda:0", "cuda:1"), split_mode=mode)
     assert names.count("attend") == (2 if mode == "tensor" else 1) * len(ROWS)
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_guesses_of_a_block_run_dry_on_its_ranks(tmp_path: Path, mode: str) -> None:
+    """A guess attends once more than the passes over the model's blocks, which write for it."""
+    path, n = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0"), len(ROWS)
+    for rank, n_own in ((0, 2), (1, 2)) if mode == "tensor" else ((0, 1), (1, 1)):
+        options = {"devices": ("cuda:0", "cuda:1"), "split_mode": mode}
+        names, guessing = (
+            starts_of(path, rank, draft=draft, **options) for draft in ("off", "mtp")
+        )
+        n_longer = sum(rows > 1 for rows in ROWS)  # prompts, which the block reads
+        has_block = mode == "tensor" or rank == 1
+        assert names.count("attend") == n_own * n
+        assert guessing.count("attend") == n_own * n + (n_longer + 1) * has_block
 
 
 @pytest.mark.parametrize(("second", "n_sum"), [("cuda:1", 4), ("cuda:0", 4), ("cpu", 0)])

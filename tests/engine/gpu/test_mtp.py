@@ -1,0 +1,201 @@
+"""Guesses of an MTP block on GPUs, behind tokens that a device samples ahead, too."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Finished, Model, SamplingParams, TokenText, load_model
+from engine.drafting.guesses import Guess
+from engine.forward.batch import Batch
+from engine.generation.scheduling.drafts import Drafts
+from engine.generation.scheduling.mtp_source import MTPSource
+from engine.generation.scheduling.requests import Request
+from tests.engine.generation.scheduling.test_mtp_source import certain, following
+from tests.helpers.mtp_models import N_EMBD, PlainMTP, mtp_gguf
+from tests.helpers.prophet import always
+
+N_VOCAB = 64
+PROMPTS = [[5, 9, 33, 12, 7, 21], [21, 4, 4, 8], [1, 17, 2, 40, 11]]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+
+
+class LoggedSource(MTPSource):
+    """The guesses of a model's block, with the texts that they follow."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.runtime.runner)
+        self.made: list[tuple[list[int], list[int]]] = []
+
+    def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
+        found = super().guess(texts, most)
+        self.made += [(list(texts[answer]), list(guess.tokens)) for answer, guess in found.items()]
+        return found
+
+
+def said(
+    model: Model, prompts: Sequence[Sequence[int]], n: int, later: Drafts | None = None,
+    n_before: int = 0, temperature: float = 0.7,
+) -> tuple[list[list[int]], int, int]:  # fmt: skip
+    """Return answers that are computed together, and the numbers of guesses and of right ones.
+
+    Nothing cached is used: behind that, the block lacks the hidden state of the last token.
+
+    Args:
+        later: guesses behind the first `n_before` tokens of the first answer; none before.
+    """
+    model.scheduler.forget()
+    model.scheduler.drafts = Drafts()
+    streams = [
+        model.generate(
+            ids, SamplingParams(temperature=temperature, seed=k, max_tokens=n, ignore_eos=True)
+        )
+        for k, ids in enumerate(prompts)
+    ]
+    found: list[list[int]] = [[] for _ in streams]
+    n_guessed = n_right = 0
+    while not all(stream.is_over for stream in streams):
+        for mine, stream in zip(found, streams, strict=True):
+            for event in stream.ready():
+                if isinstance(event, TokenText):
+                    mine += event.ids
+                elif isinstance(event, Finished):
+                    n_guessed += event.usage.n_drafted
+                    n_right += event.usage.n_accepted
+        if later is not None and len(found[0]) >= n_before:
+            model.scheduler.drafts = later
+        model.step()
+    return found, n_guessed, n_right
+
+
+def check(
+    model: Model, plain: PlainMTP, n: int, most: int, n_before: int,
+    prompts: Sequence[Sequence[int]] = PROMPTS[:1],
+) -> None:  # fmt: skip
+    """Check that an answer with guesses is that without, and the guesses those of the formulas."""
+    expected, n_guessed, _ = said(model, prompts, n)
+    assert n_guessed == 0
+    source = LoggedSource(model)
+    found, n_guessed, _ = said(model, prompts, n, Drafts(most, [source], always()), n_before)
+    assert found == expected
+    assert n_guessed > 0
+    for text, guesses in source.made:
+        assert guesses == plain.chain(text, len(guesses))
+    assert model.fallbacks == ()
+
+
+def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path: Path) -> None:
+    """The block reads what a device has computed by itself, and goes on from its hidden states."""
+    path = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB)
+    plain, expected = PlainMTP(path), PROMPTS[0][:]
+    for _ in range(8):
+        expected.append(int(plain.trunk(expected)[-1].argmax()))
+    with load_model(path, n_ctx=256, kv_type="f32", draft="mtp") as model:
+        assert model.runtime.token_source is not None
+        model.scheduler.drafts = Drafts()
+        wanted = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        source, found = LoggedSource(model), list[int]()
+        stream = model.generate(PROMPTS[0], wanted)
+        while not stream.is_over:
+            for event in stream.ready():
+                found += getattr(event, "ids", ())
+            for request in model.scheduler.requests:
+                if len(found) >= 2 and not source.made:  # from then on until one can be made
+                    source.guess({request: request.wanted}, 2)
+            model.step()
+    assert [*PROMPTS[0], *found] == expected
+    ((text, guesses),) = source.made
+    assert len(text) > len(PROMPTS[0]) + 2
+    assert guesses == plain.chain(text, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+@pytest.mark.parametrize("arch", ["glm4moe", "step35", "qwen35"])
+@pytest.mark.parametrize("split", [(1,), (1, 1)], ids=str)
+def test_guesses_are_those_of_the_formulas(
+    tmp_path: Path, arch: str, split: tuple[int, ...], mode: str
+) -> None:
+    """Hidden states raw and normed, and a window; alone and together, behind another split."""
+    if mode == "layer" and len(split) == 1:
+        pytest.skip("it is the other mode")
+    path, devices = mtp_gguf(tmp_path / "m.gguf", arch, n_vocab=N_VOCAB), ["cpu"] * len(split)
+    plain, options = PlainMTP(path), {"n_ctx": 256, "kv_type": "f32", "parallel": 2}
+    with load_model(path, devices, split, draft="mtp", split_mode=mode, **options) as model:
+        check(model, plain, 20, 3, n_before=8)
+        check(model, plain, 8, 1, 2, PROMPTS[:2])
+        model.resplit(split[::-1])
+        check(model, plain, 8, 3, n_before=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(1,), (1, 1)], ids=str)
+def test_hidden_states_are_read_before_they_are_lost(
+    tmp_path: Path, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer pauses for that, where few are kept: as with many behind more than a hundred."""
+    for module in ("engine.runtime.passes.unread", "engine.forward.hidden_states"):
+        monkeypatch.setattr(f"{module}.KEPT_STATES", 16)
+    path, devices = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB), ["cpu"] * len(split)
+    with load_model(path, devices, split, n_ctx=256, kv_type="f32", draft="mtp") as model:
+        check(model, PlainMTP(path), 40, 3, n_before=32)
+
+
+RECURRENT = {
+    "qwen35.attention.recurrent_layers": [True, False], "qwen35.ssm.conv_kernel": 4,
+    "qwen35.ssm.inner_size": N_EMBD, "qwen35.ssm.state_size": 16,
+    "qwen35.ssm.time_step_rank": 4, "qwen35.ssm.group_count": 2,
+    **{f"blk.0.attn_{part}.weight": None for part in ("q", "k", "v", "output")},
+    **{f"blk.0.attn_{part}_norm.weight": None for part in "qk"},
+    "blk.0.attn_qkv.weight": np.ones((2 * 32 + N_EMBD, N_EMBD), np.float32),
+    "blk.0.attn_gate.weight": np.ones((N_EMBD, N_EMBD), np.float32),
+    "blk.0.ssm_conv1d.weight": np.ones((2 * 32 + N_EMBD, 4), np.float32),
+    "blk.0.ssm_dt.bias": np.ones(4, np.float32), "blk.0.ssm_a": -np.ones(4, np.float32),
+    "blk.0.ssm_alpha.weight": np.ones((4, N_EMBD), np.float32),
+    "blk.0.ssm_beta.weight": np.ones((4, N_EMBD), np.float32),
+    "blk.0.ssm_norm.weight": np.ones(16, np.float32),
+    "blk.0.ssm_out.weight": np.zeros((N_EMBD, N_EMBD), np.float32),
+}  # fmt: skip
+"""A recurrent layer that adds nothing, in place of the first one of a model."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("is_recurrent", [False, True], ids=["attention", "recurrent"])
+def test_a_block_that_knows_what_comes_is_always_right(
+    tmp_path: Path, split: tuple[int, ...], is_recurrent: bool
+) -> None:
+    """Also where states have gone one token too far, and what is said next goes on from them."""
+    more, devices = RECURRENT if is_recurrent else {}, ["cpu"] * len(split)
+    path = certain(tmp_path / "m.gguf", "qwen35", reads_hidden=True, more=more)
+    with load_model(path, devices, split, n_ctx=256, parallel=2, draft="mtp") as model:
+        assert model.runtime.can_rewind != is_recurrent
+        assert model.runtime.token_source is not None
+        prompt = [7]
+        for _ in range(2):
+            drafts = Drafts(1, [MTPSource(model.runtime.runner)], always())
+            (ids,), n_guessed, n_right = said(model, [prompt], 16, drafts, 5, temperature=0)
+            expected = [following(prompt[-1])]
+            while len(expected) < 16:
+                expected.append(following(expected[-1]))
+            assert ids == expected
+            assert n_right == n_guessed > 3
+            prompt = [*prompt, *ids, 9, 11]
+
+
+@pytest.mark.slow
+def test_logits_are_close_to_the_formulas(tmp_path: Path) -> None:
+    """Of a head with some of the tokens alone, too."""
+    path = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB)
+    guesses = PlainMTP(path).guesses([*PROMPTS[0], 3])
+    for n in (0, 32):
+        with load_model(path, n_ctx=256, kv_type="f32", draft="mtp", draft_vocab=n) as model:
+            runner = model.runtime.runner
+            runner.forward(PROMPTS[0], Batch.of_one(0, 6, 6))
+            found = runner.guess([3], Batch.of_one(6, 1, 0))
+            np.testing.assert_allclose(found[0], guesses[-1][: n or N_VOCAB], atol=1e-3)
