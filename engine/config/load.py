@@ -128,9 +128,9 @@ class LoadParams:
             on what else is computed at the same time.
         draft: where guesses of the next tokens come from, of which one pass checks several: "ngram"
             from what has followed the last tokens earlier in the text, "mtp" from the block for
-            that which some files have (multi-token prediction), where CPUs compute all; "auto" from
-            whatever there is, "off" from nowhere; or the path of a GGUF file: from the text and
-            from that smaller model, the draft model, which has the same vocabulary, or from the MTP
+            that which some files have (multi-token prediction); "auto" from both, with GPUs from
+            the text alone, "off" from nowhere; or the path of a GGUF file: from the text and from
+            that smaller model, the draft model, which has the same vocabulary, or from the MTP
             block that is all it holds. A file "mtp-….gguf" beside a model without such a block is
             found. They are left out where they do not pay. The answers are those without guesses.
         draft_vocab: number of tokens, the first of the vocabulary, from which an MTP block guesses;

@@ -276,7 +276,7 @@ class MachineRunner(MachineCache, ModelRunner):
 
     @property
     def guesser(self) -> Self | None:
-        """Itself if the model has an MTP block whose passes can be recorded on all machines."""
+        """Itself if the model has an MTP block, and no machine captures tokens on GPUs."""
         return None if self._joined is not None and self._pads else super().guesser
 
     def guess(self, ids: Sequence[int], batch: Batch) -> Logits:

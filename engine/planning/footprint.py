@@ -246,6 +246,8 @@ def compute_bytes(
         )
         # a graph's logits stay where they are, and beside them those after penalties, and counts
         samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
+        if hp.n_mtp:  # guesses are not captured, so theirs are beside those of tokens
+            guessing += n_parallel * logits
         return guessing + max(2 * logits + samplers + n_bytes, LOADING_BYTES)
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)

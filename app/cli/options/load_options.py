@@ -118,10 +118,10 @@ def add_draft(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--draft", metavar="|".join((*DRAFT_KINDS, "FILE")),
         help="where guesses of the next tokens come from, of which several are checked at once: "
-        "ngram from the text so far, mtp from the block that some models have for it (on CPUs), "
-        "auto from whatever there is (default), off from nowhere; or a GGUF of a smaller model of "
-        "the same vocabulary, or of the model's block alone (mtp-*.gguf, found beside the model), "
-        "which guesses beside the text; answers stay the same",
+        "ngram from the text so far, mtp from the block that some models have for it, auto from "
+        "both (default; with GPUs from the text alone), off from nowhere; or a GGUF of a smaller "
+        "model of the same vocabulary, or of the model's block alone (mtp-*.gguf, found beside the "
+        "model), which guesses beside the text; answers stay the same",
     )  # fmt: skip
     group.add_argument(
         "--draft-max", type=int, metavar="N",
