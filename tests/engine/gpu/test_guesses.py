@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import Finished, Model, SamplingParams, TokenText, load_model
+from engine import Model, load_model
 from engine.forward.batch_sizes import SMALL_BATCH
 from engine.generation.scheduling.drafts import Drafts
 from tests.helpers.golden import golden_path
+from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.least_recurrent import least_recurrent_gguf
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.tiny_gguf import least_gguf
@@ -21,41 +22,17 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
 
 
-def said(
-    model: Model, prompts: Sequence[Sequence[int]], n: int, **wished: object
-) -> tuple[list[list[int]], int, int]:
-    """Return answers that are computed together, and the numbers of guesses and of right ones."""
-    streams = [
-        model.generate(
-            ids, SamplingParams(temperature=0.7, seed=k, max_tokens=n, ignore_eos=True, **wished)
-        )
-        for k, ids in enumerate(prompts)
-    ]
-    found: list[list[int]] = [[] for _ in streams]
-    n_guessed = n_right = 0
-    while not all(stream.is_over for stream in streams):
-        for mine, stream in zip(found, streams, strict=True):
-            for event in stream.ready():
-                if isinstance(event, TokenText):
-                    mine += event.ids
-                elif isinstance(event, Finished):
-                    n_guessed += event.usage.n_drafted
-                    n_right += event.usage.n_accepted
-        model.step()
-    return found, n_guessed, n_right
-
-
 def check(
     model: Model, n: int, most: int, prompts: Sequence[Sequence[int]] = PROMPTS[:1],
     **wished: object,
 ) -> None:  # fmt: skip
     """Check answers with guesses that are wrong at another place each time, or not at all."""
     model.scheduler.drafts = Drafts()
-    expected, n_guessed, _ = said(model, prompts, n, **wished)
+    expected, n_guessed, _ = guessed_answers(model, prompts, n, **wished)
     assert n_guessed == 0
     known = [[*p, *ids] for p, ids in zip(prompts, expected, strict=True)]
     model.scheduler.drafts = Drafts(most, [Prophet(known, lambda k: k % (most + 2))], always())
-    found, n_guessed, n_right = said(model, prompts, n, **wished)
+    found, n_guessed, n_right = guessed_answers(model, prompts, n, **wished)
     assert found == expected
     assert n_guessed > n_right > 0
     assert model.fallbacks == ()

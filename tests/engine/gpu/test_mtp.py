@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import Finished, Model, SamplingParams, TokenText, load_model
+from engine import Model, SamplingParams, load_model
 from engine.drafting.guesses import Guess
 from engine.forward.batch import Batch
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource
 from engine.generation.scheduling.requests import Request
 from tests.engine.generation.scheduling.test_mtp_source import certain, following
+from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.mtp_models import N_EMBD, PlainMTP, mtp_gguf
 from tests.helpers.prophet import always
 
@@ -51,26 +52,12 @@ def said(
     """
     model.scheduler.forget()
     model.scheduler.drafts = Drafts()
-    streams = [
-        model.generate(
-            ids, SamplingParams(temperature=temperature, seed=k, max_tokens=n, ignore_eos=True)
-        )
-        for k, ids in enumerate(prompts)
-    ]
-    found: list[list[int]] = [[] for _ in streams]
-    n_guessed = n_right = 0
-    while not all(stream.is_over for stream in streams):
-        for mine, stream in zip(found, streams, strict=True):
-            for event in stream.ready():
-                if isinstance(event, TokenText):
-                    mine += event.ids
-                elif isinstance(event, Finished):
-                    n_guessed += event.usage.n_drafted
-                    n_right += event.usage.n_accepted
+
+    def guess_from_now_on(found: Sequence[Sequence[int]]) -> None:
         if later is not None and len(found[0]) >= n_before:
             model.scheduler.drafts = later
-        model.step()
-    return found, n_guessed, n_right
+
+    return guessed_answers(model, prompts, n, guess_from_now_on, temperature=temperature)
 
 
 def check(
@@ -190,7 +177,7 @@ def test_a_block_that_knows_what_comes_is_always_right(
 
 @pytest.mark.slow
 def test_logits_are_close_to_the_formulas(tmp_path: Path) -> None:
-    """Of a head with some of the tokens alone, too."""
+    """A head that has some of the tokens alone gives the logits of these."""
     path = mtp_gguf(tmp_path / "m.gguf")
     guesses = PlainMTP(path).guesses([*PROMPTS[0], 3])
     for n in (0, 256):
