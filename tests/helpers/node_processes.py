@@ -180,3 +180,13 @@ def read_until_lost(client: openai.OpenAI, problem: list[str]) -> None:
         problem.append("it has ended by itself")
     except openai.APIError as error:
         problem.append(str(error))
+
+
+def wait_until_all_end_well(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until processes have ended without an error; none runs on in any case."""
+    try:
+        assert [process.wait(120) for process in started] == [0] * len(started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

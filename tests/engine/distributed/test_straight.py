@@ -17,6 +17,7 @@ from engine.distributed.straight import BACKEND_VARIABLE, NCCL, StraightBackend
 from engine.distributed.straight_proof import used_ports
 from tests.helpers import node_numbers
 from tests.helpers.golden import golden_path
+from tests.helpers.node_processes import wait_until_all_end_well
 from tests.helpers.straight_ranks import SOON_S
 
 
@@ -34,12 +35,7 @@ def ran(program: str, n: int, *words: str, **variables: str) -> None:
         )
         for rank in range(n)
     ]  # fmt: skip
-    try:
-        assert [process.wait(120) for process in started] == [0] * n
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    wait_until_all_end_well(started)
 
 
 def test_the_way_is_proven_and_given_up_where_it_fails(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.helpers import node_numbers
 from tests.helpers.golden import golden_path
 from tests.helpers.hf_models.seeing import SEEING
 from tests.helpers.network import Place, loopback, network
-from tests.helpers.node_processes import NodeProcess, nodes
+from tests.helpers.node_processes import NodeProcess, nodes, wait_until_all_end_well
 from tests.helpers.pictures import as_file, random_picture
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -63,12 +63,7 @@ def test_golden_models_have_the_bits_of_one_process(
         )
         for rank, place in enumerate(places)
     ]  # fmt: skip
-    try:
-        assert [process.wait(120) for process in started] == [0] * N
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    wait_until_all_end_well(started)
     with np.load(tmp_path / "found.npz") as found:
         assert set(found) == {*expected, "straight"}
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
