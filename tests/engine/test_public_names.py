@@ -1,5 +1,6 @@
 """The public names of `engine`, and the modules that importing it leaves out."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -47,6 +48,15 @@ TORCH_FREE = [
 @pytest.mark.parametrize("name", engine.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(engine, name) is not None
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """They read imports that never run."""
+    tree = ast.parse(Path(engine.__file__).read_text(encoding="utf-8"))
+    (block,) = (part for part in tree.body if isinstance(part, ast.If) and "TYPE" in ast.dump(part))
+    imports = [part for part in block.body if isinstance(part, ast.ImportFrom)]
+    seen = {alias.name: part.module for part in imports for alias in part.names}
+    assert seen == engine._MODULE_OF
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
