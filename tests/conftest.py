@@ -4,10 +4,12 @@ A system without the libraries of Qt is told so before anything else. Where PySi
 not installed at all, as on a server with GPUs, the tests of the window are left out.
 """
 
+import gc
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,6 +104,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     is_left_out = is_gpu_run(config) and is_test and not may_have_gpu_tests(collection_path)
     return True if is_left_out else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    """Collect no garbage among what lives until the end: tests, modules, and what they import.
+
+    Python would search these millions of objects again and again, also wherever a test collects
+    its own garbage.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        session.config.add_cleanup(gc.unfreeze)  # what ends with the process says so if it cannot
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

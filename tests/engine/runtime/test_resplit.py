@@ -67,7 +67,6 @@ def no_gc() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def next_logits(model: Model) -> Any:
