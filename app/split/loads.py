@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.split.settings import MODES, Mode, RankSettings, SplitSettings, normalised
+from app.split.settings import MODES, OWN_BLOCK, Mode, RankSettings, SplitSettings, normalised
 from engine import LoadParams, is_cpu, machine_of
 
 
@@ -22,9 +22,11 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
         return None
     of_a_load = (
         "path", "kv_type", "n_batch", "parallel", "checkpoint_bytes", "rope", "chat_template",
-        "fast_prompts", "n_draft", "draft_path", "draft_vocab", "mmproj", "mmproj_device",
+        "fast_prompts", "n_draft", "draft_vocab", "mmproj", "mmproj_device",
     )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
+        return None
+    if _guesser(wanted) != _guesser(loaded):
         return None
     if set(map(machine_of, wanted.all_devices)) != set(map(machine_of, loaded.all_devices)):
         return None  # other machines have to begin
@@ -58,7 +60,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.checkpoint_bytes,
         params.fast_prompts,
         params.n_draft,
-        params.draft_path,
+        _guesser(params),
         params.draft_vocab,
         params.mmproj,
         params.mmproj_device if params.mmproj != "off" else "",
@@ -66,6 +68,11 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.rope,
         params.chat_template,
     )
+
+
+def _guesser(params: LoadParams) -> str:
+    """Return what guesses tokens beside the text, as `SplitSettings.draft_path` has it."""
+    return OWN_BLOCK if params.draft == OWN_BLOCK else params.draft_path
 
 
 def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
@@ -112,7 +119,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         n_batch=params.n_batch,
         fast_prompts=params.fast_prompts,
         n_draft=params.n_draft,
-        draft_path=params.draft_path,
+        draft_path=_guesser(params),
         draft_vocab=params.draft_vocab,
         mmproj=params.mmproj,
         mmproj_device=params.mmproj_device,

@@ -16,6 +16,7 @@ from app.split.settings import (
     MAX_TEMPLATE,
     MAX_THREADS,
     MODES,
+    OWN_BLOCK,
     RankSettings,
     SplitSettings,
     default_settings,
@@ -104,7 +105,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
         fast_prompts=data.get("fast_prompts") is True,
         n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
-        draft_path=_gguf_path(data.get("draft_path")),
+        draft_path=_draft_path(data.get("draft_path")),
         draft_vocab=_whole(data.get("draft_vocab"), LEAST_DRAFT_VOCAB, MAX_DRAFT_VOCAB) or 0,
         mmproj=_mmproj(data.get("mmproj")),
         mmproj_device=_encoder_device(data.get("mmproj_device"), places),
@@ -149,6 +150,10 @@ def _rank(rank: RankSettings, entry: Mapping[str, Any]) -> RankSettings:
 
 def _n_draft(saved: object, default: int) -> int:
     return 0 if saved == 0 else _whole(saved, 1, MOST_DRAFTED) or default
+
+
+def _draft_path(saved: object) -> str:
+    return OWN_BLOCK if saved == OWN_BLOCK else _gguf_path(saved)
 
 
 def _mmproj(saved: object) -> str:

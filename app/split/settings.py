@@ -37,6 +37,9 @@ MAX_TEMPLATE: Final = 128 << 10
 GGUF_SUFFIX = ".gguf"
 """End of the names of models' files."""
 
+OWN_BLOCK = "mtp"
+"""Value of `SplitSettings.draft_path` for the model's own block for guesses."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
@@ -81,7 +84,8 @@ class SplitSettings:
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
         p2p, n_batch, fast_prompts: as in `LoadParams`.
         n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
-        draft_path: file of the draft model, "" for none; specific to one model.
+        draft_path: file of the draft model, "mtp" to load the model's own block for guesses on any
+            device, "" for neither; specific to one model.
         draft_vocab: as in `LoadParams`; specific to one model.
         mmproj: as in `LoadParams`; a file is specific to one model.
         mmproj_device: as in `LoadParams`, where the device takes part; else it counts as "auto".
@@ -200,7 +204,7 @@ class SplitSettings:
             fast_prompts=self.fast_prompts,
             draft=(self.draft_path or "auto") if self.n_draft else "off",
             draft_max=max(1, self.n_draft),
-            draft_vocab=self.draft_vocab,
+            draft_vocab=self.draft_vocab if self.n_draft else 0,
             mmproj=self.mmproj,
             mmproj_device=self.encoder_device,
             rope_scaling=self.rope_scaling,

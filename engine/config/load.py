@@ -247,7 +247,7 @@ class LoadParams:
     @property
     def without_mtp(self) -> LoadParams:
         """The same settings, but without a model's MTP block where it may be left out."""
-        return replace(self, draft="ngram") if self.may_leave_mtp else self
+        return replace(self, draft="ngram", draft_vocab=0) if self.may_leave_mtp else self
 
     @property
     def without_pictures(self) -> LoadParams:

@@ -59,8 +59,11 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     Raises:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
         SplitError: the split cannot be made.
+        EngineError: see `read_sizes`.
     """
     cls, hp = read_sizes(file, params)
+    if not hp.n_mtp:
+        _refuse_short_head(params)
     hp = with_context(cls, hp, params)
     wanted = wanted_shares(
         params, hp.n_trunk, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent,
@@ -79,7 +82,8 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
 
     Raises:
         ModelFileError: the architecture is unknown, or sizes contradict each other.
-        EngineError: an MTP block is asked for that the file does not have.
+        EngineError: an MTP block is asked for that the file does not have, or tokens to guess from
+            that the vocabulary does not have.
     """
     cls = model_class(file.meta.architecture, str(file.path))
     found = None
@@ -88,12 +92,33 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
         found = HParams.read(file, cls.traits, n_mtp=1)
     elif params.draft == "auto" and set(params.all_devices) == {CPU}:
         found = _with_usable_mtp(file, cls)
-    if found is not None and 0 < params.draft_vocab < found.n_vocab:
-        found = replace(found, n_guessed=params.draft_vocab)
     hp = found or HParams.read(file, cls.traits)
+    if params.draft_vocab > hp.n_vocab:
+        raise EngineError(
+            f"There are only {hp.n_vocab} tokens to guess from, not {params.draft_vocab}.",
+            "Lower --draft-vocab (Guess from), or leave it out to guess from all.",
+        )
+    if found is not None and params.draft_vocab < hp.n_vocab:
+        hp = replace(hp, n_guessed=params.draft_vocab)
+    elif found is None and params.draft != "auto":  # else a search may try other devices
+        _refuse_short_head(params)
     if hp.tied and copies_head(params):
         hp = replace(hp, tied=False, copies_head=True)
     return cls, hp
+
+
+def _refuse_short_head(params: LoadParams) -> None:
+    """Refuse to guess from some tokens alone, where nothing is loaded that could.
+
+    Raises:
+        EngineError: it is asked for.
+    """
+    if params.draft_vocab:
+        raise EngineError(
+            f"Nothing guesses from the first {params.draft_vocab} tokens, as no MTP block is "
+            "loaded.",
+            "Leave out --draft-vocab (Guess from), or ask for the block with --draft mtp.",
+        )
 
 
 def copies_head(params: LoadParams) -> bool:

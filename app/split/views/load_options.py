@@ -24,6 +24,7 @@ from app.split.settings import (
     MAX_ROPE_BASE,
     MAX_ROPE_FACTOR,
     MAX_THREADS,
+    OWN_BLOCK,
     SplitSettings,
 )
 from app.split.views.choice_fields import EncoderDeviceField, GgufField
@@ -148,7 +149,8 @@ class RareOptions(QWidget):
         self.fast_prompts = QCheckBox()
         self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
         self.draft_vocab = QSpinBox(minimum=0, maximum=MAX_DRAFT_VOCAB, singleStep=4096)
-        self.draft_model = GgufField(tr("Draft model"), [(tr("No model"), "")])
+        sources = [(tr("No model"), ""), (tr("MTP block"), OWN_BLOCK)]
+        self.draft_model = GgufField(tr("Draft model"), sources)
         words = [(tr("auto"), "auto"), (tr("Off"), "off")]
         self.mmproj = GgufField(tr("Encoder of pictures (mmproj)"), words)
         self.encoder = EncoderDeviceField()
@@ -268,8 +270,8 @@ class RareOptions(QWidget):
                 tr("Draft model"),
                 self.draft_model,
                 tr(
-                    "A smaller model with the same vocabulary, which guesses tokens beside the "
-                    "text; answers stay the same"
+                    "A smaller model with the same vocabulary, which guesses tokens; or the "
+                    "model's own block for that, which GPUs load only if it is chosen here"
                 ),
             ),
             (

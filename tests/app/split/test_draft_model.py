@@ -1,10 +1,12 @@
 """A draft model is chosen as a file, kept, and given up with the model that it guesses for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from PySide6.QtWidgets import QFileDialog
 
+from app.split.loads import resplit_params, settings_for
 from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings
 from tests.app.conftest import MakePanel
@@ -43,10 +45,28 @@ def test_a_file_is_chosen_used_and_given_up(make_panel: MakePanel, pick: Pick) -
     assert panel.session.load_params().draft == "auto"
 
 
-@pytest.mark.parametrize("saved", ["small.gguf", "notes.txt", 7, None])
+def test_the_model_s_own_block_is_a_choice(make_panel: MakePanel) -> None:
+    """GPUs load it only if it is asked for; a model that has it is not loaded again for another."""
+    panel = make_panel([CPU])
+    field = panel.options.rare.draft_model
+    assert field.itemText(1) == "MTP block"
+    plain = panel.session.load_params()
+    field.activated.emit(1)
+    settle()
+    wanted = panel.session.load_params()
+    assert (wanted.draft, wanted.draft_path) == ("mtp", "")
+    assert resplit_params(wanted, plain, 0) is None
+    assert resplit_params(wanted, wanted, 0) is not None
+    assert (
+        settings_for(SplitSettings(ranks=panel.session.settings.ranks), wanted).draft_path == "mtp"
+    )
+    assert field.currentIndex() == 1
+
+
+@pytest.mark.parametrize("saved", ["small.gguf", "mtp", "notes.txt", 7, None])
 def test_it_is_kept_unless_the_file_is_damaged(saved: object) -> None:
     found = from_dict({"draft_path": saved}, [CPU])
-    assert found.draft_path == ("small.gguf" if saved == "small.gguf" else "")
+    assert found.draft_path == (saved if saved in ("small.gguf", "mtp") else "")
 
 
 def test_no_guesses_are_none_of_a_draft_model_either() -> None:
@@ -61,4 +81,5 @@ def test_the_tokens_to_guess_from_are_kept_for_the_model_alone() -> None:
     assert settings.load_params("m.gguf").draft_vocab == 4096
     assert to_dict(settings)["draft_vocab"] == 4096
     assert settings.for_another_model(None).draft_vocab == 0
+    assert replace(settings, n_draft=0).load_params("m.gguf").draft_vocab == 0
     assert from_dict({"draft_vocab": 3}, [CPU]).draft_vocab == 0, "so few are none"

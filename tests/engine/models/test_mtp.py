@@ -277,7 +277,7 @@ def test_plans_count_the_rows_that_are_held_once_more(
     tmp_path: Path, split: tuple[int, ...]
 ) -> None:
     planner, held = Planner(mtp_gguf(tmp_path / "m.gguf")), {}
-    for n in (0, N_GUESSED, 4096):
+    for n in (0, N_GUESSED, 320):
         params = LoadParams(
             str(tmp_path / "m.gguf"), ("cpu",) * len(split), split, draft="mtp", draft_vocab=n,
             n_ctx=64,
@@ -288,7 +288,7 @@ def test_plans_count_the_rows_that_are_held_once_more(
         held[n] = sum(device.memory.weights for device in expected.devices)
     planner.close()
     assert held[N_GUESSED] == held[0] + N_GUESSED * N_EMBD * 4
-    assert held[4096] == held[0], "there are fewer tokens than that"
+    assert held[320] == held[0], "that are all"
 
 
 def test_the_rows_are_those_of_the_file(tmp_path: Path) -> None:
@@ -300,3 +300,17 @@ def test_the_rows_are_those_of_the_file(tmp_path: Path) -> None:
             at = prefilled(model)
             found.append(model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0)))
     assert np.array_equal(found[0][:, :N_GUESSED], found[1])
+
+
+@pytest.mark.parametrize("draft", ["auto", "mtp"])
+def test_more_tokens_than_there_are_cannot_be_guessed_from(tmp_path: Path, draft: str) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf")
+    with pytest.raises(EngineError, match="only 320 tokens to guess from, not 321"):
+        opened(path, draft=draft, draft_vocab=321)
+
+
+@pytest.mark.parametrize("draft", ["auto", "ngram", "off"])
+def test_some_tokens_to_guess_from_want_a_block(tmp_path: Path, draft: str) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", n_mtp=int(draft != "auto"))
+    with pytest.raises(EngineError, match="Nothing guesses from the first 256 tokens"):
+        opened(path, draft=draft, draft_vocab=N_GUESSED)
