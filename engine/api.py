@@ -44,7 +44,7 @@ from engine.planning.draft.vocabulary import check_vocabulary
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, ignore, never
-from engine.runtime.thread_runtime import open_runtime
+from engine.runtime.opening import open_runtime
 
 
 def load_model(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.forward.state import KV_INFO, KVState, sights_of
 from engine.gguf.types import row_bytes
-from engine.runtime.cached_rows import CachedRows
+from engine.runtime.memory.cached_rows import CachedRows
 from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.forward.state import RecurrentState
-from engine.runtime.cache_memory import CacheMemory
-from engine.runtime.cached_rows import CachedRows
+from engine.runtime.memory.cache_memory import CacheMemory
+from engine.runtime.memory.cached_rows import CachedRows
 from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from engine.generation.state_strips import (
 from engine.paging.keys import PAGE, n_alike
 from engine.paging.pool import OutOfPages
 from engine.paging.sequences import GONE
-from engine.runtime.cached_rows import CachedRows
+from engine.runtime.memory.cached_rows import CachedRows
 from engine.sharding.recut import Run, as_one, runs
 
 if TYPE_CHECKING:

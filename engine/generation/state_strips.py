@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.errors import Cancelled
 from engine.progress import IsCancelled, StateProgress, StateSink
-from engine.runtime.cached_rows import CachedRows
+from engine.runtime.memory.cached_rows import CachedRows
 
 STRIP_BYTES = 1 << 20
 """Largest number of bytes of a strip, unless a single row has more; it stays in a core's cache."""

@@ -38,7 +38,7 @@ from engine.programs import tie_to_parent
 from engine.remote.channel import Channel, inherited_connection
 from engine.remote.messages import FROM_ENGINE, TO_ENGINE
 from engine.remote.program import serve
-from engine.runtime.thread_runtime import open_on_machines_by
+from engine.runtime.opening import open_on_machines_by
 
 BEAT_S = 1.0
 """Seconds between two signs of life."""

@@ -17,8 +17,8 @@ from engine.forward.batch_sizes import SMALL_BATCH
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
-from engine.runtime.cache_memory import CacheMemory
 from engine.runtime.interface import page_groups
+from engine.runtime.memory.cache_memory import CacheMemory
 from engine.runtime.passes.guessing import GuessPasses
 from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.passes.row_sampling import RowSampling

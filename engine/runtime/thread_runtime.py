@@ -1,30 +1,26 @@
-"""A loaded model whose ranks are threads of this process, and its memory use."""
+"""A loaded model whose ranks are threads of this process."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.devices.catalog import list_devices
-from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
+from engine.errors import DeviceStopped, EngineError, OutOfDeviceMemory
 from engine.forward.state import RecurrentState, sights_of
 from engine.gguf.control_vectors import Direction, read_control_vectors
-from engine.hardware.backend_choice import refuse_kernels
-from engine.hardware.faults import call_all, explain_faults, has_stopped, stopped_error
-from engine.hardware.process_memory import ResidentPeak, resident_bytes
+from engine.hardware.faults import call_all, has_stopped, stopped_error
 from engine.hardware.torch_devices import (
     free_bytes,
     kind_of,
     mark_hanging,
     release_cached_memory,
-    taken_overhead,
     torch_devices,
 )
 from engine.models.declare import declare
@@ -32,12 +28,13 @@ from engine.ops.weights import release_scratch
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.planning.memory import DeviceMemory
 from engine.planning.pictures.memory import tower_path
-from engine.planning.plan import DevicePlan, Plan, make_plan
-from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
+from engine.planning.plan import Plan, make_plan
 from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import Prepare, RankBuilder, RankSetup, make_group
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import ByteProgress, check_types
+from engine.runtime.memory.overheads import plan_with_overheads
+from engine.runtime.memory.used_memory import UsedMemory
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
@@ -53,9 +50,6 @@ if TYPE_CHECKING:
     from engine.runtime.interface import TokenSource
 
 log = logging.getLogger(__name__)
-
-BESIDE = ("draft", "pictures")
-"""What may lie beside a model on a rank's device, as `MemoryUse` names it."""
 
 
 class ThreadRuntime:
@@ -88,9 +82,6 @@ class ThreadRuntime:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
     """
 
-    _resident: ResidentPeak | None = None
-    _cached_at_load = 0
-
     def __init__(
         self,
         file: GGUFFile,
@@ -108,7 +99,7 @@ class ThreadRuntime:
         devices = self._torch_devices(declaration.devices, holders)
         self.devices = [devices[rank] for rank in self.local]
         self.fallbacks = prove_kernels(declaration.devices[rank] for rank in holders)
-        _use_measured_overheads(self.devices)
+        plan_with_overheads(self.devices)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
             free = donor.free_once_closed(free)
@@ -133,8 +124,7 @@ class ThreadRuntime:
         self.n_batch: int = self.plan.n_batch
         self._sights = sights_of(declaration.states)
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
-        self._allocated_at_load: dict[str, int] = {}
-        self._beside: dict[str, int] = dict.fromkeys(BESIDE, 0)
+        self._memory = UsedMemory(self.devices)
         self._start_threads(params)
         setup = RankSetup(
             devices, self._kinds(devices), self.plan, self.hp, self.n_batch, self.threads_per_rank,
@@ -149,7 +139,7 @@ class ThreadRuntime:
         except BaseException:
             self.close()
             raise
-        self._watch_memory()
+        self._memory.watch(self.ranks)
 
     def _start_threads(self, params: LoadParams) -> None:
         """Make the group, the executor with its threads, and the runner."""
@@ -294,19 +284,7 @@ class ThreadRuntime:
         Args:
             free: free bytes now, by device.
         """
-        total = dict(free)
-        for device in {d for d in self.devices if d.type == "cuda" and str(d) in total}:
-            total[str(device)] += torch.cuda.memory_allocated(device)  # with all rounding
-        for rank in self.ranks if "cpu" in total else ():
-            held = rank.held
-            total["cpu"] += held.host_kv + (held.weights + held.kv) * (rank.device.type == "cpu")
-        if "cpu" in total and self.plan.pictures_apart:
-            total["cpu"] += self._beside["pictures"]
-        for rank_plan in self.plan.devices if "cpu" in total else ():
-            for kind, n_bytes in self._beside.items():  # they stay, and are planned for again
-                if getattr(rank_plan.memory, kind) and rank_plan.device == "cpu":
-                    total["cpu"] += n_bytes  # those of GPUs are among what torch holds
-        return total
+        return self._memory.free_once_closed(free, self.plan, self.ranks)
 
     def kernel_s(self) -> list[float] | None:
         """Return each rank's seconds in kernels so far; None unless all ranks measure them."""
@@ -337,8 +315,7 @@ class ThreadRuntime:
             if explained is error:
                 raise
             raise explained from None
-        if n_tokens > 1 and self._resident:  # reading it costs as much as a small model's token
-            self._resident.note()
+        self._memory.note_pass(n_tokens)
 
     def _explained(self, error: BaseException, doing: str) -> BaseException:
         """Return the error to show instead of one of a call on the ranks, or the same one."""
@@ -358,23 +335,8 @@ class ThreadRuntime:
         return OutOfDeviceMemory(device, needed, free, doing)
 
     def memory(self) -> list[DeviceMemory]:
-        """Return the predicted and the measured bytes of each rank.
-
-        Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
-        beyond those since the load: on CUDA the allocator's, on the CPU the growth of this process
-        without newly used pages of the KV cache. It is divided among the ranks of a device in
-        proportion to the predictions.
-        """
-        result = []
-        for plan, rank in zip(self.local_plan.devices, self.ranks, strict=True):
-            compute = plan.memory.compute
-            if compute:  # a GPU without a share must not be asked
-                compute *= self._measured_compute(plan.device)
-                compute //= sum(d.memory.compute for d in self._on(plan.device))
-            beside = {k: n for k, n in self._beside.items() if getattr(plan.memory, k)}
-            measured = replace(rank.held, compute=compute, **beside)
-            result.append(DeviceMemory(plan.device, plan.memory, measured))
-        return result
+        """Return the predicted and the measured bytes of each rank; see `UsedMemory.compared`."""
+        return self._memory.compared(self.local_plan, self.ranks)
 
     def rest(self) -> None:
         """Send the ranks' threads to sleep until the next pass: another model needs the cores."""
@@ -387,8 +349,8 @@ class ThreadRuntime:
         Args:
             kind: one of `BESIDE`.
         """
-        self._beside[kind] = n_bytes
-        self._watch_memory()
+        self._memory.note_beside(kind, n_bytes)
+        self._memory.watch(self.ranks)
 
     def _lacks_memory(self, free: Mapping[str, int]) -> bool:
         """Return whether there is too little memory for the plan."""
@@ -397,33 +359,6 @@ class ThreadRuntime:
     def _leaves_pictures(self, free: Mapping[str, int]) -> bool:
         """Return whether an encoder of pictures is planned for which there is no memory."""
         return bool(self.plan.pictures_device) and bool(self.local_plan.shortages(free))
-
-    def _on(self, device: str) -> list[DevicePlan]:
-        """Return the plans of the ranks on a device."""
-        return [d for d in self.local_plan.devices if d.device == device]
-
-    def _watch_memory(self) -> None:
-        """Start measuring the memory used beyond weights and cache."""
-        release_cached_memory(self.devices)
-        self._resident, self._cached_at_load = ResidentPeak(), self._cached_bytes()
-        for device in {d for d in self.devices if d.type == "cuda"}:
-            torch.cuda.reset_peak_memory_stats(device)
-            self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
-        _keep_overheads(self.devices)
-
-    def _measured_compute(self, device: str) -> int:
-        """Return the measured compute bytes of all ranks on a device together."""
-        if device == "cpu":
-            assert self._resident is not None, "it is made at the end of a load"
-            return max(0, self._resident.growth - self._cached_bytes() + self._cached_at_load)
-        return int(torch.cuda.max_memory_allocated(device)) - self._allocated_at_load[device]
-
-    def _cached_bytes(self) -> int:
-        """Return the bytes of the caches' pages in host memory that were used so far."""
-        tensors = [x for r in self.ranks for layer in r.context.cache.layers for x in layer.held()]
-        return sum(
-            resident_bytes(x.data_ptr(), x.nbytes) for x in tensors if x.device.type == "cpu"
-        )
 
     def close(self) -> None:
         """Free everything, and raise nothing; safe to call twice.
@@ -442,72 +377,11 @@ class ThreadRuntime:
         )
 
 
-def _without_machines(*_: object) -> ThreadRuntime:
-    """Refuse to load a model that several machines are to compute.
-
-    Raises:
-        EngineError: always.
-    """
-    raise EngineError(
-        "These settings are for a model on several machines, which have not joined.",
-        "Start them with tandem serve --nodes and tandem join.",
-    )
-
-
-_opener_on_machines: Callable[..., ThreadRuntime] = _without_machines
-
-
-def open_on_machines_by(opener: Callable[..., ThreadRuntime]) -> None:
-    """Set what loads models that several machines compute; it is called as `open_runtime`."""
-    global _opener_on_machines  # a process is one of several machines, or none
-    _opener_on_machines = opener
-
-
-def open_runtime(
-    file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
-    donor: ThreadRuntime | None = None, used: UsedSlots = (),
-) -> ThreadRuntime:  # fmt: skip
-    """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference.
-
-    Raises:
-        EngineError: see `ThreadRuntime`; or several machines are to compute, and none have joined.
-    """
-    if params.machines:
-        return _opener_on_machines(file, params, on_progress, is_cancelled, donor, used)
-    gpus = [torch.device(name) for name in params.all_devices if name != "cpu"]
-    while True:
-        try:
-            with explain_faults(gpus):
-                return ThreadRuntime(file, params, on_progress, is_cancelled, donor, used)
-        except DeviceStopped:
-            if donor is not None and has_stopped(donor.devices):
-                donor.close()
-            raise
-        except KernelError as error:
-            log.warning("%s", error)
-            refuse_kernels(error.device, error.why)
-
-
 def _as_before(params: LoadParams, donor: ThreadRuntime) -> LoadParams:
     """Return the settings of a re-split with what stays: pages, guesses, the encoder's place."""
     params = replace(params, n_batch=donor.n_batch, draft=donor.draft, mmproj=donor.mmproj or "off")
     device = donor.plan.pictures_device
     return replace(params, mmproj_device=device) if device in params.picture_devices else params
-
-
-def _use_measured_overheads(devices: Sequence[torch.device]) -> None:
-    """Plan with what CUDA took of the GPUs when a model was loaded before."""
-    if any(device.type == "cuda" for device in devices):
-        use_measured_overheads(list_devices(), MachineFile.of_user())
-
-
-def _keep_overheads(devices: Sequence[torch.device]) -> None:
-    """Save what CUDA has taken of each GPU for itself, with all kernels loaded, for later plans."""
-    taken = {str(d): taken_overhead(d) for d in set(devices) if d.type == "cuda"}
-    for info in list_devices() if taken else ():
-        n_bytes = taken.get(info.id)
-        if n_bytes is not None:
-            MachineFile.of_user().keep_overhead(info, n_bytes)
 
 
 def _guard(

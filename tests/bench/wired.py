@@ -36,7 +36,7 @@ from engine.planning.speed.machine_file import expected_facts
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.speed_model import SpeedModel
 from engine.planning.speed.wires import Wires
-from engine.runtime.thread_runtime import open_on_machines_by
+from engine.runtime.opening import open_on_machines_by
 from tests.bench.machines import measured
 from tests.bench.prediction import PROBE_BYTES, facts_now
 from tests.helpers.wire import DEVICE, Node, WireKind, wired

@@ -14,7 +14,7 @@ from engine import EngineError, LoadParams, Model
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
-from engine.runtime import thread_runtime
+from engine.runtime import opening
 from tests.helpers.queue_wires import Queues, QueueWire
 
 
@@ -65,12 +65,12 @@ class MachineThreads:
 def machines(n: int, paths: Sequence[str] = ()) -> Iterator[MachineThreads]:
     """Have models of this process computed by n machines."""
     found = MachineThreads(n, paths)
-    before = thread_runtime._opener_on_machines
-    thread_runtime.open_on_machines_by(partial(open_on_machines, found.machines[0]))
+    before = opening._opener_on_machines
+    opening.open_on_machines_by(partial(open_on_machines, found.machines[0]))
     try:
         yield found
     finally:
-        thread_runtime.open_on_machines_by(before)
+        opening.open_on_machines_by(before)
         found.close()
 
 

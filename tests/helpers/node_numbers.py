@@ -22,7 +22,7 @@ from engine.distributed.machine_runtime import open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight import backend_of_environment
 from engine.distributed.wire import GlooWire
-from engine.runtime.thread_runtime import open_on_machines_by
+from engine.runtime.opening import open_on_machines_by
 
 PROMPTS = [[5, 6, 7, 9], [8, 3] * 9, [7], [11, 12, 13]]
 

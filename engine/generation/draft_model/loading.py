@@ -14,7 +14,8 @@ from engine.generation.draft_model.source import ModelSource
 from engine.gguf.reader import GGUFFile
 from engine.planning.draft.memory import draft_params
 from engine.progress import IsCancelled, ignore
-from engine.runtime.thread_runtime import ThreadRuntime, open_runtime
+from engine.runtime.opening import open_runtime
+from engine.runtime.thread_runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams

@@ -18,7 +18,8 @@ from engine.planning.memory import MemoryUse
 from engine.planning.speed.forecast import Forecaster
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.speed.rigs import parse_rig
-from engine.runtime import thread_runtime
+from engine.runtime.memory import overheads
+from engine.runtime.memory.used_memory import UsedMemory
 from tests.helpers.tiny_gguf import tiny_gguf
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -119,16 +120,16 @@ def test_damaged_entries_do_no_harm(tmp_path: Path, kept: object) -> None:
 def test_a_load_measures_each_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = MachineFile(tmp_path / "machine.json")
     monkeypatch.setattr(MachineFile, "of_user", classmethod(lambda cls: file))
-    monkeypatch.setattr(thread_runtime, "list_devices", lambda: [GPU])
-    monkeypatch.setattr(thread_runtime, "taken_overhead", lambda device: 333 * MIB)
-    thread_runtime._keep_overheads([torch.device("cpu")])
+    monkeypatch.setattr(overheads, "list_devices", lambda: [GPU])
+    monkeypatch.setattr(overheads, "taken_overhead", lambda device: 333 * MIB)
+    overheads.keep_overheads([torch.device("cpu")])
     assert file.overhead(GPU) is None
-    thread_runtime._keep_overheads([CUDA, CUDA, torch.device("cpu")])
+    overheads.keep_overheads([CUDA, CUDA, torch.device("cpu")])
     assert file.overhead(GPU) == 333 * MIB
-    thread_runtime._use_measured_overheads([CUDA])
+    overheads.plan_with_overheads([CUDA])
     assert overhead_bytes("cuda:0") == 333 * MIB
-    monkeypatch.setattr(thread_runtime, "taken_overhead", lambda device: None)
-    thread_runtime._keep_overheads([CUDA])
+    monkeypatch.setattr(overheads, "taken_overhead", lambda device: None)
+    overheads.keep_overheads([CUDA])
     assert file.overhead(GPU) == 333 * MIB
 
 
@@ -143,10 +144,9 @@ def test_a_closed_model_gives_back_all_that_torch_holds(monkeypatch: pytest.Monk
         )
         for rank, n in ((on_gpu, 0), (on_cpu, 9))
     ]
-    runtime = types.SimpleNamespace(
-        devices=[CUDA, on_cpu.device], ranks=[on_gpu, on_cpu],
-        plan=types.SimpleNamespace(devices=plans, pictures_apart=7),
-        _beside={"draft": 4, "pictures": 7},
-    )  # fmt: skip
-    free = thread_runtime.ThreadRuntime.free_once_closed(runtime, {"cuda:0": 1, "cpu": 2})  # type: ignore[arg-type]
+    plan = types.SimpleNamespace(devices=plans, pictures_apart=7)
+    memory = UsedMemory([CUDA, on_cpu.device])
+    memory.note_beside("draft", 4)
+    memory.note_beside("pictures", 7)
+    free = memory.free_once_closed({"cuda:0": 1, "cpu": 2}, plan, [on_gpu, on_cpu])  # type: ignore[arg-type,list-item]
     assert free == {"cuda:0": 701, "cpu": 49}

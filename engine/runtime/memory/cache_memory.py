@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.parallel.executor import RankExecutor
-    from engine.runtime.cached_rows import CachedRows
     from engine.runtime.interface import Guard, SlotState
+    from engine.runtime.memory.cached_rows import CachedRows
     from engine.runtime.rank import Rank
 
 
