@@ -1,4 +1,10 @@
-"""Guesses of answers that run, and which of them a pass checks."""
+"""Guesses of answers that run, and which of them a pass checks.
+
+A guess is a further single token of its sequence, so that recorded passes serve. Recurrent states
+cannot be cut, so the state behind each guess has a place of its own, and an answer goes on from
+that behind the last right one (`Piece.source`, `Places.follow`). On GPUs a pass that checks guesses
+has no more rows than keep the bits that they have alone (`PagedRuntime.most_checked_rows`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Passes over the MTP block of a model on all ranks, which guess what follows tokens."""
+"""Passes over the MTP block of a model on all ranks, which guess what follows tokens.
+
+On GPUs these passes are not captured: a device that samples ahead comes to a stop before a guess,
+the host starts each kernel, and prompts are not computed in micro-batches. So `--draft auto` loads
+the block on CPUs alone. GPUs on several machines do not guess with it.
+"""
 
 from __future__ import annotations
 
