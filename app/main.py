@@ -250,7 +250,7 @@ class Shell(QObject):
         return Panels(self.split_panel, *places, self.monitor, self._monitor_head)
 
     def _make_services(self) -> None:
-        self.tool_switch: ToolSwitch | None = None  # as long as there is no server
+        self.tool_switch: ToolSwitch | None = None  # until there is a server of tools
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
         store = ChatStore(paths.chats_dir())
         self.session = ChatSession(

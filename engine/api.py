@@ -238,7 +238,7 @@ class Model(Inquiries, SavedStates):
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """What makes the GPUs slower than they could be, as of now; it may change at any token."""
+        """Reasons why the GPUs are slower than they could be; they may change at any token."""
         return self.runtime.fallbacks.current
 
     def bench(

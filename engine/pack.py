@@ -92,7 +92,7 @@ def delete_pack(home: Path) -> bool:
 
 
 def _hold(folder: str) -> None:
-    """Keep the file of a pack open as long as this process uses it; others have none."""
+    """Keep the file of a pack open while this process uses it; other packs have none."""
     path = Path(folder).parent / IN_USE
     if folder in _held or not path.is_file():
         return

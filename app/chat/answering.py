@@ -44,7 +44,7 @@ class CutAnswer:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether nobody has deleted it, or written behind it."""
+        """Whether the answer is still there and nothing was written after it."""
         tree, number = self.chat.tree, self.message.id
         return tree.get(number) is self.message and len(tree.branch(number)) == 1
 

@@ -145,12 +145,12 @@ class Message:
 
     @property
     def waits_for_calls(self) -> bool:
-        """Whether calls of it wait for a person, or run."""
+        """Whether calls of the message wait for a person, or run."""
         return any(call.is_open for call in self.calls)
 
     @property
     def has_results(self) -> bool:
-        """Whether it has calls that have all ended, so that the model can go on behind them."""
+        """Whether the message has calls and all have ended, so that the model can go on."""
         return bool(self.calls) and not any(
             call.is_open or call.state == "writing" for call in self.calls
         )

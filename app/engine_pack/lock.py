@@ -86,7 +86,7 @@ class Lock:
 
     @property
     def is_for_here(self) -> bool:
-        """Whether it is for this system and this version of Python."""
+        """Whether the lock is for this system and this version of Python."""
         return (self.system, self.python) == (this_system(), this_python())
 
     @property

@@ -84,7 +84,7 @@ class Pack:
 
     @property
     def is_environment(self) -> bool:
-        """Whether it is an existing Python environment."""
+        """Whether the pack is an existing Python environment."""
         return bool(self.source)
 
     @property
@@ -120,7 +120,7 @@ class PackStore:
 
     @property
     def previous(self) -> Pack | None:
-        """Pack that was in use before it; None if there is none."""
+        """Pack that was in use before the current one; None for none."""
         return self._read(self._names()[1])
 
     def n_bytes(self) -> int:

@@ -54,7 +54,7 @@ class InstallRequest:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether it comes from the network, so that what has arrived can be kept."""
+        """Whether the engine is downloaded, so that what has arrived can be kept."""
         return bool(self.backend) and not self.wheels
 
 

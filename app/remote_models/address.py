@@ -33,7 +33,7 @@ class RemoteAddress:
 
     @property
     def path(self) -> str:
-        """What stands in the place of a model file's path."""
+        """Text that stands for the model where others have a file's path."""
         return f"{self.url}#{quote(self.model, safe='/:@')}"
 
     @property
@@ -53,7 +53,7 @@ class RemoteAddress:
 
     @property
     def is_in_the_open(self) -> bool:
-        """Whether what is sent can be read on the way: without encryption to another machine."""
+        """Whether requests go to another machine without encryption."""
         split = urlsplit(self.url)
         return split.scheme == "http" and split.hostname not in LOCAL
 

@@ -92,7 +92,7 @@ class ServerSession(QObject):
 
     @property
     def choices(self) -> ServerChoices:
-        """What the settings say about the server."""
+        """The server's settings."""
         return choices_of(self._settings.current)
 
     @property

@@ -53,7 +53,7 @@ class Recovery(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        """Offer again what this failure has not changed, or to try once more after a crash."""
+        """Offer the lost model again if none is loaded, or a retry after a crash."""
         self._is_wanted = False
         if self._client.model is None and (self._lost or isinstance(error, EngineCrashed)):
             self._offer(error)

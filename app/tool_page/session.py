@@ -63,7 +63,7 @@ class ToolSession(QObject):
 
     @property
     def states(self) -> tuple[ToolServerState, ...]:
-        """What became of each server."""
+        """State of each server."""
         return self._hub.states() if self.servers else ()
 
     @property

@@ -27,7 +27,7 @@ class LoopThread:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is done there any more."""
+        """Whether the thread has ended its work."""
         return self._is_closed
 
     def post(self, work: Callable[[], None]) -> bool:

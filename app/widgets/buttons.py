@@ -136,7 +136,7 @@ class ElidedButton(QPushButton):
 
 
 class Chip(QPushButton):
-    """A small button in a bar, there as long as it has something to say."""
+    """A small button in a bar, shown while it has something to say."""
 
     changed = Signal()  # whether it is there, or what it says
 
@@ -148,7 +148,7 @@ class Chip(QPushButton):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is something to say."""
+        """Whether the button is shown: it has something to say."""
         return bool(self._texts)
 
     def set_texts(self, texts: Sequence[str]) -> None:

@@ -202,7 +202,7 @@ class Sheet(QFrame):
         self.show()
 
     def fit(self) -> None:
-        """Take the height that what is on it needs."""
+        """Take the height that the content needs."""
         width = px(SHEET_WIDTH)
         self.setFixedWidth(width)
         needed = self.column.heightForWidth(width - 2)

@@ -246,12 +246,12 @@ class LoadParams:
 
     @property
     def without_mtp(self) -> LoadParams:
-        """The same settings, but without a model's MTP block where it may be left out."""
+        """These settings, without the model's MTP block if it may be left out."""
         return replace(self, draft="ngram", draft_vocab=0) if self.may_leave_mtp else self
 
     @property
     def without_pictures(self) -> LoadParams:
-        """The same settings, but without an encoder of pictures where it may be left out."""
+        """These settings, without an encoder of pictures if it may be left out."""
         return replace(self, mmproj="off") if self.mmproj == "auto" else self
 
     @property
@@ -292,7 +292,7 @@ class LoadParams:
 
     @property
     def rope(self) -> str:
-        """What is set of RoPE in place of the file's values, as a text; "" for nothing."""
+        """RoPE settings that replace the file's values, as a text; "" for none."""
         found = self.rope_scaling, self.rope_factor, self.rope_base
         return " ".join(map(str, found)) if any(found) else ""
 

@@ -27,7 +27,7 @@ CHUNK_BYTES = 256 << 20
 """Bytes of addresses that an arena asks for at a time; they take memory only once written to."""
 
 ALIGNMENT = 128
-"""Bytes that the addresses of an arena's tensors are multiples of: whole lines of caches."""
+"""Alignment of an arena's tensors in bytes: whole cache lines."""
 
 
 def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -31,7 +31,7 @@ TOKEN_UNIT, OUTPUT_UNIT = 12, 48
 """Numbers that tokens of a pass and elements of a piece are multiples of: whole tiles."""
 
 FEW_TOKENS = 8
-"""Largest number of tokens whose products take as long as it takes to read the weights."""
+"""Largest number of tokens whose products take the time that reading the weights takes."""
 
 BF16_BATCH = 17
 """Smallest number of tokens that torch multiplies in BF16 where a load allows it."""

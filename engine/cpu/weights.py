@@ -68,7 +68,7 @@ class PlaneWeight:
 
     @property
     def rows(self) -> Worker | WordRows:
-        """What packs the activations that the matrix multiplies."""
+        """Kernel that packs the activations for this matrix."""
         return self.worker
 
     @property

@@ -19,11 +19,10 @@ N_UNSTEADY = 3
 then."""
 
 ROW_COST = 0.04
-"""Time of one more row as a part of that of the first, as long as it has not been measured."""
+"""Time of a further row as a part of the first row's, until it is measured."""
 
 MAKING_COST = 0.1
-"""Time of making one more guess as a part of that of a token, as long as it has not been
-measured."""
+"""Time of making a further guess as a part of a token's, until it is measured."""
 
 LEAST_GAIN = 1.03
 """Expected gain in tokens per second from which on guesses are checked."""

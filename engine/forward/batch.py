@@ -149,5 +149,5 @@ class Batch(NamedTuple):
 
     @property
     def is_of_few_singles(self) -> bool:
-        """Whether it has single tokens alone, as many as a pass may be recorded with."""
+        """Whether all sequences have a single token, and no more than a recorded pass may have."""
         return len(self.pieces) <= MOST_AT_ONCE and self.is_of_singles

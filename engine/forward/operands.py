@@ -64,7 +64,7 @@ class Scores:
 
     @property
     def sight(self) -> Sight:
-        """How far back queries see."""
+        """Attention window of the queries."""
         if self.chunk and not 0 < self.window <= self.chunk:
             return Sight(self.chunk, is_chunked=True)
         return Sight(self.window or None)

@@ -103,7 +103,7 @@ class Prompts:
 
     @cached_property
     def template_use(self) -> TemplateUse:
-        """What the chat template makes of functions and calls; it is tried once.
+        """Way the chat template writes functions and calls; found by one trial.
 
         Raises:
             PromptError: the file has no vocabulary.

@@ -61,7 +61,7 @@ class Follow:
 
     @property
     def wish(self) -> SamplingWish | None:
-        """How a device may sample the next token, beside those of others; None if it may not."""
+        """Settings by which a device may sample the next token; None if the host must."""
         if self.wants_logits:
             return None
         return SamplingWish(self.sampler, self.never, self.allowed)

@@ -133,7 +133,7 @@ class Fallback:
 
     @property
     def title(self) -> str:
-        """What is different, such as "On cuda:0, kernels are started one by one"."""
+        """Title of the fallback, such as "On cuda:0, kernels are started one by one"."""
         return _WORDS[self.kind].title.format(_listed(self.devices))
 
     @property
@@ -143,7 +143,7 @@ class Fallback:
 
     @property
     def sentence(self) -> str:
-        """What is different, why, what it costs and what may help, for a person."""
+        """Sentence on the fallback: what differs, why, its cost and a remedy."""
         return f"{self.title}: {self.why}. {self.cost} {self.help}"
 
 

@@ -45,7 +45,7 @@ class TextInquiries:
 
     @property
     def sight(self) -> PictureSight | None:
-        """How the model sees pictures; None where it does not."""
+        """Sizes by which the model sees pictures; None if it sees none."""
         reader = self._prompts.pictures
         return None if reader is None else reader.sight
 

@@ -103,7 +103,7 @@ class Gathering:
 
     @property
     def missing(self) -> str:
-        """What is missing, as a sentence."""
+        """Sentence that says which machines are missing."""
         names = [one.name for number, one in self._wanted.items() if number not in self._there]
         who = f" ({', '.join(names)})" if names else ""
         n = self._n - 1 - len(self._there)

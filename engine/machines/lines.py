@@ -205,7 +205,7 @@ def _proof(token: str, side: bytes, leaders: bytes, joiners: bytes) -> bytes:
 
 
 def _text(found: dict[str, Any], name: str) -> bytes:
-    """Return a text of an object."""
+    """Return a field of a JSON object that must be text."""
     value = found.get(name)
     if not isinstance(value, str) or len(value) > 200 or not value.isascii():
         raise LineError("What answers there is not Tandem.")

@@ -76,7 +76,7 @@ class ReferenceBackend:
         return NothingToCompile()
 
     def check(self, *_: object) -> None:
-        """Do nothing: torch is what others are compared with."""
+        """Do nothing: torch is the reference that others are compared with."""
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
         return value

@@ -195,7 +195,7 @@ class PagedSequence:
         return True
 
     def close(self) -> None:
-        """Release all pages; what they hold can be found as long as their memory is not wanted."""
+        """Release all pages; their content can be found until their memory is needed."""
         n_whole, n_part = divmod(len(self.ids), PAGE)
         if n_part:
             for number in range(len(self._groups)):

@@ -13,7 +13,7 @@ LEAST_BUFFER_BYTES = 1 << 20
 """Least size of a staging buffer, in bytes."""
 
 PACK_BYTES = 64 << 20
-"""Bytes that turning blocks of the file into planes takes on a GPU."""
+"""Bytes of GPU memory needed to turn blocks of the file into planes."""
 
 LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
 """Most bytes that a GPU takes beside its weights while these are loaded; freed afterwards."""

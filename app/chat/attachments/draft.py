@@ -40,7 +40,7 @@ class DraftFile:
 
     @property
     def is_pdf(self) -> bool:
-        """Whether it has pages that can be seen."""
+        """Whether the file has pages that can be shown as pictures."""
         return self.path.suffix.lower() == ".pdf"
 
     @property

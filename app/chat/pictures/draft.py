@@ -67,7 +67,7 @@ class DraftPictures(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """Whether some of the open chat are still being read."""
+        """Whether pictures of the open chat's draft are still being read."""
         return bool(self._waiting_here())
 
     @property

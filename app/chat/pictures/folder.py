@@ -123,7 +123,7 @@ class PictureFolder:
                 (own / OWNER).unlink(missing_ok=True)
 
     def tidy(self, chats: Iterable[Conversation]) -> None:
-        """Delete what nobody needs any more: pictures of deleted chats, and those of no message.
+        """Delete pictures of deleted chats, and those of no message.
 
         Args:
             chats: chats as they are on the disk, whose folders are looked at.

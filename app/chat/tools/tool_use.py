@@ -63,7 +63,7 @@ class ToolUse:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still get a result: it waits or runs."""
+        """Whether the call may still get a result: it waits or runs."""
         return self.state in ("waiting", "running")
 
 

@@ -82,7 +82,7 @@ class MessageColumn(QWidget):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that is wanted is here."""
+        """Whether all wanted messages are shown."""
         return (self.first, self.end) == self.wanted and not self._unmade
 
     @property

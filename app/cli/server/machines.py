@@ -128,7 +128,7 @@ class ServedMachines:
 
     @property
     def problem(self) -> str:
-        """What is missing, as a sentence; "" if all machines are there."""
+        """Sentence that names the missing machines; "" if all are there."""
         return "" if self.gathering.is_complete else self.gathering.missing
 
     @property

@@ -48,7 +48,7 @@ class TransferRow(QWidget):
 
     @property
     def text(self) -> str:
-        """What the row says of its state."""
+        """State of the download, as the row shows it."""
         return self._problem.text() or self._state.text()
 
     def show_job(self, job: DownloadJob, progress: TransferProgress) -> None:

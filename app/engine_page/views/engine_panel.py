@@ -50,7 +50,7 @@ class EnginePanel(QWidget):
 
     @property
     def text(self) -> str:
-        """What the panel says of the engine."""
+        """Text of the panel about the engine."""
         lines = (self._title.text(), self._details.text(), self._news.text())
         return "\n".join(line for line in lines if line)
 

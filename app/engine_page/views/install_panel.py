@@ -53,7 +53,7 @@ class InstallPanel(QWidget):
 
     @property
     def text(self) -> str:
-        """What the panel says of the state."""
+        """Text of the panel about the installation's state."""
         return self._stage.text() if self._problem.isHidden() else self._problem.text()
 
     def show_running(self, title: str, share: float | None, stage: str, *, pauses: bool) -> None:

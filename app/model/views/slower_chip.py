@@ -20,7 +20,7 @@ TEXT, SHORT = tr_later("Slower than it could be"), tr_later("Slower")
 
 
 class SlowerChip(Chip):
-    """Chip that is there as long as a GPU is slower than it could be; a press opens the reasons."""
+    """Chip shown while a GPU is slower than it could be; a press opens the reasons."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

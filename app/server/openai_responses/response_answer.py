@@ -58,7 +58,7 @@ class OutputItem:
 
     @property
     def text(self) -> str:
-        """What has come of it; of a custom tool the input alone."""
+        """Text of the item so far; for a custom tool the input alone."""
         text = "".join(self.texts)
         return _custom_input(text) if self.kind == "custom_tool_call" else text
 
@@ -251,5 +251,5 @@ def _choice(request: ResponseRequest) -> object:
 
 
 def _plain(document: Document) -> Document:
-    """Return a document without what it says nothing about."""
+    """Return a document without fields that are None or empty texts."""
     return {key: value for key, value in document.items() if value not in (None, "")}

@@ -113,7 +113,7 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
 
 
 def _rooms(plan: Plan) -> Iterator[str]:
-    """Yield how many requests run at once: as long as can be, and as many as can be."""
+    """Yield how many requests run at once: the longest ones, and the most."""
     texts = [f"{room.n}\u00a0×\u00a0{tokens_text(room.n_tokens)}" for room in plan.rooms]
     if len(texts) > 1:
         yield tr("Requests at once: {few} or {many}.").format(few=texts[0], many=texts[-1])

@@ -75,7 +75,7 @@ class AnswerFormat:
 
     @property
     def has_json_arguments(self) -> bool:
-        """Whether the arguments of a call stand in it as JSON."""
+        """Whether the format writes the arguments of a call as JSON."""
         calls = self.layout.calls
         return calls is not None and calls.kind != "tags" and not calls.dialect.has_bare_keys
 

@@ -37,11 +37,11 @@ CUDA_FILES = (
     Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvgpu"),
     Path("/usr/lib/wsl/lib/libcuda.so.1"), SYSTEM32 / "nvcuda.dll",
 )  # fmt: skip
-"""Files of which one is there where CUDA may work: Linux, Jetson, WSL, Windows."""
+"""Files that show that CUDA may work, on Linux, Jetson, WSL and Windows."""
 
 HIP_FILES = (*map(Path, ("/dev/kfd", "/dev/dxg")), SYSTEM32 / "amdhip64.dll",
              SYSTEM32 / "amdhip64_6.dll", SYSTEM32 / "amdhip64_7.dll")  # fmt: skip
-"""Files of which one is there where HIP may work: Linux, WSL, Windows."""
+"""Files that show that HIP may work, on Linux, WSL and Windows."""
 
 
 @dataclass(frozen=True, slots=True)

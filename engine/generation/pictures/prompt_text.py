@@ -59,7 +59,7 @@ class PictureReader:
 
     @property
     def rule(self) -> PictureRule:
-        """How the model takes pictures."""
+        """Rule by which the model takes pictures."""
         return self.sight.rule
 
     def read(self, messages: Sequence[ChatMessage]) -> Seen:

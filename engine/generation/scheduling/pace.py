@@ -9,7 +9,7 @@ LEAST = 32
 """Smallest piece of a prompt, in tokens: with fewer, products wait for weights."""
 
 FIRST = 128
-"""Piece of a prompt, in tokens, as long as nothing has been measured."""
+"""Piece of a prompt, in tokens, until a pass has been measured."""
 
 
 class Pace:

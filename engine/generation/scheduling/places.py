@@ -135,7 +135,7 @@ class Places:
         return place
 
     def close(self, place: CachePlace, *, is_kept: bool = True) -> None:
-        """Free a place; its tokens can be found as long as their memory is not wanted.
+        """Free a place; its tokens can be found until their memory is needed.
 
         Args:
             is_kept: whether to keep its recurrent states, with which it could go on.

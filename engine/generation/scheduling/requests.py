@@ -57,7 +57,7 @@ class Request:
 
     @property
     def has_unread(self) -> bool:
-        """Whether it has enough events, so that it need not be computed further."""
+        """Whether so many events are unread that the answer need not be computed further."""
         return len(self.events) >= MOST_UNREAD
 
     @property

@@ -47,7 +47,7 @@ class DryModel:
 
     @property
     def drawings(self) -> Sequence[Drawing]:
-        """What the model's ranks draw tokens from: their slices, and one of them all logits."""
+        """Logits from which the ranks sample: their slices, and on one rank all of them."""
         split, hp = self.declaration.split, self.declaration.hp
         slices = tuple(range(*split.output.spans[rank]) for rank in split.holders)
         found = [Drawing(hp.n_vocab, slices, hp.n_embd)]

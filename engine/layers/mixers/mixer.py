@@ -44,7 +44,7 @@ class Mixer(Module, ABC):
     @classmethod
     @abstractmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the sizes by which it is cut."""
+        """Return the sizes by which the mixer is cut."""
 
     @abstractmethod
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:

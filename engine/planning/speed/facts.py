@@ -106,7 +106,7 @@ class WireSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """What predictions start from."""
+        """Facts from which predictions start."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
 
     @property

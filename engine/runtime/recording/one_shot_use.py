@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class OneShotUse:
-    """The one-shot all-reduces of a model's ranks, as long as they are used.
+    """The one-shot all-reduces of a model's ranks, while they are in use.
 
     Attributes:
         control: the all-reduces; None if there are none, or retired.

@@ -35,7 +35,7 @@ class VersionSwitch(QWidget):
 
     @property
     def text(self) -> str:
-        """What is shown between the buttons; "" where nothing is."""
+        """Text between the buttons; "" for none."""
         return self._count.text() if len(self._ids) > 1 else ""
 
     def set_versions(self, ids: Sequence[int], shown: int) -> None:
@@ -53,7 +53,7 @@ class VersionSwitch(QWidget):
 
     @property
     def focused_step(self) -> int:
-        """What the button with the focus adds to the place; 0 for none."""
+        """Step of the button with the focus: -1 or 1; 0 if neither has it."""
         return int(self._newer.hasFocus()) - int(self._older.hasFocus())
 
     def take_focus(self, step: int) -> None:

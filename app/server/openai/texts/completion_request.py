@@ -27,5 +27,5 @@ class CompletionRequest(AnyCompletion):
 
     @property
     def wants_scores(self) -> bool:
-        """Whether it is asked how likely the tokens of the prompt are."""
+        """Whether the request asks for the log-probabilities of the prompt's tokens."""
         return self.echo and self.logprobs is not None
