@@ -12,6 +12,9 @@ from engine.runtime.timeline import TokenTimes, timed
 from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 
+DELAY_S = 0.05
+"""Seconds by which the slow rank begins later."""
+
 
 @pytest.fixture(params=["kernels", "reference"])
 def model(
@@ -56,14 +59,15 @@ def test_who_is_quick_waits_for_who_is_slow(
     original = getattr(slow, name)
 
     def delayed(*args: object, **options: object) -> torch.Tensor | None:
-        time.sleep(0.05)
+        time.sleep(DELAY_S)
         result: torch.Tensor | None = original(*args, **options)
         return result
 
     monkeypatch.setattr(slow, name, delayed)
-    (times,) = tokens(model, 1, 3)
-    quick, late = times.ranks
-    assert times.seconds > 0.05
-    assert 0.03 < quick.waited_s <= times.seconds
-    assert quick.computed_s < 0.02
-    assert late.waited_s < 0.02
+    found = tokens(model, 5, 3)
+    assert all(times.seconds > DELAY_S for times in found)
+    assert all(times.ranks[0].waited_s <= times.seconds for times in found)
+    # other programs only take time from a token: what is least in some tokens is the rank's own
+    assert max(times.ranks[0].waited_s for times in found) > 0.6 * DELAY_S
+    assert min(times.ranks[0].computed_s for times in found) < 0.4 * DELAY_S
+    assert min(times.ranks[1].waited_s for times in found) < 0.4 * DELAY_S
