@@ -198,6 +198,7 @@ def test_a_journal_cut_at_any_byte_loses_only_its_last_line(tmp_path: Path) -> N
     data = path.read_bytes()
     assert data.count(b"\n") == len(states)  # a header, and a line for each state after the first
     for end in range(len(data)):
+        path.unlink()  # to write over a file takes 20 times as long on ext4
         path.write_bytes(data[:end])
         assert loaded(tmp_path) == states[max(0, data[:end].count(b"\n") - 1)]
 
@@ -207,6 +208,7 @@ def test_a_journal_damaged_at_any_byte_keeps_what_is_before(tmp_path: Path) -> N
     path = journal_of(tmp_path)
     data = path.read_bytes()
     for place in range(len(data)):
+        path.unlink()
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         assert loaded(tmp_path) == states[max(0, data[:place].count(b"\n") - 1)]
 
