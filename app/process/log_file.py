@@ -7,6 +7,8 @@ chat's text is logged.
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,15 @@ class _BoundedFile(logging.FileHandler):
                 Path(self.baseFilename).replace(f"{self.baseFilename}.1")
         except OSError:  # Windows, where another program reads it: the next record tries again
             return
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave a record out that the disk does not take; whoever needs the disk says so."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):  # as above: what was not written is tried again
+            super().close()
 
 
 class LogFile:
