@@ -34,8 +34,14 @@ from engine.forward.state import (
 from engine.gguf.tensors import split_name
 from engine.planning.buffers import LOADING_BYTES
 from engine.planning.rounding import aligned_bytes, allocated_bytes, is_arena, padding_bytes
-from engine.quants.extent import BF16_CHUNK, Extent, panel_block_bytes
-from engine.quants.layout import BLOCK, LAYOUTS
+from engine.quants.extent import (
+    BF16_CHUNK,
+    Extent,
+    n_tiles,
+    panel_block_bytes,
+    word_tile_bytes,
+)
+from engine.quants.layout import BLOCK, LAYOUTS, TILE
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
@@ -45,6 +51,9 @@ if TYPE_CHECKING:
 
 EXPERTS = ("exps", "shexp")
 """Parts of the names of experts' matrices, routed and shared."""
+
+WORD_TYPES = ("F16", "BF16")
+"""GGML types of the matrices that become words."""
 
 F32_BYTES = 4
 BF16_BYTES = 2
@@ -105,6 +114,23 @@ def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[
     if kind == "packed":
         return [sum(packed_bytes(slot, piece) for piece in pieces)]
     return [F32_BYTES * sum(map(n_elements, pieces))]
+
+
+def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
+    """Return the bytes that these parts take beyond their own where they become words.
+
+    Processors on which F16 and BF16 matrices become words (`engine.cpu.kernels.words`) hold a
+    factor for every 256 columns of a row, and whole tiles of rows.
+    """
+    if not slot.is_matrix or slot.is_lookup or slot.tensor.type.name not in WORD_TYPES:
+        return 0
+    size, more = slot.tensor.type.type_size, 0
+    for n_matrix, n_rows, columns in plane_parts(slot, pieces):
+        extent = Extent.of(columns.start, columns.stop)
+        if n_matrix == 1 and n_rows >= TILE and extent.n_columns % BLOCK == 0:
+            more += n_tiles(n_rows) * word_tile_bytes(extent.n_columns // BLOCK)
+            more -= size * n_rows * extent.n_columns
+    return more
 
 
 def _width(part: slice) -> int:

@@ -1,7 +1,7 @@
 """Plans: predicted bytes of each rank, from a model's header alone; no torch, no weights.
 
 A plan walks the same declarations that the loader later fills, so the bytes predicted for weights
-and KV cache are exact.
+and KV cache are exact; F16 and BF16 on a CPU may take 0.8 % less than counted, see `word_bytes`.
 """
 
 from __future__ import annotations

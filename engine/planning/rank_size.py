@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.devices.places import is_cpu
 from engine.forward.cache_size import CacheSize
 from engine.forward.state import F32_BYTES, KVState, State
+from engine.hardware.backend_choice import kernels_for
 from engine.paging.sight import EVERYTHING, Sight
 from engine.planning.buffers import link_bytes, pinned_bytes
 from engine.planning.footprint import (
@@ -21,6 +22,8 @@ from engine.planning.footprint import (
     padding_of_parts,
     sizes_of_pieces,
     slot_pieces,
+    word_bytes,
+    x_bytes,
 )
 from engine.planning.memory import MemoryUse
 from engine.planning.rounding import padding_bytes
@@ -94,6 +97,7 @@ class RankSize:
         elements: number of elements of all matrices.
         file_bytes: bytes of the file that the rank reads.
         working: sizes of the tensors that it computes with.
+        words: bytes that words add to the weights, see `word_bytes`.
     """
 
     weights: int
@@ -102,6 +106,7 @@ class RankSize:
     elements: int
     file_bytes: int
     working: WorkingSizes
+    words: int = 0
 
 
 def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
@@ -126,6 +131,7 @@ def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -
                 WorkingSizes.of_states(declaration.states, rank),
             ]
         ),
+        words=sum(word_bytes(slot, pieces) for slot, pieces in parts),
     )
 
 
@@ -154,8 +160,10 @@ def rank_memory(
         is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=n_rows,
     )  # fmt: skip
     cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
+    # what this processor can multiply is known only where it computes, so the larger size counts
+    has_words = storage == "kernels" and kernels_for(device) == "cpu" and x_bytes(hp) == 1
     use = MemoryUse(
-        weights=size.weights,
+        weights=size.weights + has_words * size.words,
         kv=cache.state + (0 if is_on_host else cache.kv),
         compute=compute + (link_bytes(n_meeting) if is_busy else 0),
         host_kv=cache.kv if is_on_host else 0,

@@ -32,6 +32,7 @@ from engine.planning.footprint import (
     padding_of_parts,
     sizes_of_pieces,
     slot_pieces,
+    word_bytes,
 )
 from engine.planning.rank_size import LayerCacheBytes
 
@@ -72,6 +73,7 @@ class Cost(NamedTuple):
         layers: bytes of what layers remember.
         working: sizes of the tensors computed with.
         load: work of one token.
+        words: bytes that words add to the weights, see `word_bytes`.
     """
 
     weights: int = 0
@@ -81,6 +83,7 @@ class Cost(NamedTuple):
     layers: tuple[LayerCacheBytes, ...] = ()
     working: WorkingSizes = WorkingSizes()
     load: RankWorkload = RankWorkload()
+    words: int = 0
 
 
 NO_WORK, NO_COST = RankWorkload(), Cost()
@@ -122,6 +125,7 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
         tuple(layer for cost in found for layer in cost.layers),
         WorkingSizes.largest(cost.working for cost in found),
         join_workloads(cost.load for cost in found),
+        sum(cost.words for cost in found),
     )
 
 
@@ -133,7 +137,7 @@ def cost_of(
     Args:
         n_used: number of experts that a token is routed to.
     """
-    weights = file_bytes = elements = 0
+    weights = file_bytes = elements = words = 0
     loads = []
     parts = [(slot, slot_pieces(slot, rank)) for slot in slots]
     padding = padding_of_parts(parts, formats.storage)
@@ -144,11 +148,12 @@ def cost_of(
             weights += n_bytes
             file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
             elements += n if slot.is_matrix else 0
+            words += word_bytes(slot, pieces)
             loads.append(weight_workload(slot, n_bytes, n, formats.storage, n_used))
     layers = tuple(LayerCacheBytes.of(state, rank, formats.kv_type) for state in states)
     working = WorkingSizes.of_states(states, rank)
     load = join_workloads(loads)
-    return Cost(weights, file_bytes, elements, padding, layers, working, load)
+    return Cost(weights, file_bytes, elements, padding, layers, working, load, words)
 
 
 def weight_workload(

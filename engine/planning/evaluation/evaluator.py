@@ -290,6 +290,7 @@ class _RankCosts:
         """Return the rank's sizes."""
         end = self.ends.cost
         weights, file_bytes, elements, padding = end[:4]
+        words = end.words
         layers = []
         working = [end.working]
         for count, cost in self._items:
@@ -298,8 +299,15 @@ class _RankCosts:
                 file_bytes += count * cost.file_bytes
                 elements += count * cost.elements
                 padding += count * cost.padding
+                words += count * cost.words
                 layers += [(count, layer) for layer in cost.layers]
                 working.append(cost.working)
         return RankSize(
-            weights, padding, tuple(layers), elements, file_bytes, WorkingSizes.largest(working)
+            weights,
+            padding,
+            tuple(layers),
+            elements,
+            file_bytes,
+            WorkingSizes.largest(working),
+            words,
         )

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine import LoadParams, Planner, load_model
 from engine.cpu.file_packing import pack_rows
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.weights import JointProduct
 from engine.cpu.word_weights import WordWeight
 from engine.cpu.worker import Worker
 from engine.quants.extent import Extent, n_tiles, word_tile_bytes
+from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.skipif(
     not chosen().has_word_dots, reason="this processor does not add up products of words"
@@ -129,3 +132,17 @@ def test_routers_and_fast_prompts_take_no_words(monkeypatch: pytest.MonkeyPatch)
         worker = Worker(1, x_bytes, fast_prompts=fast_prompts)
         assert worker.uses_words == expected
         worker.close()
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_plans_count_words(tmp_path: Path, n_ranks: int) -> None:
+    """To the byte, also by the evaluator; heads and FFN are whole blocks of columns on a rank."""
+    path = tiny_gguf(
+        tmp_path / "m.gguf", n_embd=288, n_head=4, n_head_kv=4, head_dim=32, n_ff=320, n_vocab=75,
+        quant="F16",
+    )  # fmt: skip
+    params = LoadParams(str(path), ("cpu",) * n_ranks)
+    found = [device.memory.weights for device in Planner(path).plan(params).devices]
+    with load_model(str(path), devices=["cpu"] * n_ranks) as model:
+        for rank, planned in zip(model.memory(), found, strict=True):
+            assert rank.predicted.weights == rank.measured.weights == planned
