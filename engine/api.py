@@ -38,6 +38,7 @@ from engine.hardware.faults import has_stopped
 from engine.inquiries.in_passes import Inquiries
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.description import ModelInfo
+from engine.models.draft_tokens import draft_tokens
 from engine.models.info import describe
 from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.draft.vocabulary import check_vocabulary
@@ -151,9 +152,10 @@ class Model(Inquiries, SavedStates):
             with with_mtp_file(file, self._mtp_path) as whole:
                 self._stamps = whole.stamps
                 self.runtime = open_runtime(whole, params, on_progress, is_cancelled)
+                ids = draft_tokens(whole, self.runtime.hp.n_vocab) if self.runtime.hp.n_mtp else ()
         self.n_ctx = self.runtime.n_ctx
         self._draft: DraftModel[Request] | None = None
-        self._mtp = MTPSource(self.runtime.runner)
+        self._mtp = MTPSource(self.runtime.runner, ids)
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from engine.gguf.metadata import Metadata
     from engine.gguf.reader import GGUFFile
+    from engine.gguf.tensors import TensorInfo
 
 Stamp = tuple[int, int]
 """Time of the last change of a file or folder in ns, and its size in bytes."""
@@ -53,7 +54,9 @@ def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path
     return sorted(found, key=likeness)
 
 
-def with_block_of(file: GGUFFile, other: GGUFFile, layer: int) -> GGUFFile:
+def with_block_of(
+    file: GGUFFile, other: GGUFFile, layer: int, more: Mapping[str, TensorInfo]
+) -> GGUFFile:
     """Return a model's file with the block `layer` of another file as its last one.
 
     The result can be read as long as both are open. Its metadata is the model's, but for the number
@@ -61,10 +64,11 @@ def with_block_of(file: GGUFFile, other: GGUFFile, layer: int) -> GGUFFile:
 
     Args:
         layer: number of the block in both files: that of the model's blocks without it.
+        more: further tensors of the other file, by their names in the result.
     """
     arch = file.meta.architecture
     kept = {n: t for n, t in file.tensors.items() if not _is_from(n, layer)}
-    added = {n: t for n, t in other.tensors.items() if _is_from(n, layer, layer + 1)}
+    added = {n: t for n, t in other.tensors.items() if _is_from(n, layer, layer + 1)} | dict(more)
     changed: dict[str, int | Sequence[float]] = {
         f"{arch}.block_count": layer + 1,
         f"{arch}.nextn_predict_layers": 1,

@@ -75,7 +75,9 @@ class HParams:
         tensors: names of all tensors in the file.
         n_mtp: number of these blocks, at the end, that only guess (MTP): 0 or 1.
         copies_head: whether the output head is the embedding, but in a copy of its own.
-        n_guessed: number of tokens, the first ones, that an MTP block guesses from; 0 for all.
+        n_guessed: number of tokens, the first ones of its head, that an MTP block guesses from; 0
+            for all.
+        n_own_head: number of rows of an MTP block's own head, if these are of some tokens alone.
     """
 
     architecture: str
@@ -104,6 +106,7 @@ class HParams:
     n_mtp: int = 0
     copies_head: bool = False
     n_guessed: int = 0
+    n_own_head: int = 0
 
     @classmethod
     def read(cls, file: GGUFFile, traits: Traits, n_mtp: int = 0) -> HParams:

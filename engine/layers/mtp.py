@@ -52,14 +52,14 @@ class MTPHead(Module):
 
     They are cut like those of the trunk, which stand in for what is missing. If guesses are made
     from some tokens alone (`HParams.n_guessed`), the rows of these are held once more, as they are
-    in the file.
+    in the file. A file's own head may have few rows, see `engine.models.draft_tokens`.
 
     Attributes:
         output: head of the block, with all its rows or some; None for the trunk's.
     """
 
     def __init__(self, hp: HParams, split: ModelSplit, layer: int, norm_type: type[Norm]) -> None:
-        self._block, self._shape = f"blk.{layer}", (hp.n_vocab, hp.n_embd)
+        self._block, self._shape = f"blk.{layer}", (hp.n_own_head or hp.n_vocab, hp.n_embd)
         self.embed_tokens: Embedding | None = None
         self.shared_head_norm: Norm | None = None
         self.shared_head_head: Linear | None = None

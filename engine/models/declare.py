@@ -17,6 +17,7 @@ from engine.layers.keys import Keys
 from engine.layers.module import Module, Slot, TensorSource
 from engine.layers.mtp import JOINT
 from engine.layers.rope_keys import stretched
+from engine.models.draft_tokens import draft_tokens
 from engine.models.registry import model_class
 from engine.sharding.patterns import wanted_shares
 from engine.sharding.shares import Shares, share_table
@@ -89,16 +90,17 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
     found = None
     if params.draft == "mtp" or (params.draft_path and file.companion is not None):
         _require_mtp(file, cls)
-        found = HParams.read(file, cls.traits, n_mtp=1)
+        found = _read_with_mtp(file, cls)
     elif params.draft == "auto" and set(params.all_devices) == {CPU}:
         found = _with_usable_mtp(file, cls)
     hp = found or HParams.read(file, cls.traits)
-    if params.draft_vocab > hp.n_vocab:
+    most = hp.n_own_head or hp.n_vocab
+    if params.draft_vocab > most:
         raise EngineError(
-            f"There are only {hp.n_vocab} tokens to guess from, not {params.draft_vocab}.",
+            f"There are only {most} tokens to guess from, not {params.draft_vocab}.",
             "Lower --draft-vocab (Guess from), or leave it out to guess from all.",
         )
-    if found is not None and params.draft_vocab < hp.n_vocab:
+    if found is not None and 0 < params.draft_vocab < hp.n_vocab:
         hp = replace(hp, n_guessed=params.draft_vocab)
     elif found is None and params.draft != "auto":  # else a search may try other devices
         _refuse_short_head(params)
@@ -138,13 +140,24 @@ def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
     if cls.traits.mtp_hidden is None or not has_mtp(file):
         return None
     try:
-        found = HParams.read(file, cls.traits, n_mtp=1)
+        found = _read_with_mtp(file, cls)
         hp = cls.refine(found)
         table = share_table("tensor", (1.0,), hp.n_layer, tied=hp.tied)
         bind_model(file, cls, hp, cut_model(table, block_dims(cls, hp), hp.n_vocab, tied=hp.tied))
     except InvalidGGUF:
         return None
     return found
+
+
+def _read_with_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams:
+    """Return the sizes with an MTP block, whose head may have some tokens alone.
+
+    Raises:
+        InvalidGGUF: sizes contradict each other, or the head's tokens are not those of the model.
+    """
+    hp = HParams.read(file, cls.traits, n_mtp=1)
+    n_own = len(draft_tokens(file, hp.n_vocab))
+    return replace(hp, n_guessed=n_own, n_own_head=n_own)
 
 
 def has_mtp(file: GGUFFile) -> bool:
@@ -217,11 +230,12 @@ IGNORED = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
     r"|.*\.(attn_rot_embd\.weight|input_scale)"
     r"|(cls|cls\.output|dense_[23])\.(weight|bias)"
+    r"|(.*\.)?(d2t|t2d)(\.weight)?"
 )
 """Names of tensors that a model may ignore.
 
-Tables that RoPE computes itself, ranges for rounding activations to NVFP4, and what classifiers and
-embedding models add after the final norm.
+Tables that RoPE computes itself, ranges for rounding activations to NVFP4, what classifiers and
+embedding models add after the final norm, and tokens of a shortened head, which are read elsewhere.
 """
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from tests.helpers import raw_gguf
 
 KINDS_OF_INT = {raw_gguf.U32: "<I", raw_gguf.I32: "<i", raw_gguf.U64: "<Q", raw_gguf.I64: "<q"}
-TYPE_OF_DTYPE = {"float32": 0, "float16": 1, "int32": 26}
+TYPE_OF_DTYPE = {"float32": 0, "float16": 1, "int32": 26, "int64": 27}
 
 
 @dataclass

@@ -34,12 +34,13 @@ class MTPSource:
 
     Args:
         runtime: the model.
+        tokens: token of each row of the block's head, if these are not those of the model.
     """
 
     kind = MTP
 
-    def __init__(self, runtime: PagedRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: PagedRuntime, tokens: Sequence[int] = ()) -> None:
+        self._runtime, self._tokens = runtime, tokens
 
     @property
     def can_guess(self) -> bool:
@@ -62,8 +63,8 @@ class MTPSource:
         for n in range(most):
             batch = Batch(tuple(_piece(request, n) for request in requests), 0)
             logits = guesser.guess([tokens[-1] for tokens in found], batch)
-            for tokens, token in zip(found, logits.argmax(-1).tolist(), strict=True):
-                tokens.append(token)
+            for tokens, row in zip(found, logits.argmax(-1).tolist(), strict=True):
+                tokens.append(self._tokens[row] if self._tokens else row)
         return {
             request: Guess(tokens[1:], MTP) for request, tokens in zip(requests, found, strict=True)
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +22,11 @@ from engine.layers.hparams import n_trunk_blocks
 from engine.layers.keys import Keys
 from engine.layers.mtp import HEAD
 from engine.models.declare import IGNORED, has_mtp
+from engine.models.draft_tokens import MAP, draft_map, draft_tokens, is_named
 
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
+    from engine.gguf.tensors import TensorInfo
 
 MARK = "mtp-"
 """Beginning of the names of such files."""
@@ -31,8 +34,8 @@ MARK = "mtp-"
 SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 """Tensors that they share with the model, whose own are used."""
 
-MAPS = ("d2t", "t2d")
-"""Names of tensors that say which tokens a shortened head has."""
+REVERSE = "t2d"
+"""Last part of the name of the reverse of the map of a shortened head's tokens."""
 
 MOST_KEPT = 8
 """Most files that are remembered: a plan is made for each move of the mouse."""
@@ -120,7 +123,18 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
             "Choose the file that was published with the model.",
         )
     _check_parts(other, ours[1])
-    return with_block_of(file, other, ours[1])
+    return with_block_of(file, other, ours[1], _short_head(other, ours[1]))
+
+
+def _short_head(file: GGUFFile, layer: int) -> dict[str, TensorInfo]:
+    """Return what a block's file has of a head of some tokens alone, by names within the block."""
+    tensors = draft_map(file)
+    if tensors is None:
+        return {}
+    found, own = {f"blk.{layer}.nextn.{MAP}": tensors}, f"blk.{layer}.{HEAD}"
+    if own not in file.tensors and (head := file.tensors.get(SHARED[-1])) is not None:
+        found[own] = head
+    return {name: replace(tensor, name=name) for name, tensor in found.items()}
 
 
 def _facts(file: GGUFFile) -> tuple[str, int, int, int]:
@@ -147,15 +161,19 @@ def _check_parts(file: GGUFFile, layer: int) -> None:
     Raises:
         ModelFileError: its head has other tokens than the model, or it has something unknown.
     """
-    n_tokens = file.meta.array_length("tokenizer.ggml.tokens")
+    n_tokens, mapped = _facts(file)[-1], draft_map(file)
+    n_rows = n_tokens if mapped is None else len(draft_tokens(file, n_tokens))
     for name, tensor in file.tensors.items():
+        if is_named(name, MAP) or is_named(name, REVERSE):
+            continue
         block = split_name(name)
-        is_head = name in (SHARED[-1], f"blk.{layer}.{HEAD}")
-        is_short = is_head and n_tokens is not None and tensor.shape[0] < n_tokens
-        if name.removesuffix(".weight").rpartition(".")[-1] in MAPS or is_short:
+        is_head = name == f"blk.{layer}.{HEAD}"
+        is_head = is_head or (name == SHARED[-1] and f"blk.{layer}.{HEAD}" not in file.tensors)
+        if is_head and tensor.shape[0] < n_tokens and tensor.shape[0] != n_rows:
             raise ModelFileError(
                 file.path,
-                f"{file.path.name} cannot be used: its head has only some of the model's tokens.",
+                f"{file.path.name} cannot be used: its head has only some of the model's tokens, "
+                "and it does not say which.",
                 "Choose a file with the whole head; Tandem can shorten it itself.",
             )
         if block is None and name not in SHARED and not IGNORED.fullmatch(name):

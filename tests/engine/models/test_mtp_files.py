@@ -1,5 +1,6 @@
 """A file of an MTP block alone is loaded with the model that it belongs to."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,11 @@ import numpy as np
 import pytest
 
 from engine import EngineError, LoadParams, Model, load_model
+from engine.drafting.guesses import Guess
 from engine.forward.batch import Batch
+from engine.generation.scheduling.drafts import Drafts
+from engine.generation.scheduling.mtp_source import MTPSource
+from engine.generation.scheduling.requests import Request
 from engine.gguf.reader import GGUFFile
 from engine.models.declare import declare
 from engine.planning.draft.mtp_file import is_mtp_file, mtp_path, with_mtp_file
@@ -16,7 +21,9 @@ from engine.planning.planner import Planner
 from tests.engine.generation.scheduling.test_drafts import answers
 from tests.engine.models.test_mtp import IDS, prefilled
 from tests.helpers.model_draft import DraftTensor, ModelDraft
-from tests.helpers.mtp_models import MTP, N_EMBD, OWN, apart, mtp_gguf
+from tests.helpers.mtp_models import MTP, N_EMBD, OWN, PlainMTP, apart, mtp_gguf
+from tests.helpers.plain_llama import Array
+from tests.helpers.prophet import always
 from tests.helpers.tiers import paired
 
 ARCHITECTURES = "glm4moe", "qwen35", "step35"
@@ -84,14 +91,20 @@ def test_its_memory_is_planned(tmp_path: Path, split: tuple[int, ...]) -> None:
     planner.close()
 
 
+SHORT = DraftTensor.of(np.zeros((32, N_EMBD), np.float32))
+"""Head of some tokens alone."""
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"output": DraftTensor.of(np.zeros((32, N_EMBD), np.float32))}, "only some of the"),
-        ({"d2t": DraftTensor.of(np.zeros(32, np.int32))}, "only some of the model's tokens"),
+        ({"output": SHORT}, "only some of the model's tokens, and it does not say which"),
+        ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(31, np.int32))}, "only some of the"),
+        ({"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))}, "names tokens that"),
+        ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(32, np.float32))}, "no list of tokens"),
         ({"extra": DraftTensor.of(np.zeros(32, np.float32))}, "has the tensor 'extra.weight'"),
     ],
-    ids=["shortened head", "map of tokens", "unknown tensor"],
+    ids=["shortened head", "other length", "unknown token", "no integers", "unknown tensor"],
 )
 def test_what_cannot_be_used_is_said_or_left_out(
     tmp_path: Path, changed: dict[str, DraftTensor], sentence: str
@@ -105,6 +118,95 @@ def test_what_cannot_be_used_is_said_or_left_out(
         assert model.runtime.runner.guesser is None
     with pytest.raises(EngineError, match="no MTP block to guess with"):
         load_model(path, n_ctx=64, draft="mtp")
+
+
+class ShortMTP(PlainMTP):
+    """A model whose MTP block guesses some tokens alone, in float64."""
+
+    def __init__(self, path: Path, tokens: np.ndarray) -> None:
+        super().__init__(path)
+        self._others = np.setdiff1d(np.arange(320), tokens)
+
+    def pairs(self, ids: Sequence[int], before: Array) -> tuple[Array, Array]:
+        logits, own = super().pairs(ids, before)
+        logits[:, self._others] = -np.inf
+        return logits, own
+
+
+TOKENS = np.random.default_rng(11).permutation(320)[:96]
+"""Tokens of a shortened head, in its order."""
+
+
+def shortened(path: Path, where: str, dtype: type, **options: object) -> tuple[Path, str]:
+    """Write a model whose block has `TOKENS` alone; return its path and what guesses.
+
+    Args:
+        where: place of the head: "in the model", or as "own" or "output" of a block's file.
+    """
+    whole = ModelDraft.read(mtp_gguf(path, own=OWN[2:] if where != "output" else (), **options))
+    ids = DraftTensor.of(TOKENS.astype(dtype))
+    key = "output" if where == "output" else f"{MTP}nextn.shared_head_head"
+    full = whole.tensors[f"{key}.weight"]
+    row = len(full.data) // 320
+    rows = b"".join(full.data[row * token : row * (token + 1)] for token in TOKENS)
+    short = replace(full, shape=(len(TOKENS), N_EMBD), data=rows)
+    if where == "in the model":
+        whole.tensors |= {f"{key}.weight": short, "d2t": ids}
+        return whole.write(path), "mtp"
+    _, block = apart(path, **{key: short, "d2t": ids})
+    return path, str(block)
+
+
+@pytest.mark.parametrize(
+    ("where", "split", "dtype"),
+    [
+        ("own", (1,), np.int32), ("output", (1, 1), np.int64), ("in the model", (3, 1, 2), np.int32)
+    ],
+)  # fmt: skip
+def test_a_head_of_some_tokens_guesses_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: tuple[int, ...], dtype: type, where: str
+) -> None:
+    """Its logits, and a chain of guesses, are those of all tokens without the rest."""
+    made, guess = list[tuple[list[int], list[int]]](), MTPSource.guess
+
+    def logged(
+        self: MTPSource, texts: Mapping[Request, Sequence[int]], most: int
+    ) -> Mapping[Request, Guess]:
+        found = guess(self, texts, most)
+        made.extend((list(texts[answer]), list(one.tokens)) for answer, one in found.items())
+        return found
+
+    monkeypatch.setattr(MTPSource, "guess", logged)
+    plain = ShortMTP(mtp_gguf(tmp_path / "plain.gguf", own=OWN[2:] * (where != "output")), TOKENS)
+    path, draft = shortened(tmp_path / "m.gguf", where, dtype)
+    devices, options = ["cpu"] * len(split), {"n_ctx": 64, "kv_type": "f32"}
+    with load_model(path, devices, split, draft=draft, **options) as model:
+        at, expected = prefilled(model), plain.guesses(IDS)
+        found = model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0))[0]
+        np.testing.assert_allclose(found, expected[at - 1][TOKENS], atol=2e-5)
+        for rank in model.memory():
+            assert rank.measured.weights == rank.predicted.weights
+        model.resplit(split[::-1])
+        model.scheduler.drafts = Drafts()
+        wanted = answers(model, [IDS[:20]])
+        model.scheduler.forget()
+        model.scheduler.drafts = model.guess_ways()["mtp"]
+        model.scheduler.drafts.control = always()
+        assert answers(model, [IDS[:20]]) == wanted
+        assert made
+        for text, guesses in made:
+            assert guesses == plain.chain(text, len(guesses))
+            assert set(guesses) <= set(TOKENS.tolist())
+
+
+def test_a_shortened_head_may_be_shortened_again(tmp_path: Path) -> None:
+    path, draft = shortened(tmp_path / "m.gguf", "in the model", np.int32, n_vocab=320)
+    with pytest.raises(EngineError, match="only 96 tokens to guess from, not 256"):
+        load_model(path, n_ctx=64, draft=draft, draft_vocab=256)
+    with load_model(path, n_ctx=64) as model:
+        assert model.runtime.runner.guesser is not None
+    with load_model(path, n_ctx=64, draft="off") as model:
+        assert answers(model, [[5, 6, 7]])
 
 
 @pytest.mark.parametrize("other", ["width", "depth", "family"])
