@@ -1,4 +1,5 @@
-"""Ranks as processes under torchrun, one each: `torchrun -m engine.distributed`.
+"""A model over several machines: the ranks of each as threads of one process, and what crosses.
 
-Nothing else in the engine imports it.
+Machine 0 has scheduler and sampler, and the others follow its orders. In the engine, only
+`engine.machines` imports it.
 """
