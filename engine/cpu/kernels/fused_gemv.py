@@ -48,7 +48,8 @@ def build(module: ir.Module) -> None:
         code.store(out.get(), _place(arguments, "out"))
         out.set(out.get() + code.load(_place(arguments, "n_rows"), I64) * 4)
         total.set(total.get() + n_piece)
-    code.call("run", VOID, team, code.function_address("piece"), given["jobs"], total.get())
+    task = code.function_address("piece")
+    code.call("run_in_shares", VOID, team, task, given["jobs"], total.get())
     code.builder.ret_void()
     _add_gated(module)
 

@@ -2,10 +2,17 @@
 
 A kernel's work is a function `task(arguments, index)`, called once for every index below `n`: its
 pieces. The calling thread works too, and each thread takes the next piece when it is free, so that
-a thread which the system suspends delays its own piece alone. One 64-bit word holds the number of
-pieces of the present job that nobody has taken yet, and, in its upper half, the number of jobs so
-far. A thread takes a piece by compare-and-swap of that word, which fails if another thread or job
-came first; so where it succeeds, all that the thread has read about the job is still right.
+a thread which the system suspends delays its own piece alone. All threads take pieces from the
+front (`run`), or each has a share of neighbouring pieces and helps others behind its last one
+(`run_in_shares`): memory that pieces read in order is read fastest by one thread from front to
+back, whose prefetches go on from one piece to the next.
+
+One 64-bit word describes the job: number of pieces, whether there are shares, and in its upper bits
+the number of jobs so far. Each share has a word with the same upper bits and the number of its
+pieces that nobody has taken yet; one with other upper bits belongs to a job before, so none of the
+present job's pieces have been taken. A thread takes a piece by compare-and-swap of that word, which
+fails if another thread or job came first; so where it succeeds, all that the thread has read about
+the job is still right.
 
 Threads spin because waking one takes longer than a small kernel. They spin for a bounded time.
 """
@@ -30,21 +37,31 @@ from engine.cpu.kernels.values import I32, I64, VOID, Code, Value, Variable, fun
 JOIN_S = 5.0
 """Longest time to wait for the end of a worker thread, in seconds."""
 
-LEFT_BITS = 32
-"""Bits of the word that count the pieces left."""
+LEFT_BITS = 24
+"""Bits of a word that count pieces."""
 
-MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
+MAX_PIECES = (1 << LEFT_BITS) - 1
 """Largest number of pieces of a job."""
 
-WORD, TASK, ARGUMENTS, PIECES, YIELD = 0, 64, 72, 80, 88
-TICKS, REST, LOG, WAITED, DONE, SIZE = 96, 104, 112, 120, 128, 192
+IN_SHARES = 1 << LEFT_BITS
+"""Bit of the job's word that is set where each thread has a share."""
+
+ONE_JOB = 2 * IN_SHARES
+"""What the job's word grows by with each job."""
+
+WORD, TASK, ARGUMENTS, THREADS, YIELD = 0, 64, 72, 80, 88
+TICKS, REST, LOG, WAITED, DONE, SHARES = 96, 104, 112, 120, 128, 192
 """Byte offsets in a team's memory; words that several threads write have cache lines of their own.
 
-`WORD` is described above; `TASK`, `ARGUMENTS` and `PIECES` describe the present job, and `DONE`
-counts its finished pieces. `YIELD`: address of the system's function that yields the core. `TICKS`:
-time that kernels have taken, in ticks (`cpu.kernels.timestamp_counter`); `WAITED`: how much of it
-was waiting for other ranks. `REST`: 1 where workers shall not spin. `LOG`: address of the log that
-calls of kernels are recorded in, or 0."""
+`WORD` describes the job, see above, as do `TASK` and `ARGUMENTS`; `DONE` counts its finished
+pieces; from `SHARES` on lie the words of shares. `THREADS`: number of threads. `YIELD`: address of
+the system's function that yields the core. `TICKS`: time that kernels have taken, in ticks
+(`cpu.kernels.timestamp_counter`); `WAITED`: how much of it was waiting for other ranks. `REST`: 1
+where workers shall not spin. `LOG`: address of the log that calls of kernels are recorded in, or 0.
+"""
+
+SHARE_BYTES = 64
+"""Bytes from one share's word to the next."""
 
 SPIN_TURNS = 60_000
 """Turns that an idle worker spins before it sleeps: one or two milliseconds. That is longer than
@@ -54,61 +71,99 @@ YIELD_TURNS = 2_000
 """Turns of spinning after which the system may run another thread on the core."""
 
 
+def memory_bytes(n_threads: int) -> int:
+    """Return the size of a team's memory, which begins on a multiple of 64 bytes."""
+    return SHARES + SHARE_BYTES * n_threads
+
+
 def add_run(module: ir.Module) -> None:
-    """Write `run(team, task, arguments, n)`: does a job of 0 to `MAX_PIECES` pieces."""
-    _add_take_piece(module)
-    code, (team, task, arguments, n) = function(module, "run", 4)
-    word = load(code, team + WORD)
-    store(code, task, team + TASK)
-    store(code, arguments, team + ARGUMENTS)
-    store(code, n, team + PIECES)
-    store(code, code.number(0), team + DONE)
-    job = (word >> LEFT_BITS) + 1
-    store(code, (job << LEFT_BITS) | n, team + WORD)
-    with code.forever() as leave:
-        leave(code.call("take_piece", I64, team).equals(0))
-    waited = code.variable(code.number(0))
-    with code.forever() as leave:
-        leave(load(code, team + DONE) >= n)
-        pause(code, team, waited)
-    code.builder.ret_void()
+    """Write `run` and `run_in_shares(team, task, arguments, n)`: they do 0 to `MAX_PIECES` pieces.
+
+    With the latter, threads begin with shares of their own.
+    """
+    _add_take_pieces(module)
+    for name, bit in (("run", 0), ("run_in_shares", IN_SHARES)):
+        code, (team, task, arguments, n) = function(module, name, 4)
+        last = load(code, team + WORD)
+        store(code, task, team + TASK)
+        store(code, arguments, team + ARGUMENTS)
+        store(code, code.number(0), team + DONE)
+        word = (last & -ONE_JOB) + ONE_JOB + bit + n
+        store(code, word, team + WORD)
+        code.call("take_pieces", I64, team, word, code.number(0))
+        waited = code.variable(code.number(0))
+        with code.forever() as leave:
+            leave(load(code, team + DONE) >= n)
+            pause(code, team, waited)
+        code.builder.ret_void()
 
 
 def _build_work_loop(module: ir.Module) -> None:
-    """Write `work_loop(team, turns)`: a worker's loop, until there was no job for so many turns.
+    """Write `work_loop(team, number, turns)`: the loop of the worker of a number, from 1 on.
 
-    It ends at once where there is no piece to take and the team shall rest.
+    It ends when the worker found no piece for so many turns; at once where the team shall rest.
     """
-    _add_take_piece(module)
-    code, (team, turns) = function(module, "work_loop", 2)
-    idle = code.variable(code.number(0))
+    _add_take_pieces(module)
+    code, (team, number, turns) = function(module, "work_loop", 3)
+    idle, seen = (code.variable(code.number(0)) for _ in range(2))
     with code.forever() as leave:
-        did = code.call("take_piece", I64, team)
-        with code.when(did > 0):
+        did, word = code.variable(code.number(0)), load(code, team + WORD)
+        with code.when(word.differs(seen.get())):
+            did.set(code.call("take_pieces", I64, team, word, number))
+            seen.set(word)
+        with code.when(did.get() > 0):
             idle.set(code.number(0))
         leave(idle.get() > turns)
-        leave(did.equals(0) & (load(code, team + REST) > 0))
+        leave(did.get().equals(0) & (load(code, team + REST) > 0))
         pause(code, team, idle)
     code.builder.ret_void()
 
 
-def _add_take_piece(module: ir.Module) -> None:
-    """Write `take_piece(team)`: does a piece of the present job; returns 1, 0 if none is left."""
-    code, (team,) = function(module, "take_piece", 1, I64)
+def _add_take_pieces(module: ir.Module) -> None:
+    """Write `take_pieces(team, word, number)`: does pieces of a job until none are left.
+
+    The other arguments are the job's word and the thread's number. Returns how many it did.
+    """
+    _add_take_share(module)
+    code, (team, word, number) = function(module, "take_pieces", 3, I64)
     code.builder.function.linkage = "internal"
-    word = load(code, team + WORD)
-    left = word & MAX_PIECES
-    with code.when(left.equals(0)):
-        code.builder.ret(code.number(0).raw)
-    task, arguments, n = (load(code, team + at) for at in (TASK, ARGUMENTS, PIECES))
-    index = n - left
-    place = code.builder.inttoptr((team + WORD).raw, I64.as_pointer())
-    taken = code.builder.cmpxchg(place, word.raw, (word - 1).raw, "seq_cst", "seq_cst")
-    with code.when(Value(code, code.builder.extract_value(taken, 1))):
-        code.call_at(task, VOID, arguments, index)
+    n, has_shares = word & MAX_PIECES, (word & IN_SHARES) > 0
+    n_share = code.where(has_shares, load(code, team + THREADS), code.number(1))
+    did = code.variable(code.number(0))
+    with code.loop(code.number(0), n_share) as turn:
+        share = (number + turn) % n_share
+        first, end = share * n // n_share, (share + 1) * n // n_share
+        done = code.call("take_share", I64, team, word, share, first, end)
+        did.set(did.get() + done)
+    code.builder.ret(did.get().raw)
+
+
+def _add_take_share(module: ir.Module) -> None:
+    """Write `take_share(team, word, share, first, end)`: does what is left of a share's pieces.
+
+    The last two arguments are its first piece and the one behind its last. Returns how many it did.
+    """
+    code, (team, word, share, first, end) = function(module, "take_share", 5, I64)
+    code.builder.function.linkage = "internal"
+    task, arguments = (load(code, team + at) for at in (TASK, ARGUMENTS))
+    address, job = team + SHARES + share * SHARE_BYTES, word & -IN_SHARES
+    place = code.builder.inttoptr(address.raw, I64.as_pointer())
+    did = code.variable(code.number(0))
+    with code.forever() as leave:
+        before = load(code, address)
+        is_begun = (before & -IN_SHARES).equals(job)
+        left = code.where(is_begun, before & MAX_PIECES, end - first)
+        # read behind `before`, which is no later job's then
+        leave(left.equals(0) | load(code, team + WORD).differs(word))
+        after = job + left - 1
+        taken = code.builder.cmpxchg(place, before.raw, after.raw, "seq_cst", "seq_cst")
+        with code.when(Value(code, code.builder.extract_value(taken, 1))):
+            code.call_at(task, VOID, arguments, end - left)
+            did.set(did.get() + 1)
+    with code.when(did.get() > 0):
         done = code.builder.inttoptr((team + DONE).raw, I64.as_pointer())
-        code.builder.atomic_rmw("add", done, code.number(1).raw, "seq_cst")
-    code.builder.ret(code.number(1).raw)
+        code.builder.atomic_rmw("add", done, did.get().raw, "seq_cst")
+    code.builder.ret(did.get().raw)
 
 
 def load(code: Code, address: Value) -> Value:
@@ -142,12 +197,12 @@ def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TU
 
 
 @cache
-def _work_loop() -> Callable[[int, int], None]:
+def _work_loop() -> Callable[[int, int, int], None]:
     """Compile the worker's loop."""
     address = jit.addresses_by_source("team", chosen(), ["work_loop"], _build_work_loop)[
         "work_loop"
     ]
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)
 
 
 def yield_address() -> int:
@@ -200,14 +255,14 @@ class _State:
         self.wake()
 
 
-def _work(state: _State, memory: object, address: int) -> None:
-    """Run a worker thread; it holds `memory`, in which the team's address lies."""
+def _work(state: _State, memory: object, address: int, number: int) -> None:
+    """Run the worker of a number; it holds `memory`, in which the team's address lies."""
     take_part = _work_loop()
     while True:
         n_calls = state.n_calls  # read first: closing counts as a call
         if state.is_closed:
             return
-        take_part(address, SPIN_TURNS)
+        take_part(address, number, SPIN_TURNS)
         state.sleep(n_calls)
 
 
@@ -223,16 +278,17 @@ class Team:
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
-        self._memory = np.zeros(SIZE + 64, np.uint8)
+        self._memory = np.zeros(memory_bytes(n_threads) + 64, np.uint8)
         self.address = -(-self._memory.ctypes.data // 64) * 64
         ctypes.c_int64.from_address(self.address + YIELD).value = yield_address()
+        ctypes.c_int64.from_address(self.address + THREADS).value = n_threads
         self._is_resting = False
         self._state = state = _State()
         self._finalizer = weakref.finalize(self, state.close)
         self._threads = [
             threading.Thread(
                 target=_work,
-                args=(state, self._memory, self.address),
+                args=(state, self._memory, self.address, number),
                 name=f"tandem-worker-{number}",
                 daemon=True,
             )

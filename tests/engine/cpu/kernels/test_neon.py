@@ -114,8 +114,9 @@ class Emulator:
         source.write_text(PROGRAM)
         subprocess.run(
             [
-                str(COMPILER), "-static", "-O1", f"-DKERNEL={name}", f"-DTEAM_BYTES={team.SIZE}",
-                f"-DTEAM_YIELD={team.YIELD}", source, code, "-o", program,
+                str(COMPILER), "-static", "-O1", f"-DKERNEL={name}",
+                f"-DTEAM_BYTES={team.memory_bytes(1)}", f"-DTEAM_YIELD={team.YIELD}", source, code,
+                "-o", program,
             ],
             check=True, timeout=120,
         )  # fmt: skip

@@ -22,9 +22,14 @@ Kernel = Callable[..., None]
 
 LONG = 10.0
 
+COUNTS = ("count", "count_in_shares")
+
 
 def _build(module: ir.Module) -> None:
-    """Write `count(team, counters, n, n_jobs, busy)`: jobs that add 1 to each of n counters."""
+    """Write `count(team, counters, n, n_jobs, busy)`: jobs that add 1 to each of n counters.
+
+    In `count_in_shares`, every other job begins with shares of all threads.
+    """
     add_run(module)
     code, (place, index) = function(module, "add_one", 2)
     counters, busy = code.load_array(place, 2)
@@ -36,17 +41,23 @@ def _build(module: ir.Module) -> None:
         turns.set(turns.get() + 1)
     code.store(code.load(counters + index * 8, I64) + 1, counters + index * 8)
     code.builder.ret_void()
-    code, (team, counters, n, n_jobs, busy) = function(module, "count", 5)
-    kept = code.stack_array([counters, busy])
-    with code.loop(code.number(0), n_jobs):
-        code.call("run", VOID, team, code.function_address("add_one"), kept, n)
-    code.builder.ret_void()
+    for name in COUNTS:
+        code, (team, counters, n, n_jobs, busy) = function(module, name, 5)
+        kept, task = code.stack_array([counters, busy]), code.function_address("add_one")
+        with code.loop(code.number(0), n_jobs) as job:
+            is_shared = (job % 2).equals(0 if name == "count_in_shares" else -1)
+            with code.if_else(is_shared) as (then, otherwise):
+                with then:
+                    code.call("run_in_shares", VOID, team, task, kept, n)
+                with otherwise:
+                    code.call("run", VOID, team, task, kept, n)
+        code.builder.ret_void()
 
 
-@pytest.fixture(scope="module")
-def count() -> Kernel:
-    found = jit.addresses("test-team", chosen(), ["count"], _build)
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(found["count"])
+@pytest.fixture(scope="module", params=COUNTS)
+def count(request: pytest.FixtureRequest) -> Kernel:
+    found = jit.addresses("test-team", chosen(), COUNTS, _build)
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(found[request.param])
 
 
 def counted(count: Kernel, team: Team, n: int, n_jobs: int = 1, busy: int = 0) -> Counts:
