@@ -110,20 +110,20 @@ class Worker:
         Returns:
             Its arguments from `quantise` to `panels`.
         """
-        n_tokens, n_blocks = x.shape[0], extent.n_blocks
+        n_tokens, blocks = x.shape[0], (extent.n_blocks, extent.skip)
         if self._holds(x, extent):
-            return 0, 0, 0, n_tokens, n_blocks, self._panels
+            return 0, 0, 0, n_tokens, *blocks, self._panels
         self._rows = rows = whole_blocks(x, extent)  # kept until the kernel has read it
         self._remember(x, extent)
         panels = self._reserve(n_tokens, extent)
         stride = 4 * rows.stride(0)
-        return self._quantise_address, rows.data_ptr(), stride, n_tokens, n_blocks, panels
+        return self._quantise_address, rows.data_ptr(), stride, n_tokens, *blocks, panels
 
     def _holds(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> bool:
         """Return whether the panels hold x, for experts in the order of `groups`."""
         last = self._last_extent
         is_last = x is self._last and groups is self._last_groups
-        return is_last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
+        return is_last and _blocks(extent) == _blocks(last)
 
     def _remember(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> None:
         """Remember what the panels hold."""
@@ -141,8 +141,9 @@ class Worker:
         address = self._reserve(n_tokens, extent)
         self.team.wake()
         self._quantise(
-            self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks, address
-        )
+            self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks,
+            extent.skip, address,
+        )  # fmt: skip
         self._remember(x, extent)
         return address
 
@@ -178,12 +179,11 @@ class Worker:
             return self._panels
         n_used = groups.row_of.shape[1]
         pairs = 0 if x.shape[0] == groups.n_row else groups.pair_of.data_ptr()
-        rows, n_blocks = whole_blocks(x, extent), extent.n_blocks
-        address = self._reserve(groups.n_row, extent)
+        rows, address = whole_blocks(x, extent), self._reserve(groups.n_row, extent)
         self.team.wake()
         self._quantise_groups(
-            self._address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address, pairs, n_used,
-            groups.table.data_ptr(), len(groups.table),
+            self._address, rows.data_ptr(), 4 * rows.stride(0), extent.n_blocks, extent.skip,
+            address, pairs, n_used, groups.table.data_ptr(), len(groups.table),
         )  # fmt: skip
         self._remember(x, extent, groups)
         return address
@@ -242,7 +242,7 @@ class WordRows:
         """Return the arguments of `multiply_all`, see `Worker.activations`."""
         n_tokens, n_blocks = x.shape[0], extent.n_blocks
         if x is self._last:
-            return 0, 0, 0, n_tokens, n_blocks, self.memory.data_ptr()
+            return 0, 0, 0, n_tokens, n_blocks, 0, self.memory.data_ptr()
         return compiled.quantise_words_address(), *self._packing(x, extent)
 
     def panels(self, x: Tensor, extent: Extent) -> int:
@@ -268,7 +268,7 @@ class WordRows:
         if len(self.memory) < n_bytes:
             self.memory = torch.empty(n_bytes, dtype=torch.uint8)
         self._last, self._rows = x, rows  # kept until the kernel has read them
-        return rows.data_ptr(), 4 * rows.stride(0), n_tokens, n_blocks, self.memory.data_ptr()
+        return rows.data_ptr(), 4 * rows.stride(0), n_tokens, n_blocks, 0, self.memory.data_ptr()
 
     def forget(self) -> None:
         """Release the last activations."""
@@ -278,6 +278,11 @@ class WordRows:
         """Free the memory."""
         self.forget()
         self.memory = torch.empty(0, dtype=torch.uint8)
+
+
+def _blocks(extent: Extent) -> tuple[int, int, int]:
+    """Return what panels depend on."""
+    return extent.n_blocks, extent.skip, extent.lead
 
 
 def whole_blocks(x: Tensor, extent: Extent) -> Tensor:

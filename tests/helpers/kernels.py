@@ -9,7 +9,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panels, quantised_gemm
+from engine.cpu.kernels import jit, pack, panel_packing, panels, plane_words, quantised_gemm
 from engine.cpu.kernels.isa import ISAS, Isa
 from engine.cpu.kernels.team import Team
 from engine.quants.extent import panel_block_bytes
@@ -66,7 +66,7 @@ def _pack(kind: Kind, isa_name: str) -> Callable[..., None]:
 def _quantise(isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa = isa_named(isa_name)
     found = jit.addresses_by_source(
-        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
+        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panel_packing.build(m, isa, x_bytes)
     )
     return _call(found["quantise"], 1 + len(panels.ARGUMENTS))
 
@@ -109,13 +109,14 @@ def packed(
     return planes
 
 
-def quantised(x: Floats, isa: Isa, team: Team, x_bytes: int = 1) -> Bytes:
+def quantised(x: Floats, isa: Isa, team: Team, x_bytes: int = 1, skip: int = 0) -> Bytes:
     """Return the panels of activations (tokens, columns)."""
     goal = aligned(panels.quantised_bytes(len(x), x.shape[1] // 32, x_bytes))
     team.wake()
     _quantise(isa.name, x_bytes)(
-        team.address, x.ctypes.data, x.strides[0], len(x), x.shape[1] // 32, goal.ctypes.data
-    )
+        team.address, x.ctypes.data, x.strides[0], len(x), x.shape[1] // 32, skip,
+        goal.ctypes.data,
+    )  # fmt: skip
     return goal
 
 
@@ -125,7 +126,7 @@ def multiplied(
 ) -> Floats:  # fmt: skip
     """Return products (tokens, rows); check that the memory around them stays as it was."""
     n_blocks = x.shape[1] // 32
-    panel = quantised(x, isa, team, x_bytes)
+    panel = quantised(x, isa, team, x_bytes, skip)
     out = np.full((len(x) + 1, n_rows + 3), 7.5, np.float32)
     team.wake()
     _multiply(kind, isa.name, x_bytes)(
@@ -172,5 +173,22 @@ def activations(
         )
         numbers = parts[:, 0] if x_bytes == 1 else parts[:, 0] * 255.0 + parts[:, 1]
         x[token : token + size] = (numbers * spread).transpose(1, 0, 2)
+        token += size
+    return x.reshape(n_tokens, n_blocks * 32)
+
+
+def words_seen(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray[np.float64]:
+    """Return the values of panels of words, (tokens, columns); see `plane_words`."""
+    x = np.empty((n_tokens, n_blocks, 32))
+    token, size, per_token = 0, isa.tile_tokens, plane_words.BLOCK_BYTES
+    while token < n_tokens:
+        while size > n_tokens - token:
+            size //= 2
+        start, stop = token * n_blocks * per_token, (token + size) * n_blocks * per_token
+        group = panel[start:stop].reshape(n_blocks, size * per_token)
+        words = group[:, : size * 64].copy().view("<i2").reshape(n_blocks, size, 32)
+        factors = group[:, size * 76 : size * 80].copy().view("<f4").astype(float)
+        numbers = (words * factors[..., None]).transpose(1, 0, 2)
+        x[token : token + size, :, plane_words.COLUMN_ORDER] = numbers
         token += size
     return x.reshape(n_tokens, n_blocks * 32)

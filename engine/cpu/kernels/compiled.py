@@ -20,6 +20,7 @@ from engine.cpu.kernels import (
     fused_gemv,
     jit,
     pack,
+    panel_packing,
     panels,
     quantised_gemm,
     word_gemm,
@@ -37,16 +38,16 @@ def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
 
 @cache
 def quantise_address(x_bytes: int) -> int:
-    """Return the address of the kernel of `panels`."""
+    """Return the address of the kernel of `panel_packing`."""
     isa = chosen()
     found = jit.addresses_by_source(
-        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
+        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panel_packing.build(m, isa, x_bytes)
     )
     return found["quantise"]
 
 
 def quantise(x_bytes: int) -> Kernel:
-    """Return the kernel of `panels` that quantises activations into panels."""
+    """Return the kernel of `panel_packing` that quantises activations into panels."""
     return callable_at(quantise_address(x_bytes), panels.ARGUMENTS)
 
 
@@ -187,7 +188,7 @@ def quantise_words_address() -> int:
 
 def quantise_words() -> Kernel:
     """Return the kernel of `words` that makes panels of words."""
-    return callable_at(quantise_words_address(), words.ARGUMENTS)
+    return callable_at(quantise_words_address(), panels.ARGUMENTS)
 
 
 @cache

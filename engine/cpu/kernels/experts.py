@@ -6,7 +6,7 @@ each row's result has the bits that `engine.cpu.kernels.quantised_gemm` gives it
 without rows are not read.
 
     table = groups.table.data_ptr(), len(groups.table)
-    quantise_groups(team, x, x_stride, n_blocks, panels, pairs, n_used, *table)
+    quantise_groups(team, x, x_stride, n_blocks, skip, panels, pairs, n_used, *table)
     multiply_groups(team, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
                     out, out_stride, n_rows, n_tile, tiles_per_piece, tokens_per_pass, *table)
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.panels import add_pack_tokens
+from engine.cpu.kernels.panel_packing import add_pack_tokens
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.quantised_gemm import add_rows, row_count
 from engine.cpu.kernels.team import add_run
@@ -34,7 +34,9 @@ from engine.quants.layout import TILE, Layout
 ENTRY_BYTES = 24
 """Size of the table's entry of a group: its expert, first row and number of rows, 64-bit each."""
 
-QUANTISE = ("x", "x_stride", "n_blocks", "panels", "pairs", "n_used", "table", "n_group")
+QUANTISE = (
+    "x", "x_stride", "n_blocks", "skip", "panels", "pairs", "n_used", "table", "n_group",
+)  # fmt: skip
 """Arguments of `quantise_groups`."""
 
 MULTIPLY = (
@@ -58,8 +60,8 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
         x = given["x"] + code.where(are_rows, first * given["x_stride"], code.number(0))
         pairs = given["pairs"] + code.where(are_rows, code.number(0), first * 8)
         code.call(
-            "pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], goal, pairs,
-            given["n_used"],
+            "pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], given["skip"], goal,
+            pairs, given["n_used"],
         )  # fmt: skip
     add_kernel(module, name, QUANTISE, lambda code, given: _n_parts(code, given, code.number(size)))
 

@@ -13,9 +13,10 @@ four of the other 16, and so on; where `Isa.joins_halves`, both scales in units 
 first i32 of their pair.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
-whose router sends tokens to experts. Then m × 32 high bytes, worth 255 each, stand before the low
-bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a block
-have the same scale then: two bytes are exact enough, and a block's product is scaled only once.
+whose router sends tokens to experts. Processors that add up products of words have words then
+(`engine.cpu.kernels.plane_words`). On others m × 32 high bytes, worth 255 each, stand before the
+low bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a
+block have the same scale then: two bytes are exact enough, and a block's product is scaled once.
 """
 
 from __future__ import annotations
@@ -25,16 +26,12 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
-from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (
     F32,
     FLOATS,
     I8,
     I32,
-    I64,
     INTS,
-    VOID,
     Code,
     Value,
     function,
@@ -124,60 +121,15 @@ def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
     return n_tokens * n_blocks * panel_block_bytes(x_bytes)
 
 
-ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "panels")
-"""Arguments of the kernel: x is F32, (n_tokens, 32 × n_blocks), with rows `x_stride` bytes apart;
-`panels` is the address of `quantised_bytes`."""
+ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "skip", "panels")
+"""Arguments of a kernel that packs panels: x is F32, (n_tokens, 32 × n_blocks), with rows
+`x_stride` bytes apart; `skip` is the number of blocks by which the first 256 columns of the weights
+are cut; `panels` is the address of `quantised_bytes`."""
 
 
-def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """Write `quantise(team, *ARGUMENTS)`; the calling thread packs one panel's tokens alone."""
-    add_run(module)
-    add_pack_tokens(module, isa, x_bytes)
-    with piece(module, "quantise", ARGUMENTS) as (code, given, index):
-        first, stride = index * isa.tile_tokens, given["x_stride"]
-        n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
-        goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
-        code.call(
-            "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal,
-            code.number(0), code.number(1),
-        )  # fmt: skip
-    add_kernel(module, "quantise", ARGUMENTS, lambda _, g: ceil_div(g["n_tokens"], isa.tile_tokens))
-
-
-def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """Write `pack_tokens(x, x_stride, n, n_blocks, panels, pairs, n_used)`.
-
-    Packs up to `isa.tile_tokens` rows: one panel for each bit set in n, the largest first. Row i is
-    that of token `pairs[i] / n_used` where `pairs` is an address of 64-bit integers, and row i of x
-    where it is 0.
-    """
-    _add_pack_token(module, isa, x_bytes)
-    code, (x, stride, n, n_blocks, panels, pairs, n_used) = function(module, "pack_tokens", 7)
-    code.builder.function.linkage = "internal"
-    token = code.variable(code.number(0))
-
-    def group(size: int) -> None:
-        first = token.get()
-        with code.loop(code.number(0), code.number(size)) as t:
-            number = code.variable(first + t)
-            with code.when(pairs.differs(0)):
-                number.set(code.load(pairs + (first + t) * 8, I64) // n_used)
-            row = x + number.get() * stride
-            panel = panels + first * n_blocks * panel_block_bytes(x_bytes)
-            code.call("pack_token", VOID, row, n_blocks, panel, code.number(size), t)
-        token.set(first + size)
-
-    size = isa.tile_tokens
-    while size:
-        with code.when((n & size) > 0):
-            group(size)
-        size //= 2
-    code.builder.ret_void()
-
-
-def _add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `pack_token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
-    code, (x, n_blocks, panel, n, t) = function(module, "pack_token", 5)
+def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
+    """Write `pack_token(x, n_blocks, skip, panel, n, t)`: packs token t of a panel of n."""
+    code, (x, n_blocks, _, panel, n, t) = function(module, "pack_token", 6)
     code.builder.function.linkage = "internal"
     largest = _largest(code, x, n_blocks)
     steps, unit = _steps_and_unit(code, largest, LARGEST[x_bytes])

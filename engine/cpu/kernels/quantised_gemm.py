@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from engine.cpu.kernels import plane_word_gemm
 from engine.cpu.kernels.block_sums import add_block, arranged
 from engine.cpu.kernels.group_gemm import MOST_TILES, add_groups
 from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.panel_packing import are_words
 from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
@@ -100,15 +102,22 @@ class TileProducts:
 
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
     """Write `multiply(team, *ARGUMENTS)` for matrices of one layout."""
-    build_products(module, _quantised(isa, layout, x_bytes))
+    add_run(module)
+    add_rows(module, isa, layout, x_bytes)
+    _add_multiply(module, panel_block_bytes(x_bytes))
 
 
 def build_products(module: ir.Module, products: TileProducts) -> None:
     """Write `multiply(team, *ARGUMENTS)`."""
     add_run(module)
     _add_rows(module, products)
+    _add_multiply(module, products.block_bytes)
+
+
+def _add_multiply(module: ir.Module, block_bytes: int) -> None:
+    """Write the kernel, whose `rows` is in the module."""
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):
-        _emit_piece(code, given, index, products.block_bytes)
+        _emit_piece(code, given, index, block_bytes)
     add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
 
 
@@ -162,7 +171,10 @@ def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> N
 
     Computes all panels' tokens for some rows; the first of them is the first of a tile.
     """
-    _add_rows(module, _quantised(isa, layout, x_bytes))
+    if are_words(isa, x_bytes):
+        plane_word_gemm.add_rows(module, isa, layout)
+    else:
+        _add_rows(module, _quantised(isa, layout, x_bytes))
 
 
 def _add_rows(module: ir.Module, products: TileProducts) -> None:

@@ -12,7 +12,7 @@ from engine.cpu.kernels.panels import TINY
 from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, I32, INTS, Code, Value, vector
-from engine.cpu.kernels.words import GROUP_BYTES, joined, scale_of, whole
+from engine.cpu.kernels.words import GROUP_BYTES, MOST_LENGTH, joined, scale_of, whole
 from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
 from engine.quants.layout import BLOCK, SUPER, TILE
 
@@ -72,7 +72,7 @@ def _emit_row(
     def half(index: Value) -> Value:
         return operands.weights(code, raw + index * 32)
 
-    size, relative = scale_of(code, half, code.number(0), n_blocks * 2)
+    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MOST_LENGTH)
     zero, one = (code.constant(F32, number) for number in (0.0, 1.0))
     steps = ((relative / size).bitcast(I32) & EXPONENT).bitcast(F32)
     steps, factor = (

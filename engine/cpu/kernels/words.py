@@ -24,7 +24,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.panels import ROUNDER, ROUNDER_BITS, TINY
+from engine.cpu.kernels.panels import ARGUMENTS, ROUNDER, ROUNDER_BITS, TINY
 from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (
@@ -59,10 +59,6 @@ def panel_words(token: int, pair: int) -> int:
 def panel_factor(n_tokens: int, token: int) -> int:
     """Return the offset of a token's factor in the first block of a group of a panel."""
     return (n_tokens * (BLOCK // 2) + token) * 4
-
-
-ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "panels")
-"""Arguments of the kernel, see `engine.cpu.kernels.panels`."""
 
 
 def build(module: ir.Module, isa: Isa) -> None:
@@ -115,7 +111,7 @@ def _add_pack_token(module: ir.Module) -> None:
 
     with code.loop(code.number(0), n_blocks, SUPER) as first:
         last = code.min_signed(first + SUPER, n_blocks)
-        size, relative = scale_of(code, half, first * 2, last * 2)
+        size, relative = scale_of(code, half, first * 2, last * 2, MOST_LENGTH)
         steps, factor = relative / size, size / relative + (size - size)
         steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
         with code.loop(first, last) as block:
@@ -127,7 +123,7 @@ def _add_pack_token(module: ir.Module) -> None:
 
 
 def scale_of(
-    code: Code, half: Callable[[Value], Value], first: Value, last: Value
+    code: Code, half: Callable[[Value], Value], first: Value, last: Value, most_length: int
 ) -> tuple[Value, Value]:
     """Return the largest size of some numbers, and the size that it may have as a word.
 
@@ -135,6 +131,7 @@ def scale_of(
         half: function that loads the 16 numbers of an index.
         first: index of the first 16 numbers.
         last: index behind the last ones.
+        most_length: largest length that the numbers may have together, as words.
     """
     most = code.variable(code.constant(FLOATS, 0.0))
     with code.loop(first, last) as index:
@@ -146,7 +143,7 @@ def scale_of(
         number = half(index) * code.splat(inverse)
         squares.set(code.fma(number, number, squares.get()))
     length = code.unary("sqrt", code.reduce("add", squares.get()))
-    relative = code.constant(F32, float(MOST_LENGTH)) / length
+    relative = code.constant(F32, float(most_length)) / length
     return size, code.minimum(relative, code.constant(F32, float(MOST_WORD)))
 
 

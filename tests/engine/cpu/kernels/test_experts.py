@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import experts, jit, panels, quantised_gemm
+from engine.cpu.kernels import experts, jit, panel_packing, panels, quantised_gemm
 from engine.cpu.kernels.isa import Isa, supported
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.team import Team
@@ -44,7 +44,8 @@ class Kernels:
         of_type = f"{self.kind:d}-{x_bytes}"
         module, names, build = {  # modules as in the engine, so that each is compiled once
             "quantise": (
-                f"panels-{x_bytes}", panels.ARGUMENTS, lambda m: panels.build(m, isa, x_bytes),
+                f"panels-{x_bytes}", panels.ARGUMENTS,
+                lambda m: panel_packing.build(m, isa, x_bytes),
             ),
             "multiply": (
                 f"quantised-gemm-{of_type}", quantised_gemm.ARGUMENTS,
@@ -108,7 +109,14 @@ def one_by_one(kernels: Kernels, planes: Bytes, n_rows: int, x: Floats, groups: 
     for expert, rows in groups:
         n, part, goal = rows.stop - rows.start, x[rows], out[rows]
         kernels.run(
-            team, "quantise", part.ctypes.data, part.strides[0], n, N_BLOCKS, memory.ctypes.data
+            team,
+            "quantise",
+            part.ctypes.data,
+            part.strides[0],
+            n,
+            N_BLOCKS,
+            SKIP,
+            memory.ctypes.data,
         )
         kernels.run(
             team, "multiply", planes[expert].ctypes.data, planes.strides[1], N_BLOCKS, SKIP,
@@ -130,9 +138,11 @@ def at_once(
     where = x.ctypes.data, x.strides[0]
     table = groups.table.data_ptr(), len(groups.table)
     if is_shared:
-        kernels.run(team, "quantise", *where, 1, N_BLOCKS, memory.ctypes.data)
+        kernels.run(team, "quantise", *where, 1, N_BLOCKS, SKIP, memory.ctypes.data)
     else:
-        kernels.run(team, "quantise_groups", *where, N_BLOCKS, memory.ctypes.data, 0, 1, *table)
+        kernels.run(
+            team, "quantise_groups", *where, N_BLOCKS, SKIP, memory.ctypes.data, 0, 1, *table
+        )
     kernels.run(
         team, "multiply_groups", planes.ctypes.data, *planes.strides[:2], N_BLOCKS, SKIP,
         memory.ctypes.data, 0 if is_shared else kernels.panel_bytes(1), out.ctypes.data,
@@ -178,7 +188,7 @@ def test_rows_are_quantised_where_their_tokens_lie(kernels: Kernels, team: Team)
     for rows, pairs in ((gathered, 0), (x, groups.pair_of.data_ptr())):
         memory = np.zeros(kernels.panel_bytes(groups.n_row), np.uint8)
         kernels.run(
-            team, "quantise_groups", rows.data_ptr(), 4 * rows.stride(0), N_BLOCKS,
+            team, "quantise_groups", rows.data_ptr(), 4 * rows.stride(0), N_BLOCKS, SKIP,
             memory.ctypes.data, pairs, 3, *table,
         )  # fmt: skip
         found.append(memory)

@@ -226,14 +226,14 @@ def test_the_folder_is_the_users_cache_unless_it_is_named(monkeypatch: pytest.Mo
 PROGRAM = """
 import ctypes
 from gguf.constants import GGMLQuantizationType as Kind
-from engine.cpu.kernels import jit, pack, panels, quantised_gemm
+from engine.cpu.kernels import jit, pack, panel_packing, quantised_gemm
 from engine.cpu.kernels.isa import chosen
 from engine.quants.layout import LAYOUTS
 isa, kind = chosen(), Kind.Q4_K
 builds = {
     "multiply": lambda m: quantised_gemm.build(m, isa, LAYOUTS[kind]),
     "pack": lambda m: pack.build(m, kind),
-    "quantise": lambda m: panels.build(m, isa),
+    "quantise": lambda m: panel_packing.build(m, isa),
 }
 for name, build in builds.items():
     assert jit.addresses(name, isa, [name], build)[name]

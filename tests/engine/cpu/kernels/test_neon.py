@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panels, quantised_gemm, team
+from engine.cpu.kernels import jit, pack, panel_packing, panels, quantised_gemm, team
 from engine.cpu.kernels.isa import Isa, Neon, chosen
 from engine.quants.layout import LAYOUTS
 from tests.helpers.kernel_modules import TYPICAL, Build
@@ -140,8 +140,8 @@ def panels_of(emulator: Emulator, isa: Isa, x: NDArray[np.float32]) -> NDArray[n
     n_tokens, n_blocks = len(x), x.shape[1] // 32
     goal = np.zeros(panels.quantised_bytes(n_tokens, n_blocks), np.uint8)
     found = emulator.run(
-        isa, lambda m: panels.build(m, isa), "quantise",
-        x, x.strides[0], n_tokens, n_blocks, goal,
+        isa, lambda m: panel_packing.build(m, isa), "quantise",
+        x, x.strides[0], n_tokens, n_blocks, 0, goal,
     )  # fmt: skip
     return np.frombuffer(found[1], np.uint8)
 

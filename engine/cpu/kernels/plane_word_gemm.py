@@ -1,0 +1,288 @@
+"""GEMV and GEMM with quantised matrices and activations in words (`plane_words`).
+
+One token's weights are decoded to registers. For more tokens, those of four tiles are decoded to
+the first cache, a group of columns at a time, and multiplied by all panels, two tiles at once, as
+in `engine.cpu.kernels.word_gemm`; so an expert with few rows decodes its weights only once, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+
+from engine.cpu.kernels.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.parallel_for import ceil_div
+from engine.cpu.kernels.plane_word_reader import WordReader
+from engine.cpu.kernels.plane_word_sums import GroupSums, TileGroup
+from engine.cpu.kernels.plane_words import BLOCK_BYTES, N_PAIRS
+from engine.cpu.kernels.tile_reader import AHEAD, BlockGroup, for_each_group
+from engine.cpu.kernels.values import FLOATS, INTS, LINE, VOID, Code, Value, Variable, function
+from engine.quants.layout import LINE_BYTES, SUPER, TILE, Layout
+
+PAIR = 2
+"""Number of tiles that are multiplied at once."""
+
+AT_ONCE = 4
+"""Number of tokens at a time whose sums of blocks and of columns the registers hold."""
+
+VECTOR_BYTES = 64
+"""Bytes of 16 sums, of a vector of factors and of a pair of columns of a tile in words."""
+
+
+class _Unpacked:
+    """A group of columns of a tile, decoded: a factor, then blocks of words and factors.
+
+    Args:
+        reader: says what the type has.
+    """
+
+    def __init__(self, reader: WordReader) -> None:
+        self._reader, self._code = reader, reader.code
+        self._n_vectors = N_PAIRS + reader.n_scales + reader.n_minima
+        self.n_bytes = VECTOR_BYTES * (1 + SUPER * self._n_vectors)
+
+    def write(self, layout: Layout, planes: Value, group: BlockGroup, goal: Value) -> None:
+        """Write the decoding of the group of a tile to an address."""
+        code, reader = self._code, self._reader
+        with code.loop(group.first, group.last) as block:
+            places = group.places(layout, planes, block)
+            at = self._block(goal, block - group.first)
+            for n, vector in enumerate([*reader.words(places), *reader.block_factors(places)]):
+                code.store(vector, at + VECTOR_BYTES * n)
+        if layout.has_supers:
+            code.store(reader.group_factor(group.places(layout, planes, group.first)), goal)
+
+    def tile(self, place: Value, sums: Sequence[Variable]) -> TileGroup:
+        """Return the group at an address."""
+        code, n_factors = self._code, self._n_vectors - N_PAIRS
+
+        def words(block: Value, number: int) -> Value:
+            return code.load(self._block(place, block) + VECTOR_BYTES * number, INTS)
+
+        def factors(block: Value) -> Sequence[Value]:
+            at = self._block(place, block) + VECTOR_BYTES * N_PAIRS
+            return [code.load(at + VECTOR_BYTES * n, FLOATS) for n in range(n_factors)]
+
+        return TileGroup(words, factors, lambda: code.load(place, FLOATS), sums)
+
+    def _block(self, place: Value, block: Value) -> Value:
+        return place + VECTOR_BYTES + block * (VECTOR_BYTES * self._n_vectors)
+
+
+def add_rows(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """Write `rows`, see `engine.cpu.kernels.quantised_gemm.add_rows`."""
+    _add_one(module, isa, layout)
+    _add_groups(module, isa, layout)
+    code, (planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, stride, n_rows) = function(
+        module, "rows", 9
+    )
+    code.builder.function.linkage = "internal"
+    n_tile = ceil_div(n_rows, TILE)
+    with code.if_else(n_tokens.equals(1)) as (one, several):
+        with one, code.loop(code.number(0), n_tile) as tile:
+            here, left = planes + tile * tile_bytes, n_rows - tile * TILE
+            code.call("one", VOID, here, n_blocks, skip, panels, out + tile * (4 * TILE), left)
+        with several, code.loop(code.number(0), n_tile, MOST_TILES) as tile:
+            n_here = code.min_signed(n_tile - tile, code.number(MOST_TILES))
+            here, left = planes + tile * tile_bytes, n_rows - tile * TILE
+            code.call(
+                "groups", VOID, here, tile_bytes, n_here, n_blocks, skip, panels, n_tokens,
+                out + tile * (4 * TILE), stride, left,
+            )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _add_one(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """Write `one(planes, n_blocks, skip, panel, out, n)`: n rows of a tile times one token."""
+    code, (planes, n_blocks, skip, panel, out, n) = function(module, "one", 6)
+    code.builder.function.linkage = "internal"
+    reader = WordReader(code, isa, layout)
+    total = code.variable(code.constant(FLOATS, 0.0))
+    near = AHEAD // 2 if layout.low == 8 else AHEAD  # bytes are read faster than decoded codes
+
+    def add(group: BlockGroup) -> None:
+        decoded: list[tuple[Value, list[Value]]] = []
+
+        def words(block: Value, number: int) -> Value:
+            if not decoded or decoded[-1][0] is not block:
+                places = group.places(layout, planes, group.first + block)
+                decoded.append((block, reader.codes(places, ahead=near)))
+            return decoded[-1][1][number]
+
+        def factors(block: Value) -> Sequence[Value]:
+            return reader.block_factors(group.places(layout, planes, group.first + block))
+
+        def factor() -> Value:
+            return reader.group_factor(group.places(layout, planes, group.first))
+
+        def scales(block: Value) -> Sequence[Value]:
+            places = group.places(layout, planes, group.first + block)
+            return reader.integer_scales(places)
+
+        own = scales if layout.has_supers else None
+        tile = TileGroup(words, factors, factor, [total], own)
+        GroupSums(reader, 1).emit(
+            [tile], panel + group.first * BLOCK_BYTES, group.last - group.first
+        )
+
+    for_each_group(code, n_blocks, skip, add)
+    code.store_part(total.get(), out, n)
+    code.builder.ret_void()
+
+
+def _sizes(isa: Isa) -> list[int]:
+    """Return the numbers of tokens of a panel, largest first."""
+    return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
+
+
+def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
+
+    Multiplies up to `MOST_TILES` tiles by all tokens. The other arguments are the bytes between
+    rows of the result and n, the number of rows that are written. The weights of the next group of
+    blocks are prefetched meanwhile, some for each full panel.
+    """
+    _add_unpack(module, isa, layout)
+    for size in _sizes(isa):
+        _add_panel(module, isa, layout, size)
+    code, values = function(module, "groups", 10)
+    planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, stride, n = values
+    code.builder.function.linkage = "internal"
+    most, unpacked_bytes = MOST_PANELS * isa.tile_tokens, _unpacked(code, isa, layout).n_bytes
+    n_lines = code.number(-(-layout.tile_bytes(SUPER, 0) // LINE_BYTES))
+    unpacked = code.stack_buffer(LINE, MOST_TILES * unpacked_bytes // VECTOR_BYTES)
+    sums = code.stack_buffer(FLOATS, most * MOST_TILES)
+    with code.loop(code.number(0), n_tokens, most) as begin:
+        count = code.min_signed(n_tokens - begin, code.number(most))
+        n_panels = count // isa.tile_tokens
+        step = ceil_div(n_lines, n_panels + 1)
+
+        def multiply(group: BlockGroup) -> None:
+            first, last = group.first, group.last
+            with code.loop(code.number(0), n_tile) as tile:
+                goal, here = unpacked + tile * unpacked_bytes, planes + tile * tile_bytes
+                code.call("unpack", VOID, here, group.index, first, last, goal)
+            behind = layout.places(planes, group.index + 1, last, last, last).supers
+            behind = code.where(last.equals(n_blocks), planes + n_tile * tile_bytes, behind)
+
+            def add(size: int, number: Value, token: Value) -> None:
+                lines = number * step, code.min_signed((number + 1) * step, n_lines)
+                with code.loop(code.number(0), n_tile) as tile, code.loop(*lines) as line:
+                    code.prefetch(behind + tile * tile_bytes + line * LINE_BYTES, cache=2)
+                code.call(
+                    f"panel_{size}", VOID, unpacked, n_tile,
+                    panels + (begin + token) * n_blocks * BLOCK_BYTES, first, last, n_blocks,
+                    sums + token * (MOST_TILES * VECTOR_BYTES), out + (begin + token) * stride,
+                    stride, n,
+                )  # fmt: skip
+
+            largest, *others = _sizes(isa)
+            with code.loop(code.number(0), n_panels) as panel:
+                add(largest, panel, panel * largest)
+            token = code.variable(n_panels * largest)
+            for size in others:
+                with code.when((count & size) > 0):
+                    add(size, n_panels, token.get())
+                    token.set(token.get() + size)
+
+        for_each_group(code, n_blocks, skip, multiply)
+    code.builder.ret_void()
+
+
+def _unpacked(code: Code, isa: Isa, layout: Layout) -> _Unpacked:
+    """Return the form of decoded groups of a type."""
+    return _Unpacked(WordReader(code, isa, layout))
+
+
+def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """Write `unpack(planes, index, first, last, unpacked)`: a group of a tile."""
+    code, (planes, index, first, last, unpacked) = function(module, "unpack", 5)
+    code.builder.function.linkage = "internal"
+    group = BlockGroup(index, first, last)
+    _unpacked(code, isa, layout).write(layout, planes, group, unpacked)
+    code.builder.ret_void()
+
+
+def _add_panel(module: ir.Module, isa: Isa, layout: Layout, size: int) -> None:
+    """Write `panel_m(unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n)`.
+
+    Multiplies the decoded blocks from `first` to `last` of some tiles by a panel of m tokens;
+    behind the last block, results are written. Where the number of tiles is odd, what lies behind
+    them is multiplied, too, and not written.
+    """
+    calls = _add_sums(module, isa, layout, size)
+    _add_write(module, isa, size)
+    code, values = function(module, f"panel_{size}", 10)
+    unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n = values
+    code.builder.function.linkage = "internal"
+    here, unpacked_bytes = (
+        panel + first * (size * BLOCK_BYTES),
+        _unpacked(code, isa, layout).n_bytes,
+    )
+    with code.loop(code.number(0), n_tile, PAIR) as tile:
+        place = sums + tile * (size * VECTOR_BYTES)
+        with code.when(first.equals(0)):
+            for number in range(PAIR * size):
+                code.store(code.constant(FLOATS, 0.0), place + VECTOR_BYTES * number)
+        for name in calls:
+            code.call(name, VOID, unpacked + tile * unpacked_bytes, here, last - first, place)
+    with code.when(last.equals(n_blocks)), code.loop(code.number(0), n_tile) as tile:
+        place, left = sums + tile * (size * VECTOR_BYTES), n - tile * TILE
+        n_written = code.min_signed(left, code.number(TILE))
+        code.call(f"write_{size}", VOID, place, out + tile * (4 * TILE), stride, n_written)
+    code.builder.ret_void()
+
+
+def _add_sums(module: ir.Module, isa: Isa, layout: Layout, size: int) -> list[str]:
+    """Write functions `(unpacked, panel, n_blocks, sums)` that add a group of two tiles to sums.
+
+    Registers hold either the sums of minima or those of products of eight tokens, so these are
+    functions of their own.
+
+    Returns:
+        The functions' names, in the order of calls.
+    """
+
+    def add(name: str, emit: Callable[[GroupSums, list[TileGroup], Value, Value], None]) -> str:
+        code, (unpacked, panel, n_blocks, place) = function(module, f"{name}_{size}", 4)
+        code.builder.function.linkage = "internal"
+        reader = WordReader(code, isa, layout)
+        form, at_once = _Unpacked(reader), min(size, AT_ONCE if reader.n_scales else size)
+        for token in range(0, size, at_once):
+            tiles: list[TileGroup] = []
+            places: list[tuple[Value, Variable]] = []
+            for tile in range(PAIR):
+                ats = [
+                    place + VECTOR_BYTES * (tile * size + token + number)
+                    for number in range(at_once)
+                ]
+                sums = [code.variable(code.load(at, FLOATS)) for at in ats]
+                tiles.append(form.tile(unpacked + tile * form.n_bytes, sums))
+                places.extend(zip(ats, sums, strict=True))
+            emit(GroupSums(reader, size, token), tiles, panel, n_blocks)
+            for at, total in places:
+                code.store(total.get(), at)
+        code.builder.ret_void()
+        return f"{name}_{size}"
+
+    if layout.has_supers:
+        minima = [add("add_minima", GroupSums.emit_minima)] if layout.has_minimum else []
+        return [*minima, add("add_products", GroupSums.emit_products)]
+    return [add("add_blocks", GroupSums.emit)]
+
+
+def _add_write(module: ir.Module, isa: Isa, size: int) -> None:
+    """Write `write_m(sums, out, stride, n)`: the results of a panel and a tile, n rows of them.
+
+    Places of panels behind are prefetched, see `engine.cpu.kernels.group_gemm`.
+    """
+    code, (sums, out, stride, n) = function(module, f"write_{size}", 4)
+    code.builder.function.linkage = "internal"
+    if size == isa.tile_tokens:
+        for token in range(size):
+            code.prefetch(out + stride * (AHEAD_PANELS * size + token), cache=2)
+    for token in range(size):
+        code.store_part(code.load(sums + VECTOR_BYTES * token, FLOATS), out + stride * token, n)
+    code.builder.ret_void()
