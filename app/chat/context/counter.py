@@ -129,6 +129,8 @@ class ContextCounter(QObject):
         is_new = self._is_stale and (asked != self._messages or not self.usage.is_counted)
         self._is_stale = False
         if not is_new and draft == self._counted_draft:
+            # an answer may have ended meanwhile in the same words as the one that it replaces
+            self._show(replace(self.usage, n_answer=self._n_answer))
             return
         self._asked, self._asked_draft = asked, draft
         messages, tools = asked if is_new and asked is not None else (None, ())

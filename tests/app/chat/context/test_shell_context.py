@@ -93,6 +93,22 @@ def test_an_answer_that_grows_is_added(qtbot: QtBot, make_shell: MakeShell, scri
     assert usage(shell).n_answer == 0
 
 
+def test_an_answer_in_the_same_words_is_counted_once(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "one two")
+    settle(qtbot, shell)
+    before = usage(shell)
+    shell.session.regenerate()
+    running(shell)[0].meter.n_tokens = 2
+    shell.chat_presenter._context.counter.count_answer()
+    assert usage(shell).n_answer == 2
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    settle(qtbot, shell)
+    qtbot.waitUntil(lambda: usage(shell) == before)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_message_that_does_not_fit_is_not_sent_until_the_oldest_may_go(
     qtbot: QtBot, make_shell: MakeShell
