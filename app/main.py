@@ -374,6 +374,7 @@ class Shell(QObject):
         self.client.finished.connect(
             lambda _, answer: banner.dismiss_failure(answer.meter.asked_at)
         )
+        self.session.leaving.connect(lambda: banner.dismiss_chat(self.session.current.id))
         self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
         self.session.begun.connect(self.chat_cache.begin)

@@ -251,7 +251,7 @@ class AnswerWriter(QObject):
         if isinstance(error, ContextOverflow) and not chat.drops_oldest:
             self.filled.emit(chat, error.message)
         else:
-            self.noticed.emit(Notice.of(error))
+            self.noticed.emit(replace(Notice.of(error), chat=chat.id))
 
     @Slot(object)
     def _on_lost(self, error: EngineError) -> None:

@@ -91,6 +91,11 @@ class Banner(QFrame):
         if notice is not None and notice.is_of_engine and self._shown_at < asked_at:
             self.dismiss()
 
+    def dismiss_chat(self, chat: str) -> None:
+        """Hide a notice about the answer of a chat, which is left now; the chat shows it, too."""
+        if self._notice is not None and self._notice.chat == chat:
+            self.dismiss()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         direction = QBoxLayout.Direction

@@ -93,6 +93,7 @@ class ContextPresenter(QObject):
                 "warning",
                 tr("Drop the oldest and go on"),
                 drop_and_go_on,
+                chat=chat.id,
             )
         )
 

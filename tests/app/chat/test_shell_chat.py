@@ -10,8 +10,9 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.store import ChatStore
 from app.chat.views.message_view import UserView
+from app.notice import Notice
 from app.paths import chats_dir
-from engine import ContextOverflow, Generate, OutOfDeviceMemory, TokenText
+from engine import ContextOverflow, EngineError, Generate, OutOfDeviceMemory, TokenText
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
 
@@ -335,6 +336,24 @@ def test_a_long_answer_is_saved_while_it_is_written(
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     qtbot.waitUntil(lambda: not shell.session.library._saver._soon.isActive())
+
+
+def test_a_failed_answer_is_told_until_its_chat_is_left(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.answer_error = EngineError("The template fails.", "Choose another.")
+    ask(qtbot, shell, "One")
+    assert banner(shell) == "The template fails."
+    failed = shell.session.current
+    shell.chat_presenter.new_chat()
+    assert shell.window.banner.notice is None
+    assert not shell.window.banner.isVisible()
+    shell.chat_presenter.open_chat(failed.id)
+    assert failed.messages[-1].problem == "The template fails.", "its chat still says so"
+    shell.window.banner.show_notice(Notice("The disk is full.", kind="error"))
+    shell.chat_presenter.new_chat()
+    assert banner(shell) == "The disk is full.", "this concerns all chats"
 
 
 def test_a_model_s_file_recommends_how_to_sample(
