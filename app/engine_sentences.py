@@ -45,6 +45,12 @@ FORMS: Final = (
     tr_later("Choose a smaller context or a smaller model, or give this device a smaller share."),
     tr_later("The prompt has {n} tokens but the context holds {n_ctx}."),
     tr_later("Load the model with a larger context, or shorten the conversation."),
+    tr_later(
+        "Choose another chat template: in the split panel below “Requests, batch, pictures, RoPE,"
+        " template”, or with --chat-template."
+    ),
+    tr_later("The plans cannot be written to {path}: {problem}."),
+    tr_later("Make room on its disk, or permit writing there, then try again."),
     tr_later("The model has been unloaded."),
     tr_later("Load the model again to go on; your chats are kept."),
     tr_later("{device} has stopped working: {problem}."),

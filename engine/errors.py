@@ -295,6 +295,13 @@ class ContextOverflow(PromptError):
         self.n_ctx = n_ctx
 
 
+ANOTHER_TEMPLATE = (
+    "Choose another chat template: in the split panel below “Requests, batch, pictures, RoPE,"
+    " template”, or with --chat-template."
+)
+"""Hint where a chat template is at fault."""
+
+
 class TemplateError(PromptError):
     """Error of a chat template that is broken or rejects the conversation."""
 

@@ -286,7 +286,8 @@ class PlanStore:
             replace_json(path, document)
         except OSError as error:
             raise EngineError(
-                f"The plans cannot be written to {path}: {error.strerror or error}."
+                f"The plans cannot be written to {path}: {error.strerror or error}.",
+                "Make room on its disk, or permit writing there, then try again.",
             ) from None
 
     def _set_aside(self, path: Path) -> None:

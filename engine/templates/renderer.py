@@ -10,11 +10,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from engine.errors import TemplateError
+from engine.errors import ANOTHER_TEMPLATE, TemplateError
 from engine.templates.child import TemplateChild, TemplateChildEnded
 from engine.templates.limits import MAX_REQUEST, MAX_SECONDS, MAX_SOURCE
-
-ANOTHER_TEMPLATE = "Choose another chat template for this model."
 
 
 class TemplateRenderer:

@@ -13,12 +13,14 @@ from app.server.web.running import _not_listening
 from app.translation import use_language
 from engine import EngineError
 from engine.errors import (
+    ANOTHER_TEMPLATE,
     ContextOverflow,
     DeviceStopped,
     InvalidGGUF,
     MissingShard,
     NoDevice,
     OutOfDeviceMemory,
+    TemplateError,
     UnsupportedArchitecture,
     UnsupportedQuant,
 )
@@ -44,6 +46,11 @@ MADE = (
     ContextOverflow(5000, 4096),
     EngineError("The model has been unloaded."),
     DeviceStopped("cuda:0", "an illegal address"),
+    TemplateError("", ANOTHER_TEMPLATE),
+    EngineError(
+        "The plans cannot be written to /p/a.json: No space left on device.",
+        "Make room on its disk, or permit writing there, then try again.",
+    ),
     crash_of(Death(1, "", (), False), "while it was idle"),
     *(_not_listening("127.0.0.1", 80, OSError(n, "")) for n in (errno.EADDRINUSE, errno.EACCES)),
 )

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.errors import PictureError
+from engine.errors import ANOTHER_TEMPLATE, PictureError
 from engine.pictures.limits import MOST_PICTURES
 from engine.pictures.placed import Picture
 from engine.pictures.reading import picture_text, read_views
@@ -144,7 +144,7 @@ def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> 
     if numbers != list(range(len(seen))):
         raise PictureError(
             "The model's chat template leaves pictures out.",
-            "Choose another chat template for this model.",
+            ANOTHER_TEMPLATE,
         )
     ids, held, is_first = list[int](), texts[0], True
     for (views, around), behind in zip(seen, texts[2::2], strict=True):

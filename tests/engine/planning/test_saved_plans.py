@@ -148,8 +148,9 @@ def test_one_damaged_plan_does_not_spoil_the_others(store: PlanStore) -> None:
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(EngineError, match="cannot be written"):
+    with pytest.raises(EngineError, match="cannot be written") as caught:
         PlanStore(blocked / "plans").save(MODEL, SavedPlan.of("a", LoadParams("m"), DEVICES))
+    assert caught.value.hint.startswith("Make room on its disk")
 
 
 def test_exporting_and_importing(tmp_path: Path) -> None:
