@@ -1,4 +1,4 @@
-"""Fields that choose a file to load beside a model, and the device that encodes pictures."""
+"""Fields of a load that offer choices: fixed ones, files to load beside a model, devices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ from PySide6.QtWidgets import QComboBox, QFileDialog, QWidget
 
 from app.split.figures import rank_labels
 from app.split.settings import GGUF_SUFFIX
-from app.translation import tr
+from app.translation import tr, tr_later
 from app.widgets.text import plain_tip
+from engine import KV_TYPES
+
+KV_HINTS = {
+    "f32": tr_later("Exact, twice as large as F16"), "f16": tr_later("Half of F32"),
+    "bf16": tr_later("Half of F32, less exact"), "q8_0": tr_later("About half of F16"),
+    "q4_0": tr_later("About a quarter of F16"),
+}  # fmt: skip
+
+
+def choice_box(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
+    """Return a combo box of entries (value, text, tooltip)."""
+    box = QComboBox()
+    for value, text, tip in entries:
+        box.addItem(tr(text), value)
+        box.setItemData(box.count() - 1, plain_tip(tr(tip)), Qt.ItemDataRole.ToolTipRole)
+    return box
+
+
+def kv_type_entries() -> list[tuple[str, str, str]]:
+    """Return the entries of a combo box for the type of keys or of values."""
+    return [(kind, kind.upper(), KV_HINTS.get(kind, "")) for kind in KV_TYPES]
 
 
 class GgufField(QComboBox):
