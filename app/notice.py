@@ -22,7 +22,7 @@ class Notice:
         is_of_engine: whether the engine has failed at something, which it may do later after all.
         stays: whether mere information stays until somebody closes it.
         on_close: called when somebody closes it without its action.
-        chat: id of the chat whose answer it is about; empty for what concerns all.
+        chat: id of the chat whose answer or draft it is about; empty for what concerns all.
     """
 
     text: str

@@ -92,7 +92,7 @@ class Banner(QFrame):
             self.dismiss()
 
     def dismiss_chat(self, chat: str) -> None:
-        """Hide a notice about the answer of a chat, which is left now; the chat shows it, too."""
+        """Hide a notice about the answer or the draft of a chat, which is left now."""
         if self._notice is not None and self._notice.chat == chat:
             self.dismiss()
 

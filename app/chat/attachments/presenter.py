@@ -203,7 +203,7 @@ class AttachmentPresenter(QObject):
 
     def _refuse_large(self, file: DraftFile, name: str) -> None:
         """Say that a file is too large, and offer the first part that fits."""
-        parts, room = self._parts(file), self._room(file)
+        parts, room, chat = self._parts(file), self._room(file), self._session.current.id
         text = tr("{name} has {n} tokens, and {room} of the context are free.").format(
             name=name, n=file.n_tokens, room=room
         )
@@ -211,10 +211,10 @@ class AttachmentPresenter(QObject):
             hint = tr("Choose a part of it, or load the model with more context.")
             first = tr("Attach the first part")
             offer = partial(self._choose, file, parts, 1)
-            self.noticed.emit(Notice(text, hint, "warning", first, offer))
+            self.noticed.emit(Notice(text, hint, "warning", first, offer, chat=chat))
         else:
             hint = tr("Remove it, start a new chat, or load the model with more context.")
-            self.noticed.emit(Notice(text, hint, "warning"))
+            self.noticed.emit(Notice(text, hint, "warning", chat=chat))
 
     def _on_read(self, chat_id: str, file: DraftFile, found: ReadFile | EngineError) -> None:
         files = self._files.get(chat_id, [])

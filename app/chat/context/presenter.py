@@ -60,13 +60,13 @@ class ContextPresenter(QObject):
         if is_alone:
             text = tr("This message alone has {n} tokens, the context {size}.")
             filled = text.format(n=usage.n_draft, size=usage.size)
-            self.noticed.emit(Notice(filled, hint, "warning"))
+            self.noticed.emit(Notice(filled, hint, "warning", chat=chat.id))
             return False
         text_of = tr("With this message the chat has {n} tokens, the context {size}.")
         self.noticed.emit(
             Notice(
                 text_of.format(n=usage.used, size=usage.size), hint, "warning",
-                tr("Drop the oldest and send"), self._drop_and_send,
+                tr("Drop the oldest and send"), self._drop_and_send, chat=chat.id,
             )
         )  # fmt: skip
         return False

@@ -214,7 +214,8 @@ class DraftPictures(QObject):
         n = len(self.pictures)
         take_away = tr_n("Remove the picture", "Remove the pictures", n)
         remove = partial(self._remove, self.pictures)
-        self.noticed.emit(Notice(text, hint, "warning", take_away, remove))
+        chat = self._session.current.id
+        self.noticed.emit(Notice(text, hint, "warning", take_away, remove, chat=chat))
 
     @Slot(object)
     def _remove(self, pictures: Sequence[ChatPicture]) -> None:

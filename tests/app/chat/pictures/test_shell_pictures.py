@@ -189,9 +189,12 @@ def test_a_model_that_cannot_see_is_told_before_anything_is_sent(
     shell.chat_presenter.send("What is it?")
     assert banner(shell) == blind
     assert not [c for c in host_of(shell).commands if isinstance(c, Generate)]
-    notice = shell.window.banner.notice
+    notice, chat = shell.window.banner.notice, shell.session.current
     assert notice is not None
     assert notice.on_action is not None
+    shell.chat_presenter.new_chat()
+    assert shell.window.banner.notice is None, "the picture waits in the other chat"
+    shell.chat_presenter.open_chat(chat.id)
     notice.on_action()
     assert chips(shell) == []
     ask(qtbot, shell, "Then this")
