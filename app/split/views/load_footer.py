@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QHBoxLayout,
+    QProgressBar,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.split.picture import SplitPicture
 from app.translation import tr
@@ -33,11 +41,14 @@ class LoadFooter(QWidget):
         self.undo.clicked.connect(self.undo_requested)
         self.cancel.clicked.connect(self.cancel_requested)
         self.load.clicked.connect(self.load_requested)
-        self._buttons = QHBoxLayout()
-        self._buttons.addStretch(1)
+        right = QHBoxLayout()
+        right.addStretch(1)
         for button in (self.undo, self.cancel, self.load):
-            self._buttons.addWidget(button)
-        layout = QVBoxLayout(self)
+            right.addWidget(button)
+        self._buttons = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._buttons.addLayout(right, 1)
+        self._others: list[QPushButton] = []
+        self._layout = layout = QVBoxLayout(self)
         layout.setContentsMargins(16, 8, 16, 14)
         layout.setSpacing(10)
         layout.addWidget(self.progress)
@@ -47,6 +58,8 @@ class LoadFooter(QWidget):
     def add_button(self, button: QPushButton) -> None:
         """Put a button of another subject at the left end."""
         self._buttons.insertWidget(0, button)
+        self._others.append(button)
+        self._arrange()
 
     def show_state(self, picture: SplitPicture | None) -> None:
         """Show the buttons for a picture; without one, none can be used."""
@@ -63,6 +76,21 @@ class LoadFooter(QWidget):
         text, tip = _load_texts(picture)
         self.load.setText(text)
         set_tip(self.load, tip)
+        self._arrange()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Put the buttons of other subjects above the footer's own where a line is too short."""
+        shown = [b for b in (*self._others, self.undo, self.cancel, self.load) if not b.isHidden()]
+        gaps = self._buttons.spacing() * (len(shown) - 1)
+        margins = self.contentsMargins() + self._layout.contentsMargins()
+        room = self.width() - margins.left() - margins.right()
+        is_short = sum(button.sizeHint().width() for button in shown) + gaps > room
+        direction = QBoxLayout.Direction
+        self._buttons.setDirection(direction.TopToBottom if is_short else direction.LeftToRight)
 
     def set_progress(self, done: float) -> None:
         """Show the part of the load that is done, 0 to 1."""

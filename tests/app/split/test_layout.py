@@ -1,9 +1,10 @@
 """The split panel at its narrowest: nothing is cut off at the right."""
 
 import pytest
-from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea
+from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.split.views.load_footer import LoadFooter
 from app.split.views.split_layout import MIN_WIDTH
 from app.theme import apply_theme
 from engine import DeviceInfo, read_model_info
@@ -63,3 +64,26 @@ def test_a_summary_with_a_measured_speed_fits(qapp: QApplication, qtbot: QtBot) 
     assert panel.summary.measured.isVisible()
     assert panel.minimumSizeHint().width() <= MIN_WIDTH
     assert note.height() >= note.heightForWidth(note.width())
+
+
+def test_the_footer_takes_two_lines_where_one_is_too_short(
+    qapp: QApplication, qtbot: QtBot
+) -> None:
+    apply_theme(qapp, "dark")
+    place = QWidget()  # bounds it, as the dock does
+    qtbot.addWidget(place)
+    footer, find = LoadFooter(place), QPushButton("Beste suchen…")
+    footer.add_button(find)
+    footer.undo.setText("Rückgängig")
+    footer.load.setText("Live anwenden")
+    place.show()
+    footer.resize(900, 120)
+    qapp.processEvents()
+    one_line = footer.sizeHint().width()
+    for width, n_lines in ((one_line - 10, 2), (one_line, 1), (one_line - 10, 2)):
+        footer.resize(width, 120)
+        qapp.processEvents()
+        buttons = find, footer.undo, footer.load
+        places = [button.mapTo(footer, button.rect().topLeft()).y() for button in buttons]
+        assert len(set(places)) == n_lines
+        assert all(button.width() >= button.sizeHint().width() for button in buttons)
