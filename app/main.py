@@ -1,132 +1,38 @@
-"""Builds the application and connects its parts; the only module that knows all of them."""
+"""The application: connects its parts, starts them, and ends them in order."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Slot
+from PySide6.QtCore import Slot
 from PySide6.QtWidgets import QApplication
 
 import engine
-from app import paths
-from app.chat.cache import ChatCache
 from app.chat.formulas import close_formulas
-from app.chat.listing.library import ChatLibrary
-from app.chat.listing.page import ChatListing, ListPlaces
-from app.chat.presenter import ChatPresenter, ChatViews
-from app.chat.running.presenter import RunningPresenter
-from app.chat.sampling.presenter import SamplingPresenter
-from app.chat.search.known import peek_chats
-from app.chat.session import ChatSession
-from app.chat.store import ChatStore
-from app.chat.thinking import ThinkingSwitch
-from app.downloads.page import DownloadsPart
-from app.engine_client import EngineClient, EngineState
-from app.library.page import LibraryPage
-from app.model.presenter import ModelPresenter, ModelViews
-from app.model.session import ModelSession
-from app.monitor.device_poller import DevicePoller
-from app.monitor.presenter import MonitorPresenter
-from app.monitor.views.monitor_head import MonitorHead
-from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
-from app.preferences.page import SettingsPage
-from app.process.crash import CrashReporter
 from app.process.engine_place import MakeHost
-from app.process.interpreter import Interpreter
 from app.process.single_window import OpenRequest
-from app.process.sweeper import Sweeper
 from app.remote_models.address import is_remote
-from app.remote_page.part import RemotePart
-from app.serving.session import ServerSession
-from app.settings import Settings, SettingsStore
-from app.shell.answer_figures import AnswerFigures
-from app.shell.idle import IdleUnloader
-from app.shell.keeper import SettingsKeeper
-from app.shell.language import start_language
-from app.shell.main_window import MainWindow, Panels
-from app.shell.open_on_send import OpenOnSend
-from app.shell.recovery import Recovery
-from app.shell.side_panels import SidePanels
-from app.shell.start_up import StartUp
-from app.shell.taskbar.progress import TaskbarProgress, painter_for
-from app.shell.tray import Tray
-from app.split.presenter import SplitPresenter
-from app.split.session import SplitSession
+from app.shell.parts import Parts
 from app.split.speed import MachineFacts
-from app.split.views.split_panel import SplitPanel
-from app.theme import apply_theme
-from app.tool_page.part import ToolPart
-from app.translation import tr_later
-from app.units import GIB
-from app.updates.presenter import UpdatePresenter
-from engine import (
-    DeviceInfo,
-    EngineError,
-    LoadParams,
-)
+from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.chat.tools.switch import ToolSwitch
     from app.engine_pack.activation import Origin
-    from app.help.dialogs import HelpDialogs
-    from app.machines.part import MachinesPart
-    from app.shell.engine_setup import EngineSetup
-    from engine import EngineHost, HostEvent, ModelLoaded, Rig
+    from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)
 
 
-class Shell(QObject):
-    """The running application: services, window, presenters, and the connections between them.
+class Shell(Parts):
+    """The running application: its parts (`Parts`), and the connections between them."""
 
-    What the first picture does not need comes after it (`start_up`).
-
-    Args:
-        make_host: starts an engine that sends its events to the given callable.
-        rig: simulated machine to plan for in place of this one; nothing can be loaded then.
-    """
-
-    def __init__(
-        self,
-        app: QApplication,
-        make_host: MakeHost,
-        rig: Rig | None = None,
-    ) -> None:
-        super().__init__(app)
-        self._app = app
-        self._help: HelpDialogs | None = None
-        self._machines: MachinesPart | None = None
-        self.engine_setup: EngineSetup | None = None  # behind the first picture
+    def __init__(self, app: QApplication, make_host: MakeHost, rig: Rig | None = None) -> None:
+        super().__init__(app, make_host, rig)
         self._is_closed = False
-        self._rig = rig
-        imaginary = () if rig is None else ("plans",)  # splits over devices that nobody has
-        self.settings = SettingsStore(paths.settings_file(), imaginary)
-        current = self.settings.current
-        start_language(app, current.language)
-        apply_theme(app, current.theme, current.zoom)
-        self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
-        self.remote = RemotePart(
-            make_host, lambda: self.engine_setup is not None and self.engine_setup.is_missing,
-            self.settings, self.keep, self.monitor, self._make_team, self,
-        )  # fmt: skip
-        self.client = EngineClient(self.remote.make_host, self)
-        self.start_up = StartUp(rig, self)
-        self.split = SplitSession(machine_factory=self.start_up.machine, parent=self)
-        self._monitor_head = MonitorHead()
-        self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
-        self.serving = ServerSession(self.client, self.settings, self.keep, self)
-        self.tools = ToolPart(self.monitor, self)
-        self.side_panels = SidePanels(self.split, self.client, self.split_panel, self.serving, self)
-        self.split_panel.footer.add_button(self.side_panels.find)
-        self.window = MainWindow(self._panels())
-        self.keeper = SettingsKeeper(app, self.settings, self.window, self)
-        self._make_services()
-        self._make_presenters()
         self._wire()
 
     def start(self) -> None:
@@ -147,6 +53,7 @@ class Shell(QObject):
     def _on_host_imported(self, origin: Origin) -> None:
         if self._rig is None or origin != "none":
             self.engine_setup = self._make_engine_setup()
+            self.engine_setup.noticed.connect(self._notify)
             self.engine_setup.begin(origin)
         self.chat_listing.go_on()
         self.interpreter.settle()
@@ -171,11 +78,8 @@ class Shell(QObject):
         self.poller.stop()
         self.idle.stop()
         self.split.stop()
-        self.side_panels.close()
-        self.serving.close()
-        self.library.close()
-        self.updates.close()
-        self.remote.close()
+        for part in (self.side_panels, self.serving, self.library, self.updates, self.remote):
+            part.close()
         if self.engine_setup is not None:
             self.engine_setup.close()
         if self._help is not None:
@@ -195,6 +99,12 @@ class Shell(QObject):
         self.chat_presenter.files.close()
         self.session.close()
         self.tools.close()  # when nothing of it runs any more
+        self._keep_layout()
+        self.keeper.close()
+        self.interpreter.stop()
+
+    def _keep_layout(self) -> None:
+        """Keep the window's layout and which chat is open, for the next start."""
         geometry, state = self.window.layout_state()
         self.settings.put(
             replace(
@@ -204,8 +114,6 @@ class Shell(QObject):
                 last_chat=self.session.current.id,
             )
         )
-        self.keeper.close()
-        self.interpreter.stop()
 
     @Slot(object, object)
     def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
@@ -220,147 +128,6 @@ class Shell(QObject):
             self.poller.start()
         self.serving.begin()
         self.tools.session.begin()
-
-    @property
-    def machines(self) -> MachinesPart:
-        """The part of other machines, made when it is first used."""
-        if self._machines is None:
-            from app.machines.part import MachinesPart  # late: few people have several machines
-
-            found = self._machines = MachinesPart(
-                lambda: self.models.info.path if self.models.info else "", self.monitor, self
-            )
-            self.start_up.others = lambda: (found.team.devices, found.wires)
-            self.poller.others = lambda: found.team.states
-            found.changed.connect(self.start_up.look_again)
-            found.completed.connect(self.remote.meet_team)
-        return self._machines
-
-    def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
-        """Make the host of models that several machines compute."""
-        return self.machines.make_host(on_event, first)
-
-    def keep(self, settings: Settings) -> None:
-        """Use other settings, and have them written."""
-        self.keeper.keep(settings)
-
-    def _panels(self) -> Panels:
-        side = self.side_panels
-        places = side.plans, side.map_place, side.links_place, side.server_place
-        return Panels(self.split_panel, *places, self.monitor, self._monitor_head)
-
-    def _make_services(self) -> None:
-        self.tool_switch: ToolSwitch | None = None  # until there is a server of tools
-        self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
-        store = ChatStore(paths.chats_dir())
-        self.session = ChatSession(
-            ChatLibrary(store, lambda: peek_chats(paths.chat_index_file()), self),
-            self.client,
-            sampling=lambda chat: self.sampling_presenter.params_for(chat),
-            tools=self.tools.session,
-            parent=self,
-        )
-        n_gib = self.settings.current.chat_cache_gib
-        self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
-        self.poller = DevicePoller(self)
-        self.interpreter = Interpreter(self._is_idle, self)
-        swept = paths.chat_caches_dir(), paths.settings_file().parent, paths.engines_dir()
-        self.sweeper = Sweeper(swept, self)
-        self.crashes = CrashReporter(self)
-
-    def _make_presenters(self) -> None:
-        window = self.window
-        pages = ModelViews(window.model_bar, window.start_view)
-        self.model_presenter = ModelPresenter(
-            self.models, pages, self.split, self.settings, self.keep, self
-        )
-        self.sampling_presenter = SamplingPresenter(
-            window.sampling, self.session, self.client, self.settings, self.keep, self
-        )
-        self.sampling_presenter.summary_changed.connect(window.composer.set_sampling_summary)
-        self.idle = IdleUnloader(
-            self.client, self.models, self.session, window.composer,
-            lambda: self.settings.current.unload_after_min, self,
-        )  # fmt: skip
-        views = ChatViews(window.chat_view, window.composer)
-        self.chat_presenter = ChatPresenter(
-            self.session, self.client, views, self.settings, self.keep,
-            self.sampling_presenter.flush, self.idle.wake, self,
-        )  # fmt: skip
-
-        self.thinking = ThinkingSwitch(window.composer, self.session, self.client, self)
-        self.tools.session.changed.connect(self._on_tools)
-        self.chat_listing = ChatListing(
-            self.session,
-            self.client,
-            self.chat_presenter,
-            window.chat_list,
-            ListPlaces(paths.chats_dir(), paths.chat_index_file(), paths.chat_folders_file()),
-            lambda: self.settings.current.auto_titles,
-            self,
-        )
-        self.running = RunningPresenter(
-            self.session, self.client, self.chat_presenter, window.running, self
-        )
-        self._make_pages()
-        self.tray = Tray(window, self.settings, self)
-        self.taskbar = TaskbarProgress(lambda: painter_for(window), self)
-        self.figures = AnswerFigures(
-            self.client, self.session, self.monitor, self.split, self.side_panels, self.library,
-            self,
-        )  # fmt: skip
-        self.open_on_send = OpenOnSend(
-            self.client, self.models, self.session, window.composer, self.settings, self
-        )
-        # last, as its notice of a lost model has a button where those of others have none
-        flush = self.chat_presenter.flush
-        self.recovery = Recovery(self.client, self.models, self.session, flush, self)
-
-    def _make_pages(self) -> None:
-        """Make what is shown in the middle of the window in place of the chat, and the monitor."""
-        window = self.window
-        self.library = LibraryPage(
-            self.split,
-            self.settings,
-            self.keep,
-            partial(window.show_page, "models"),
-            self._show_chat,
-            self,
-        )
-        self.downloads = DownloadsPart(
-            self.library.situation, self.settings, self.keep, self._is_idle, self
-        )
-        self.library.add(self.downloads)
-        for page in (self.library, window.start_view):
-            page.download_requested.connect(partial(self.library.show_part, self.downloads))
-        self.monitor_presenter = MonitorPresenter(
-            self.monitor, self._monitor_head, self.settings, self.keep, self
-        )
-        self.updates = UpdatePresenter(
-            window, self.settings, self.keep, lambda: window.banner.notice is None, self
-        )
-        self.settings_page = SettingsPage(
-            self.settings, self.keep, partial(window.show_page, "settings"), self._show_chat,
-            lambda: Tray.problems() | self.updates.problems(), self,
-        )  # fmt: skip
-        self.tools.add_to(self.settings_page)
-
-    def _make_engine_setup(self) -> EngineSetup:
-        """Make what offers and replaces the engine; its notices take the place of others."""
-        from app.engine_page.page import EnginePage
-        from app.shell.engine_setup import EngineSetup
-
-        page = EnginePage(
-            lambda: self.start_up.devices, self.settings, self.keep,
-            partial(self.window.show_page, "engine"), self,
-        )  # fmt: skip
-        self.settings_page.add_panel(tr_later("Engine"), page.make_panel, page.words)
-        setup = EngineSetup(
-            self.client, self.models, self.session, self.start_up, page, self._show_chat, self
-        )
-        setup.noticed.connect(self._notify)
-        setup.missing_changed.connect(self.side_panels.set_engine_missing)
-        return setup
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
@@ -428,49 +195,9 @@ class Shell(QObject):
         self.chat_presenter.opened.connect(window.show_chat)
         self.model_presenter.changed.connect(window.show_name)
 
-    def _show_chat(self) -> None:
-        self.window.show_chat(not self.session.current.is_empty)
-        self.window.composer.setFocus()
-
-    @property
-    def help(self) -> HelpDialogs:
-        """The dialogs of help, made when they are first wanted."""
-        if self._help is None:
-            from app.help.dialogs import HelpDialogs
-
-            self._help = HelpDialogs(
-                self.window, paths.log_file(), self.settings, lambda: self.start_up.devices,
-                lambda: [chat.title for chat in self.session.library.summaries], self,
-            )  # fmt: skip
-            self._help.check_requested.connect(self.updates.check)
-            self._help.news_requested.connect(self.updates.show_news)
-            self._help.about_made.connect(self.updates.tell)
-            self.updates.told.connect(self._help.show_update)
-        return self._help
-
-    def _load_params(self) -> LoadParams:
-        """Return how to load the selected model.
-
-        Raises:
-            EngineError: nothing can be loaded: the machine is simulated, or has no device.
-        """
-        if self._rig is not None:
-            raise EngineError(engine.SIMULATED)
-        return self.split.load_params()
-
     @Slot()
     def _on_state(self) -> None:
         self.poller.set_busy(not self._is_idle())
-
-    @Slot()
-    def _on_tools(self) -> None:
-        """Let a person choose the tools of each chat, once there are any."""
-        if self.tool_switch is None:
-            from app.chat.tools.switch import ToolSwitch
-
-            source = self.tools.session
-            self.tool_switch = ToolSwitch(self.window.composer, self.session, source, self)
-        self.session.tools_changed.emit()
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
@@ -501,6 +228,3 @@ class Shell(QObject):
         log.info("%s", notice.text)
         self.tray.note(notice)
         self.window.banner.show_notice(notice)
-
-    def _is_idle(self) -> bool:
-        return self.client.state not in (EngineState.GENERATING, EngineState.LOADING)

@@ -14,7 +14,7 @@ from app.engine_page.page import EnginePage
 from app.engine_page.session import EngineFacts
 from app.model.session import ModelSession
 from app.notice import Notice
-from app.shell.engine_replacement import EngineReplacement
+from app.shell.engine.replacement import EngineReplacement
 from app.shell.start_up import StartUp
 from app.translation import tr
 from engine import EngineError, ModelInfo

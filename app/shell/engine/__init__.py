@@ -1,0 +1,1 @@
+"""The engine of the window: started, offered where there is none, replaced by another."""
