@@ -32,7 +32,7 @@ def test_a_program_without_a_display_ends_with_one_line() -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{"QT_QPA_PLATFORM": "offscreen"}, {"WAYLAND_DISPLAY": "wayland-0", "DISPLAY": ":77"}],
+    [{"QT_QPA_PLATFORM": "offscreen"}, {"WAYLAND_DISPLAY": "wayland-0", "DISPLAY": ":59077"}],
 )
 def test_other_ways_to_show_a_window_are_left_to_qt(environment: dict[str, str]) -> None:
     check_display(environment)
@@ -40,8 +40,8 @@ def test_other_ways_to_show_a_window_are_left_to_qt(environment: dict[str, str])
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "_check_plugin", lambda: None)
-    with pytest.raises(NoDisplay, match=r"^The display :77 does not answer\.$"):
-        check_display({"DISPLAY": ":77"})
+    with pytest.raises(NoDisplay, match=r"^The display :59077 does not answer\.$"):
+        check_display({"DISPLAY": ":59077"})
 
 
 def test_a_missing_library_is_named_with_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
