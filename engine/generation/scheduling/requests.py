@@ -65,6 +65,16 @@ class Request:
         """Number of tokens that have to be computed until its work is done."""
         return len(self.wanted) - (self.place.n if self.place else 0)
 
+    def marks(self, n_past: int) -> list[int]:
+        """Return where recurrent states are worth keeping behind the first n tokens.
+
+        That includes the last token but one, as the logits of the last are wanted.
+        """
+        if not isinstance(self.work, Prefill):
+            return []
+        marks = (*self.work.marks, len(self.work.ids) - 1)
+        return [mark for mark in marks if mark > n_past]
+
     def advance(self, found: Found | None) -> None:
         """Send the result of its work to the answer, which then wants something else or is over.
 

@@ -8,26 +8,21 @@ last loses its own and is computed again later, which its reader does not notice
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.errors import (
-    Cancelled,
-    ContextOverflow,
-    GrammarError,
-    OutOfDeviceMemory,
-    PromptError,
-)
+from engine.errors import Cancelled, OutOfDeviceMemory
 from engine.forward.batch import Batch, PictureRows, Piece
 from engine.generation.scheduling.ahead import Ahead
+from engine.generation.scheduling.delivery import Delivery
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.pace import Pace
 from engine.generation.scheduling.places import CHECKPOINT_BYTES, Places
 from engine.generation.scheduling.requests import Request
+from engine.generation.scheduling.rows import pass_rows, sampling_wishes
 from engine.generation.scheduling.seats import Seats
 from engine.generation.scheduling.seeing import (
     PictureFeatures,
@@ -35,7 +30,7 @@ from engine.generation.scheduling.seeing import (
     picture_rows,
     with_text_alone,
 )
-from engine.generation.work import Follow, Prefill, check_prompt
+from engine.generation.work import Follow, check_prompt
 from engine.paging.keys import PAGE
 from engine.pictures.placed import NO_PICTURES
 from engine.runtime.timeline import timed
@@ -45,7 +40,6 @@ if TYPE_CHECKING:
     from engine.pictures.placed import PlacedPictures
     from engine.runtime.interface import PagedRuntime
     from engine.runtime.timeline import TokenTimes
-    from engine.sampling.token_source import SamplingWish
 
 T = TypeVar("T")
 
@@ -76,6 +70,12 @@ class Scheduler:
         self.places = Places(runtime, checkpoint_bytes)
         self._ahead = Ahead(runtime)
         self._seats = Seats(self.places, self._ahead)
+        self._delivery = Delivery(
+            self._seats,
+            self.places,
+            check=lambda work: self.check(work.ids, work.pictures),
+            forget=lambda request: self.drafts.forget(request),  # which may be others by then
+        )
         self._pace = Pace()
         self.drafts = drafts or Drafts()
         self.encoder: PictureFeatures | None = None
@@ -107,10 +107,10 @@ class Scheduler:
             BaseException: what is no `Exception`, such as a person's interruption.
         """
         try:
-            self._end_unwanted()
+            self._delivery.end_unwanted()
             for request in self._seats.active:
                 if request.work is None:
-                    self._advance(request, partial(request.advance, None))
+                    self._delivery.advance(request, partial(request.advance, None))
             self._admit()
             self._compute()
         except Exception as error:  # noqa: BLE001 what one answer has caused has ended that one
@@ -120,15 +120,6 @@ class Scheduler:
             raise
 
     # who is computed
-
-    def _end_unwanted(self) -> None:
-        """End the answers that nobody reads any more, and those that were cancelled."""
-        for request in self.requests:
-            if request.is_dropped:
-                request.close()
-                self._end(request)
-            else:
-                self._advance(request, partial(_ask, request))
 
     def _admit(self) -> None:
         """Give places to answers that have none, in their order, as long as there is room.
@@ -181,14 +172,14 @@ class Scheduler:
             except Cancelled:
                 request.cancel()
 
-        self._advance(request, look)
+        self._delivery.advance(request, look)
         return None if request.is_over else tuple(found)
 
     def _can_add(self, request: Request) -> bool:
         """Make room for one more token; tell the answer if there can be none."""
         if not self._seats.reserve(request, 1):
             if request.place is not None:
-                self._advance(request, request.refuse)
+                self._delivery.advance(request, request.refuse)
             return False
         return True
 
@@ -199,7 +190,7 @@ class Scheduler:
         if n_singles:
             n = n_with_one_new(request, min(n, self._pace.n), self.encoder)
         if not self._runtime.can_rewind:
-            n = min([n, *(mark - request.place.n for mark in _marks(request, request.place.n))])
+            n = min([n, *(mark - request.place.n for mark in request.marks(request.place.n))])
         while self.places.room(request.place) < n and self._seats.preempt_unread(request):
             pass
         n = max(1, min(n, self.places.room(request.place)))
@@ -207,7 +198,7 @@ class Scheduler:
         if self._seats.reserve(request, n):
             return n
         if request in self._seats.placed:
-            self._advance(request, request.refuse)
+            self._delivery.advance(request, request.refuse)
         return 0
 
     def _run(
@@ -230,15 +221,11 @@ class Scheduler:
             guesses = {} if prompt else self._guesses(rows)
         is_whole = prompt is not None and prompt.n_missing == n
         done = requests if is_whole else list(rows)
-        ids, pieces = self._rows(requests, guesses, n if prompt else 1)
+        ids, pieces = pass_rows(requests, guesses, n if prompt else 1)
         ids = with_text_alone(ids) if seen else ids
         places = prompt.pictures.places(pieces[0].n_past, n) if prompt and seen else ()
         batch = Batch(pieces, n - is_whole, pictures=seen, places=places)
-        wishes: list[SamplingWish | None] = []
-        for request in done:
-            guess = guesses.get(request, ())
-            wish = request.work.wish if isinstance(request.work, Follow) and not guess else None
-            wishes += [wish] + [None] * len(guess)
+        wishes = sampling_wishes(done, guesses)
         try:
             passed = time.perf_counter()
             found, times = self._timed(done, lambda: self._runtime.sample(ids, batch, wishes))
@@ -255,15 +242,24 @@ class Scheduler:
             self._seats.last = request.place.sequence.ids
         if prompt is not None:
             self._note_progress(prompt)
-        results = iter(found)
-        for request in done:
-            self._deliver(request, next(results), times)
-            guess = guesses.get(request, ())
-            if guess:
-                self._deliver_guessed(request, guess, list(islice(results, len(guess))))
+        self._hand_out(done, guesses, found, times)
         if prompt is None:  # with what the host does around a pass, which a small model waits for
             seconds = time.perf_counter() - begun - (self.drafts.made_s - made_s)
             self.drafts.control.note_pass(len(ids), seconds)
+
+    def _hand_out(
+        self, requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]],
+        found: Iterable[Found], times: TokenTimes | None,
+    ) -> None:  # fmt: skip
+        """Send the results of a pass to its answers, in the order of its rows."""
+        results = iter(found)
+        for request in requests:
+            self._delivery.deliver(request, next(results), times)
+            guess = guesses.get(request, ())
+            if guess:
+                behind = list(islice(results, len(guess)))
+                checked = self._delivery.deliver_guessed(request, guess, behind)
+                self.drafts.note(request, *checked)
 
     def _guesses_ahead(self, active: Sequence[Request]) -> Mapping[Request, Sequence[int]] | None:
         """Return the guesses for which a device is to stop sampling ahead; none if it goes on.
@@ -287,54 +283,6 @@ class Scheduler:
             self.places.set_apart(request.place, len(guess))
         return guesses
 
-    def _rows(
-        self, requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]], n_first: int
-    ) -> tuple[list[int], tuple[Piece, ...]]:
-        """Return the tokens of a pass and where they belong.
-
-        Args:
-            guesses: the tokens to compute behind the next ones of answers.
-            n_first: number of tokens of the first answer.
-        """
-        ids, pieces = list[int](), list[Piece]()
-        for request in requests:
-            place, guess = request.place, guesses.get(request, ())
-            assert place is not None
-            n = 1 if pieces else n_first
-            at, tables, shift = place.n, place.tables, request.pictures.shift(place.n)
-            slots = [place.slot, place.slot, *(place.ahead or [place.slot] * len(guess))]
-            for i, (source, goal) in enumerate(pairwise(slots)):
-                pieces.append(Piece(at + i, 1 if i else n, tables, goal, place.seat, source, shift))
-            ids += [*request.wanted[at : at + n], *guess]
-        return ids, tuple(pieces)
-
-    def _deliver_guessed(
-        self, request: Request, guess: Sequence[int], found: Sequence[Found]
-    ) -> None:
-        """Send the results behind guessed tokens for as long as the answer goes on like that.
-
-        A token whose times are wanted is computed once more, alone.
-        """
-        n_right, n_checked = 0, len(guess)
-        request.n_drafted += len(guess)
-        for token, result in zip(guess, found, strict=True):
-            work = request.work
-            if request.is_over or request.place is None or request.n_missing != 1:
-                break
-            if not isinstance(work, Follow) or work.token != token:
-                break
-            if work.is_timed:
-                n_checked = n_right
-                break
-            request.place.sequence.append([token])
-            self.places.follow(request.place)
-            n_right += 1
-            request.n_accepted += 1
-            self._deliver(request, result, None)
-        if request.place is not None:
-            request.place.ahead.clear()
-        self.drafts.note(request, n_checked, n_right)
-
     def _timed(
         self, requests: Sequence[Request], compute: Callable[[], T]
     ) -> tuple[T, TokenTimes | None]:
@@ -349,32 +297,8 @@ class Scheduler:
         """Tell how far a prompt is, and keep its recurrent states where that is worth it."""
         assert request.place is not None
         request.tell_progress(self._runtime.n_running)
-        if not self._runtime.can_rewind and request.place.n in _marks(request, 0):
+        if not self._runtime.can_rewind and request.place.n in request.marks(0):
             self.places.keep(request.place)
-
-    def _deliver(self, request: Request, found: Found, times: TokenTimes | None) -> None:
-        """Send a result to the answer that waits for it."""
-        if times is not None and isinstance(request.work, Follow) and request.work.is_timed:
-            request.events.append(replace(times, position=len(request.wanted) - 1))
-        self._advance(request, partial(request.advance, found))
-
-    def _advance(self, request: Request, act: Callable[[], None]) -> None:
-        """Let an answer go on, and look at what it wants then; an error ends that answer."""
-        before = request.work
-        try:
-            act()
-            is_new = not request.is_over and request.work is not before
-            if is_new and isinstance(request.work, Prefill):
-                self.check(request.work.ids, request.work.pictures)
-        except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
-            request.fail(error)
-            self._seats.release(request, is_kept=False)
-            if not isinstance(error, PromptError | ContextOverflow | GrammarError):
-                self.places.clear()  # it may hold what made the logits useless
-        if request.is_over:
-            self._end(request)
-        elif is_new and request.place and isinstance(request.work, Prefill):
-            self._seats.rewind(request)
 
     def check(self, ids: Sequence[int], pictures: PlacedPictures = NO_PICTURES) -> None:
         """Check that tokens can be computed.
@@ -387,13 +311,6 @@ class Scheduler:
         """
         check_prompt(ids, self._runtime.n_vocab, self.n_ctx, pictures)
 
-    def _end(self, request: Request) -> None:
-        """Forget an answer that is over."""
-        self.drafts.forget(request)
-        if request in self._seats.requests:
-            self._seats.release(request)
-            self._seats.requests.remove(request)
-
     def _fail(self, error: Exception, failed: Sequence[Request] | None = None) -> None:
         """End answers with an error; what is cached may be spoilt, so others are computed again.
 
@@ -405,7 +322,7 @@ class Scheduler:
         self.forget()
         for request in self.requests:
             if request.is_over:
-                self._end(request)
+                self._delivery.end(request)
 
     def _follow_ahead(self, request: Request, is_last: bool) -> bool:
         """Have a device compute a token and sample the next one; return False if it cannot.
@@ -437,7 +354,7 @@ class Scheduler:
             return True
         place.sequence.append([work.token])
         self._seats.last = place.sequence.ids
-        self._deliver(request, found, times)
+        self._delivery.deliver(request, found, times)
         self.drafts.control.note_pass(1, time.perf_counter() - begun)
         return True
 
@@ -478,20 +395,3 @@ class Scheduler:
         self._runtime = runtime
         self.places.move(runtime)
         self._ahead.move(runtime)
-
-
-def _ask(request: Request) -> None:
-    """Cancel an answer if somebody wants it to end."""
-    if request.is_cancelled():
-        request.cancel()
-
-
-def _marks(request: Request, n_past: int) -> list[int]:
-    """Return where an answer's recurrent states are worth keeping behind the first n tokens.
-
-    That includes the last token but one, as the logits of the last are wanted.
-    """
-    work = request.work
-    if not isinstance(work, Prefill):
-        return []
-    return [mark for mark in (*work.marks, len(work.ids) - 1) if mark > n_past]
