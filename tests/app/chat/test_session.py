@@ -1,6 +1,7 @@
 """The session loses nothing between two chats, two windows, and an answer that ends meanwhile."""
 
 import pytest
+from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from app.chat.message import Message
@@ -9,7 +10,7 @@ from app.engine_client import EngineState, RunningAnswer
 from app.paths import chats_dir
 from engine import EngineError
 from tests.helpers.fake_host import Script
-from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, prompts, shown
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
 
 
 def test_a_chat_that_two_windows_changed_is_kept_twice(qtbot: QtBot, make_shell: MakeShell) -> None:
@@ -63,15 +64,20 @@ def test_a_draft_that_was_taken_back_stays_away(qtbot: QtBot, make_shell: MakeSh
 def test_dropping_the_oldest_goes_on_in_the_chat_that_was_full(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """A person may have opened another chat before pressing the button."""
+    """A person may have opened another chat before the context was full."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Elsewhere")
     elsewhere = shell.session.current
     shell.chat_presenter.new_chat()
-    script.reason = "context"
-    ask(qtbot, shell, "Too long")
+    script.reason, script.hold = "context", True
+    shell.window.composer.edit.setPlainText("Too long")
+    qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: shell.session.is_busy)
     full = shell.session.current
     shell.chat_presenter.open_chat(elsewhere.id)
+    host_of(shell).let_go(script)
+    qtbot.waitUntil(lambda: shell.window.banner._action.isVisible())
+    assert banner(shell).startswith("“Too long”: "), "the offer names its chat"
     script.answer, script.reason = " More.", "stop"
     shell.window.banner._action.click()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
