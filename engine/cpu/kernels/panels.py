@@ -121,6 +121,11 @@ def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
     return n_tokens * n_blocks * panel_block_bytes(x_bytes)
 
 
+def panel_sizes(isa: Isa) -> list[int]:
+    """Return the numbers of tokens of a panel, largest first."""
+    return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
+
+
 ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "skip", "panels")
 """Arguments of a kernel that packs panels: x is F32, (n_tokens, 32 × n_blocks), with rows
 `x_stride` bytes apart; `skip` is the number of blocks by which the first 256 columns of the weights
@@ -146,10 +151,7 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
         ]
         parts = zip(*(_bytes(whole, x_bytes) for whole, _ in halves), strict=True)
         for part, (first, second) in enumerate(parts):
-            order = [
-                16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)
-            ]
-            code.store(first.shuffle(order, second), numbers + n * (part * BLOCK))
+            code.store(first.shuffle(LINE_ORDER, second), numbers + n * (part * BLOCK))
         total = code.constant(F32, 0.0)
         for half, (whole, units) in enumerate(halves):
             added, scale = code.reduce("add", _integers(whole)), units.to(F32)

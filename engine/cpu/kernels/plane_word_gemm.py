@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from engine.cpu.kernels.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
 from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.panels import panel_sizes
 from engine.cpu.kernels.parallel_for import ceil_div
 from engine.cpu.kernels.plane_word_reader import WordReader
 from engine.cpu.kernels.plane_word_sums import GroupSums, TileGroup
@@ -132,11 +133,6 @@ def _add_one(module: ir.Module, isa: Isa, layout: Layout) -> None:
     code.builder.ret_void()
 
 
-def _sizes(isa: Isa) -> list[int]:
-    """Return the numbers of tokens of a panel, largest first."""
-    return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
-
-
 def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
     """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
 
@@ -145,7 +141,7 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
     blocks are prefetched meanwhile, some for each full panel.
     """
     _add_unpack(module, isa, layout)
-    for size in _sizes(isa):
+    for size in panel_sizes(isa):
         _add_panel(module, isa, layout, size)
     code, values = function(module, "groups", 10)
     planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, stride, n = values
@@ -178,7 +174,7 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
                     stride, n,
                 )  # fmt: skip
 
-            largest, *others = _sizes(isa)
+            largest, *others = panel_sizes(isa)
             with code.loop(code.number(0), n_panels) as panel:
                 add(largest, panel, panel * largest)
             token = code.variable(n_panels * largest)

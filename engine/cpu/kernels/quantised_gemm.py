@@ -18,7 +18,7 @@ from engine.cpu.kernels.block_sums import add_block, arranged
 from engine.cpu.kernels.group_gemm import MOST_TILES, add_groups
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.panel_packing import are_words
-from engine.cpu.kernels.panels import PanelOffsets
+from engine.cpu.kernels.panels import PanelOffsets, panel_sizes
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.tile_reader import (
@@ -131,11 +131,6 @@ def _quantised(isa: Isa, layout: Layout, x_bytes: int) -> TileProducts:
     )
 
 
-def _sizes(isa: Isa) -> list[int]:
-    """Return the numbers of tokens of a panel, largest first."""
-    return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
-
-
 def _n_runs(given: Named) -> Value:
     """Return the number of pieces that the tiles are split into."""
     return ceil_div(given["n_tile"], given["tiles_per_piece"])
@@ -212,7 +207,7 @@ def _add_panels(module: ir.Module, products: TileProducts) -> None:
 
     Weights are unpacked for each panel; if fewer than 16 rows are left, only those are written.
     """
-    sizes = _sizes(products.isa)
+    sizes = panel_sizes(products.isa)
     for size in sizes:
         products.add_tile(module, size)
     code, (planes, n_blocks, skip, panels, n_tokens, out, stride, left) = function(
