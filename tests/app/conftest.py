@@ -30,6 +30,9 @@ from tests.helpers.split_panels import WiredPanel, settle
 NEVER_MS = 10**9
 """Milliseconds that no test waits."""
 
+ENDING_S = 2.0
+"""Seconds that a thread has to end, as one of asyncio's that has told of a program's end."""
+
 MakeShell = Callable[..., Shell]
 MakePanel = Callable[..., WiredPanel]
 
@@ -64,10 +67,16 @@ def no_left_overs() -> Iterator[None]:
     formula_pictures().close()
     lexers().finish()
     spare_time().close()
-    threads = [t.name for t in threading.enumerate() if t not in before and t.is_alive()]
+    threads = [t.name for t in threading.enumerate() if t not in before and not _has_ended(t)]
     assert not threads, f"threads left behind: {threads}"
     left = [name for key, name in _running().items() if key not in running_before]
     assert not left, f"left running: {left}"
+
+
+def _has_ended(thread: threading.Thread) -> bool:
+    """Return whether a thread ends soon; one that has told its result may still be on its way."""
+    thread.join(ENDING_S)
+    return not thread.is_alive()
 
 
 def _running() -> dict[int, str]:
