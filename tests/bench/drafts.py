@@ -2,10 +2,10 @@
 
     python -m tests.bench.drafts FILE [--draft FILE] [-n 200] [--rounds 3]
 
-One prompt asks for code that it quotes, which is answered greedily; the other begins a story, which
-goes on at random. In each round every prompt is answered without and with guesses; what counts is
-the median of the rounds' ratios. The texts must be the same. Random models quote nothing, so the
-first prompt says little of them.
+Prompts ask for code that they quote, as it is or edited, and are answered greedily; another begins
+a story, which goes on at random. In each round every prompt is answered without and with guesses;
+what counts is the median of the rounds' ratios. The texts must be the same. Random models quote
+nothing, so the first prompts say little of them; `quoting` writes one that edits this code.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CODE = '''def area(shape):
     raise ValueError(f"unknown shape {shape.kind}")
 '''
 
+QUOTED = f"```python\n{CODE}```\nHere it is again:\n```python\ndef area"
+
 PROMPTS = {
-    "quoting": (
-        f"Repeat this code exactly:\n```python\n{CODE}```\nHere it is again:\n```python\ndef area",
-        0.0,
-    ),
+    "quoting": (f"Repeat this code exactly:\n{QUOTED}", 0.0),
+    "editing": (f'Replace "kind" by "name" in this code:\n{QUOTED}', 0.0),
     "new prose": ("Once upon a time there was a small village at the edge of a", 0.8),
 }
 """Prompts and their temperatures."""

@@ -27,6 +27,9 @@ from engine.text.bpe import byte_alphabet
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
 from tests.bench.random_blocks import random_tensor as random_matrix
 
+FIRST_WORD = 257
+"""Id of the first token behind the bytes and the only merge."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -141,13 +144,18 @@ def write_model(path: Path, sizes: Sizes, recipe_name: str, seed: int = 0) -> Pa
     writer = write_header(path, sizes, recipe_name)
     rng = np.random.Generator(np.random.SFC64(seed))
     for _, shape, kind in typed(sizes, recipe_name):  # one at a time: memory holds no more
-        writer.write_tensor_data(_random_tensor(kind, shape, rng))
+        writer.write_tensor_data(random_tensor(kind, shape, rng))
     writer.close()
     return path
 
 
-def write_header(path: Path, sizes: Sizes, recipe_name: str) -> GGUFWriter:
+def write_header(
+    path: Path, sizes: Sizes, recipe_name: str, words: Sequence[str] = ()
+) -> GGUFWriter:
     """Write all but the tensors' data, and return the writer that takes them.
+
+    Args:
+        words: tokens from `FIRST_WORD` on, which text is cut into.
 
     Raises:
         ValueError: rows do not fill the blocks of their type.
@@ -155,7 +163,7 @@ def write_header(path: Path, sizes: Sizes, recipe_name: str) -> GGUFWriter:
     tensors = [(name, shape, kind, n_bytes(kind, shape))
                for name, shape, kind in typed(sizes, recipe_name)]  # fmt: skip
     writer = GGUFWriter(path, sizes.architecture)
-    _add_metadata(writer, sizes, recipe_name)
+    _add_metadata(writer, sizes, recipe_name, words)
     for name, shape, kind, size in tensors:
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
     writer.write_header_to_file()
@@ -171,14 +179,18 @@ def typed(sizes: Sizes, recipe_name: str) -> Iterator[tuple[str, Shape, int]]:
         yield name, shape, recipe.kind_of(name, shape, sizes)
 
 
-def _random_tensor(kind: int, shape: Shape, rng: np.random.Generator) -> Bytes:
-    """Return a random tensor: norms near one, matrices that keep the size of their input."""
+def random_tensor(kind: int, shape: Shape, rng: np.random.Generator, factor: float = 1.0) -> Bytes:
+    """Return a random tensor: norms near one, matrices that keep the size of their input.
+
+    Args:
+        factor: what matrices multiply that size by.
+    """
     if len(shape) == 1:
         return encoded(kind, 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32))
-    return random_matrix(kind, shape, 1 / sqrt(shape[-1]), rng)
+    return random_matrix(kind, shape, factor / sqrt(shape[-1]), rng)
 
 
-def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
+def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str, words: Sequence[str]) -> None:
     writer.add_name(f"random {sizes.architecture}")
     writer.add_context_length(sizes.n_ctx)
     writer.add_block_count(sizes.n_layer)
@@ -193,7 +205,7 @@ def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
         writer.add_value_length(sizes.head_dim)
     writer.add_rope_freq_base(sizes.rope_base)
     writer.add_vocab_size(sizes.n_vocab)
-    _add_vocabulary(writer, sizes.n_vocab)
+    _add_vocabulary(writer, sizes.n_vocab, words)
     if sizes.n_expert:
         writer.add_expert_count(sizes.n_expert)
         writer.add_expert_used_count(sizes.n_expert_used)
@@ -203,10 +215,12 @@ def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
             writer.add_file_type(number)
 
 
-def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
-    """Add a byte-level BPE of the least that llama.cpp takes: bytes and one merge."""
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int, words: Sequence[str]) -> None:
+    """Add a byte-level BPE of the least that llama.cpp takes, bytes and one merge, and words."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
     tokens = [*map(spelling.__getitem__, range(256)), "er"]
+    assert len(tokens) == FIRST_WORD
+    tokens += ["".join(map(spelling.__getitem__, word.encode())) for word in words]
     tokens += [f"_{number}" for number in range(len(tokens), n_vocab)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
