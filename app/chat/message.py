@@ -30,6 +30,7 @@ class AnswerStats:
             that is unknown, since the answer was cut off.
         n_drafted: number of tokens that were guessed and checked.
         n_accepted: number of these guesses that were right.
+        draft_gain: generation rate as a multiple of that without guesses; 1 where unknown.
         extra: what else a file said of the figures; it is written again as it was.
     """
 
@@ -40,6 +41,7 @@ class AnswerStats:
     context_tokens: int
     n_drafted: int = 0
     n_accepted: int = 0
+    draft_gain: float = 1.0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -53,6 +55,7 @@ class AnswerStats:
             context_tokens=usage.total_tokens,
             n_drafted=usage.n_drafted,
             n_accepted=usage.n_accepted,
+            draft_gain=round(timings.draft_gain, 2),
         )
 
 
@@ -266,5 +269,6 @@ def _stats(data: Mapping[str, Any]) -> AnswerStats:
         context_tokens=int(data["context_tokens"]),
         n_drafted=int(data.get("n_drafted", 0)),
         n_accepted=int(data.get("n_accepted", 0)),
+        draft_gain=float(data.get("draft_gain", 1.0)),
         extra=unknown(data, AnswerStats),
     )

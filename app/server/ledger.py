@@ -47,6 +47,8 @@ class RequestRecord:
         n_cached: number of these that were cached.
         n_drafted: number of tokens that were guessed and checked.
         n_accepted: number of these guesses that were right.
+        decode_s: seconds from the first tokens of the answers to their last.
+        saved_s: seconds that guesses saved of these; negative where they lost some.
         n_tokens: number of tokens of the answers.
         n_first: number of these that came at once, before their speed could be known.
         first_token_s: seconds to the first of them; 0 before.
@@ -69,6 +71,8 @@ class RequestRecord:
     n_cached: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    decode_s: float = 0.0
+    saved_s: float = 0.0
     n_tokens: int = 0
     n_first: int = 0
     seconds: float = 0.0
@@ -88,6 +92,8 @@ class RequestRecord:
             self.n_cached += event.usage.cached_tokens
             self.n_drafted += event.usage.n_drafted
             self.n_accepted += event.usage.n_accepted
+            self.decode_s += event.timings.decode_s
+            self.saved_s += event.timings.saved_s
 
     def _note_tokens(self, n: int) -> None:
         elapsed = time.perf_counter() - self.start
@@ -115,6 +121,8 @@ class Sums:
     n_cached: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    decode_s: float = 0.0
+    saved_s: float = 0.0
     n_tokens: int = 0
     seconds: float = 0.0
     first_token_s: float = 0.0
@@ -158,6 +166,8 @@ class Ledger:
         sums.n_cached += record.n_cached
         sums.n_drafted += record.n_drafted
         sums.n_accepted += record.n_accepted
+        sums.decode_s += record.decode_s
+        sums.saved_s += record.saved_s
         if record.n_tokens:
             sums.n_tokens += record.n_tokens
             sums.first_token_s += record.first_token_s

@@ -89,6 +89,10 @@ class DraftControl:
         most = max(self._saved, MOST_SAVED * PROBE_SHARE * seconds)
         self._saved = min(self._saved + PROBE_SHARE * seconds, most)
 
+    def measured_s(self, n_rows: int) -> float | None:
+        """Return the mean time of a pass in seconds; None until one of this size was measured."""
+        return self._passes.seconds(n_rows) if self._passes.has(n_rows) else None
+
     def n_between_choices(self, n_rows: int, seconds: float) -> int:
         """Return after how many passes to choose again, behind a choice that came to nothing.
 
@@ -202,6 +206,10 @@ class _Times:
     def is_known(self) -> bool:
         """Whether any time has been measured."""
         return bool(self._means)
+
+    def has(self, n_rows: int) -> bool:
+        """Return whether a pass of this size has been measured."""
+        return n_rows in self._means
 
     def note(self, n_rows: int, seconds: float) -> None:
         self._n_noted[n_rows] = self._n_noted.get(n_rows, 0) + 1

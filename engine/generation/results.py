@@ -47,6 +47,8 @@ class Timings:
         first_token_s: seconds from the request to the first generated token.
         prompt_per_s: speed of prefill in tokens per second; 0 if all tokens were cached.
         decode_per_s: speed of decode in tokens per second; 0 for fewer than two tokens.
+        saved_s: seconds that guesses saved in decode, as passes without them were measured;
+            negative where they lost some.
     """
 
     prompt_s: float = 0.0
@@ -54,6 +56,13 @@ class Timings:
     first_token_s: float = 0.0
     prompt_per_s: float = 0.0
     decode_per_s: float = 0.0
+    saved_s: float = 0.0
+
+    @property
+    def draft_gain(self) -> float:
+        """Speed of decode as a multiple of that without guesses; 1 where none was measured."""
+        without = self.decode_s + self.saved_s
+        return without / self.decode_s if self.decode_s > 0 and without > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)

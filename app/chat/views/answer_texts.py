@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.chat.message import AnswerStats, Message
+from app.engine_client.guesses import guesses_text
 from app.translation import tr, tr_later, tr_n
 from app.units import decimal
 
@@ -28,9 +29,8 @@ def footer_text(stats: AnswerStats) -> str:
             seconds=decimal(f"{stats.first_token_s:.2f}")
         )
         parts += [tokens, first]
-    if stats.n_accepted:
-        guesses = tr("{n} of {total} guesses right")
-        parts.append(guesses.format(n=stats.n_accepted, total=stats.n_drafted))
+    guesses = guesses_text(stats.n_accepted, stats.n_drafted, stats.draft_gain)
+    parts += [guesses] if guesses else []
     return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
 
 

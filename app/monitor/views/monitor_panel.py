@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.engine_client.guesses import guesses_text
 from app.monitor.figures import DEFAULT_GRAPHS, FIGURES, RATE
 from app.monitor.record import MonitorRecord
 from app.monitor.views.graph import WINDOW_S
@@ -35,7 +36,7 @@ from app.translation import tr, tr_n
 from app.units import GIB, decimal
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel
-from engine import DeviceInfo, DeviceSnapshot, TokenTimes
+from engine import DeviceInfo, DeviceSnapshot, Finished, TokenTimes
 
 MOST_IN_LINE: Final = 4
 
@@ -101,6 +102,11 @@ class MonitorPanel(QWidget):
         """Add the present rate of all answers, 0 at the end; the next snapshot draws it."""
         self.record.add_rate(tokens_per_s, n_answers)
 
+    def note_guesses(self, finished: Finished) -> None:
+        """Show what guesses brought in an answer that has ended; the next snapshot draws it."""
+        usage, gain = finished.usage, finished.timings.draft_gain
+        self.record.guesses = guesses_text(usage.n_accepted, usage.n_drafted, gain)
+
     def set_ranks(self, devices: Sequence[str]) -> None:
         """Show the ranks of the loaded model, given by their devices; none without a model."""
         self._ranks = tuple(devices)
@@ -163,7 +169,7 @@ class MonitorPanel(QWidget):
             if name == RATE:
                 rate = history.last(RATE)
                 n = self.record.n_answers if rate > 0 else 0
-                note = tr_n("{n} answer", "{n} answers", n) if n > 1 else ""
+                note = tr_n("{n} answer", "{n} answers", n) if n > 1 else self.record.guesses
                 speed = tr("Speed"), 0, decimal(f"{rate:.1f}")
                 plot.set_latest([speed] if rate > 0 else [], note)
                 continue

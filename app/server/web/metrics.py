@@ -40,6 +40,8 @@ def metrics_text(
         _sum("cached_prompt_tokens_total", "Tokens of prompts that were cached.", sums.n_cached),
         _sum("drafted_tokens_total", "Tokens that were guessed and checked.", sums.n_drafted),
         _sum("accepted_tokens_total", "Guesses that were right.", sums.n_accepted),
+        _sum("decode_seconds_total", "Seconds from first tokens to last ones.", sums.decode_s),
+        _gauge("draft_saved_seconds", "Seconds of these that guesses have saved.", sums.saved_s),
         _sum("completion_tokens_total", "Tokens of answers.", sums.n_tokens),
         _sum("answers_total", "Requests with an answer of a token or more.", sums.n_answered),
         _sum("first_token_seconds_total", "Seconds to their first tokens.", sums.first_token_s),

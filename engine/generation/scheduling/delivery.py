@@ -67,6 +67,7 @@ class Delivery:
             self._places.follow(request.place)
             n_right += 1
             request.n_accepted += 1
+            request.saved_s += request.saved_by_one_s
             self.deliver(request, result, None)
         if request.place is not None:
             request.place.ahead.clear()

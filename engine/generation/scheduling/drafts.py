@@ -171,6 +171,16 @@ class Drafts:
                 found.update(source.guess(left, most))
         return {answer: text for answer, guess in found.items() if (text := _of_text(guess)).tokens}
 
+    def note_seconds(self, requests: Sequence[Request], seconds: float) -> None:
+        """Note how long a pass took that checks guesses for answers, and with making them.
+
+        It is compared with passes without guesses, once one was measured.
+        """
+        alone = self.control.measured_s(len(requests))
+        for request in requests:
+            request.saved_by_one_s = alone or 0.0
+            request.saved_s -= 0.0 if alone is None else seconds - alone
+
     def note(self, request: Request, n_guessed: int, n_right: int) -> None:
         """Note how many of the guesses for an answer were right, the first ones."""
         self.control.note_check(self._checked.pop(request).kind, n_guessed, n_right)

@@ -39,6 +39,8 @@ class Request:
         is_ahead: whether what is in `place` is not what the answer goes on from.
         n_drafted: number of its next tokens that were guessed and checked.
         n_accepted: number of these guesses that were right.
+        saved_s: seconds that these guesses saved so far, less what checking them took.
+        saved_by_one_s: seconds that a right guess of the present pass saves.
     """
 
     def __init__(self, steps: Steps, is_cancelled: IsCancelled = never) -> None:
@@ -52,6 +54,7 @@ class Request:
         self.pictures = NO_PICTURES
         self.place: CachePlace | None = None
         self.n_drafted = self.n_accepted = 0
+        self.saved_s = self.saved_by_one_s = 0.0
         self._n_cached: int | None = None
         self._n_told = 0
 
@@ -91,7 +94,8 @@ class Request:
                 if isinstance(item, Finished):
                     self.is_over = True
                     drafts = {"n_drafted": self.n_drafted, "n_accepted": self.n_accepted}
-                    item = replace(item, usage=replace(item.usage, **drafts))
+                    timings = replace(item.timings, saved_s=self.saved_s)
+                    item = replace(item, usage=replace(item.usage, **drafts), timings=timings)
                 self.events.append(item)
         except StopIteration:
             self.is_over = True

@@ -242,6 +242,8 @@ class Scheduler:
             self._seats.last = request.place.sequence.ids
         if prompt is not None:
             self._note_progress(prompt)
+        if guesses:
+            self.drafts.note_seconds(rows, time.perf_counter() - begun)
         self._hand_out(done, guesses, found, times)
         if prompt is None:  # with what the host does around a pass, which a small model waits for
             seconds = time.perf_counter() - begun - (self.drafts.made_s - made_s)

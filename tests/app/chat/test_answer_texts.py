@@ -8,15 +8,20 @@ from engine import Finished, Timings, Usage
 
 
 @pytest.mark.parametrize(
-    ("usage", "guesses"),
+    ("usage", "saved_s", "guesses"),
     [
-        (Usage(5, 0, 12), ""),
-        (Usage(5, 0, 12, 7, 0), ""),
-        (Usage(5, 0, 12, 9, 7), "7 of 9 guesses right · "),
+        (Usage(5, 0, 12), 0.0, ""),
+        (Usage(5, 0, 12, 7, 0), -0.1, ""),
+        (Usage(5, 0, 12, 9, 7), 0.0, "7 of 9 guesses right · "),
+        (Usage(5, 0, 12, 9, 7), 2.4, "7 of 9 guesses right, 2.2× as fast · "),
+        (Usage(5, 0, 12, 9, 1), -0.2, "1 of 9 guesses right, 0.9× as fast · "),
     ],
 )
-def test_the_footer_has_the_figures_of_the_answer(usage: Usage, guesses: str) -> None:
-    stats = AnswerStats.of(Finished("stop", usage, Timings(decode_per_s=61.84, first_token_s=0.3)))
+def test_the_footer_has_the_figures_of_the_answer(
+    usage: Usage, saved_s: float, guesses: str
+) -> None:
+    timings = Timings(decode_s=2.0, decode_per_s=61.84, first_token_s=0.3, saved_s=saved_s)
+    stats = AnswerStats.of(Finished("stop", usage, timings))
     expected = f"61.8 tok/s · 12 tokens · 0.30 s to first token · {guesses}end of turn"
     assert footer_text(stats) == expected
     message = Message("assistant", "Hi", stats)
@@ -25,6 +30,6 @@ def test_the_footer_has_the_figures_of_the_answer(usage: Usage, guesses: str) ->
 
 def test_chats_of_versions_without_guesses_are_read() -> None:
     data = Message("assistant", "Hi", AnswerStats("stop", 3, 9.0, 0.1, 8)).to_json()
-    del data["stats"]["n_drafted"], data["stats"]["n_accepted"]
+    del data["stats"]["n_drafted"], data["stats"]["n_accepted"], data["stats"]["draft_gain"]
     found = Message.from_json(data).stats
     assert found == AnswerStats("stop", 3, 9.0, 0.1, 8)

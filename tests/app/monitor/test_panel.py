@@ -14,7 +14,7 @@ from app.monitor.views.history_plot import HistoryPlot
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.theme import apply_theme, theme
 from app.widgets.axis import nice_top
-from engine import DeviceSnapshot
+from engine import DeviceSnapshot, Finished, Timings, Usage
 
 GIB = 1 << 30
 
@@ -96,6 +96,26 @@ def test_the_rate_of_several_answers_says_how_many(monitor: MonitorPanel) -> Non
     monitor.add_rate(50.0)
     monitor.add_snapshots(reading(time.monotonic(), [91.0]))
     assert monitor.speed.accessibleDescription() == "Speed 50.0 tok/s"
+
+
+def test_the_speed_says_what_guesses_brought_in_the_last_answer(monitor: MonitorPanel) -> None:
+    monitor.resize(1500, 180)
+    QApplication.processEvents()
+    timings = Timings(decode_s=2.0, decode_per_s=61.8, saved_s=3.4)
+    monitor.note_guesses(Finished("stop", Usage(20, 0, 124, 102, 74), timings))
+    monitor.add_rate(61.8)
+    monitor.add_rate(0.0)
+    for expected in ("Speed 61.8 tok/s · ", " · "):  # there still, once the rate is no longer new
+        monitor.add_snapshots(reading(time.monotonic(), [91.0]))
+        told = f"{expected}74 of 102 guesses right, 2.7× as fast"
+        assert monitor.speed.accessibleDescription() == told
+        assert "74 of 102 guesses right, 2.7×" in monitor.speed.latest.text()
+    monitor.mark_message()  # another question
+    monitor.add_snapshots(reading(time.monotonic(), [91.0]))
+    assert "guesses" not in monitor.speed.accessibleDescription()
+    monitor.note_guesses(Finished("stop", Usage(20, 0, 124), timings))
+    monitor.add_snapshots(reading(time.monotonic(), [91.0]))
+    assert "guesses" not in monitor.speed.accessibleDescription()
 
 
 def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel) -> None:

@@ -197,5 +197,7 @@ def test_right_guesses_are_counted(
     after = counted()
     n = {name: after[name] - before[name] for name in after if "ed_tokens_total" in name}
     assert n["tandem_accepted_tokens_total"] == details.accepted_prediction_tokens
+    assert after["tandem_decode_seconds_total"] > before["tandem_decode_seconds_total"]
+    assert after["tandem_draft_saved_seconds"] != before["tandem_draft_saved_seconds"]
     n_wrong = n["tandem_drafted_tokens_total"] - n["tandem_accepted_tokens_total"]
     assert n_wrong == details.rejected_prediction_tokens

@@ -161,3 +161,9 @@ def test_choices_that_come_to_nothing_are_rare_where_tokens_take_little_time() -
     for token_s, expected in ((30e-3, 1), (1e-3, 3), (0.3e-3, 10), (1e-6, 32)):
         assert measured({1: token_s}).n_between_choices(1, choice_s) == expected
     assert DraftControl().n_between_choices(1, 1.0) == 1
+
+
+def test_the_time_of_a_pass_is_known_once_it_was_measured() -> None:
+    control = measured({1: 0.5})
+    assert control.measured_s(1) == 0.5
+    assert control.measured_s(2) is None

@@ -8,6 +8,7 @@ from app.paths import demo_model
 from engine import Finished, Model, SamplingParams, load_model
 from engine.drafting.control import DraftControl
 from engine.generation.scheduling.drafts import Drafts
+from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
 from tests.engine.generation.scheduling.test_scheduler import (
     alone,
@@ -47,6 +48,29 @@ def test_a_wrong_guess_at_any_place_changes_nothing(kind: str, wrong_at: int | N
     assert usage.n_accepted >= usage.n_drafted * n_right // 7 - 7
     n_single = sum(batch.is_of_singles for batch in runtime.batches)
     assert n_single <= 50 // (1 + n_right) + 7, "passes are saved"
+
+
+@pytest.mark.parametrize("wrong_at", [None, 2])
+def test_what_guesses_save_is_compared_with_passes_without(
+    wrong_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes without guesses are said to take so long that those with some take next to nothing."""
+    n_passes, note = 0, Drafts.note_seconds
+
+    def counted(own: Drafts, requests: Sequence[Request], seconds: float) -> None:
+        nonlocal n_passes
+        n_passes += 1
+        note(own, requests, seconds)
+
+    monkeypatch.setattr(Drafts, "note_seconds", counted)
+    monkeypatch.setattr(DraftControl, "measured_s", lambda *_: 1e6)
+    runtime, prompt = made("whole", n_ctx=900), prompt_of(40)
+    expected = alone(runtime, prompt, params(50))
+    scheduler = Scheduler(runtime, drafts=drafts([[*prompt, *ids_of(expected)]], wrong_at))
+    last = last_of(read(scheduler, submitted(scheduler, runtime, prompt, params(50))))
+    assert last.timings.saved_s / 1e6 == pytest.approx(n_passes + last.usage.n_accepted, abs=0.01)
+    without = last.timings.decode_s + last.timings.saved_s
+    assert last.timings.draft_gain == pytest.approx(without / last.timings.decode_s)
 
 
 MODELS = ("llama-gqa-q4_k_m", "mixtral-q4_k_m", "deepseek3-mla-q4_k_m", "gemma3-q4_0")
