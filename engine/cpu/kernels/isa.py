@@ -292,7 +292,7 @@ class Avx512(AvxVnni):
 
     name = "avx512"
     cpu = "x86-64-v4"
-    features = "+avx512vnni,-prefer-256-bit"
+    features = "+avx512vnni,-prefer-256-bit,+fast-dpwssd"  # else LLVM splits `vpdpwssd` in two
     needs = (
         *Avx2.needs, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni",
     )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from engine.cpu.kernels import jit
+from engine.cpu.kernels import jit, word_gemm
 from engine.cpu.kernels.isa import ISAS, Isa, Neon, chosen, supported
 from engine.cpu.kernels.values import F16, F32, function
 from engine.errors import EngineError
@@ -200,6 +200,13 @@ def test_products_use_the_instructions_meant(
     wanted = [part for part in wanted if kind == "IQ4_NL" or "shufb" not in part]  # for its table
     assert [part for part in wanted if part not in text] == []
     assert [part for part in unwanted if part in text] == []
+
+
+def test_products_of_words_multiply_and_add_at_once() -> None:
+    isa = isa_named("avx512")
+    text = jit.assembly(isa, lambda m: word_gemm.build(m, isa), LINUX)
+    assert "vpdpwssd" in text
+    assert "vpmaddwd" not in text
 
 
 @pytest.mark.parametrize("triple", [LINUX_ARM, pytest.param(MACOS_ARM, marks=pytest.mark.slow)])
