@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.config.load import MOST_PARALLEL
@@ -101,6 +102,20 @@ class PictureRows(NamedTuple):
     only_in_windows: bool = False
 
 
+class CheckedRows(NamedTuple):
+    """Size of a captured pass that checks guesses, apart from those over so many sequences.
+
+    Attributes:
+        n: number of rows.
+    """
+
+    n: int
+
+
+PassSize = int | CheckedRows
+"""Number of rows of a recorded pass over single tokens, and whether it checks guesses."""
+
+
 class Batch(NamedTuple):
     """The rows of a forward pass: the tokens of its pieces, one piece after the other.
 
@@ -134,6 +149,20 @@ class Batch(NamedTuple):
     def is_of_singles(self) -> bool:
         """Whether each sequence has a single token, so that the pass can be a recorded one."""
         return not self.pictures and all(piece.n == 1 for piece in self.pieces)
+
+    @property
+    def checks_guesses(self) -> bool:
+        """Whether a piece goes on from the one before: with a guess, which the pass checks.
+
+        So do single tokens that an MTP block reads along with its guesses.
+        """
+        neighbours = pairwise(self.pieces)
+        return any(a.seat == b.seat and a.stop == b.n_past for a, b in neighbours)
+
+    @property
+    def captured_size(self) -> PassSize:
+        """Size by which GPUs find the captured pass that computes so many single tokens."""
+        return CheckedRows(len(self.pieces)) if self.checks_guesses else len(self.pieces)
 
     def two_way(self, window: int) -> list[tuple[int, int]]:
         """Return the intervals of positions of the first piece whose tokens see each other.

@@ -11,9 +11,8 @@ from engine.quants.layout import TILE
 SMALL_BATCH = 8
 """Largest number of tokens for which GPUs use the kernels of a single one: GEMV kernels read each
 weight once, attention reads the cache in short pieces, and a token's bits do not depend on the
-other tokens. Above it they round otherwise, so a pass that checks guesses has no more rows there:
-an answer shall be the one without guesses. What this costs has not been measured. Between several
-GPUs that holds up to `MOST_IN_F32`."""
+other tokens. Above it they round otherwise, but for passes that check guesses: an answer shall be
+the one without guesses, see `engine.ops.few_rows`."""
 
 BF16_BATCH = 32
 """Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
@@ -74,13 +73,16 @@ def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
 
 
 MOST_IN_F32 = 8 << 10
-"""Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16. So rows of
-more elements, as of guesses that are checked, round otherwise than one by one."""
+"""Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16, but for
+passes that check guesses, whose rows have the bits of single ones."""
 
 MOST_ONE_SHOT = 64 << 10
 """Largest value that goes by a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take
 as many bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger values the latency of
 copies is small beside the time of the transfer."""
+
+MOST_COPIED_WHOLE = 32 << 10
+"""Largest value that goes by copies in F32, in elements; for it latency counts, not bandwidth."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)
 """Numbers of single tokens whose passes GPUs capture, as each graph takes memory of its own."""
@@ -89,6 +91,17 @@ CAPTURED_ROWS = (1, 2, 4, 8, 16)
 def captured_rows(n: int) -> int:
     """Return the least number of single tokens that GPUs capture and that is at least n."""
     return next(size for size in CAPTURED_ROWS if size >= n)
+
+
+def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
+    """Return the numbers of rows of the passes that GPUs capture, each of which has a graph.
+
+    Args:
+        n_parallel: most sequences of which a pass computes a single token each.
+        n_checked: most rows of a pass that checks guesses; 0 if none does.
+    """
+    checked = CAPTURED_ROWS[1 : 1 + CAPTURED_ROWS.index(captured_rows(max(1, n_checked)))]
+    return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
 MOST_RECORDED = 2

@@ -142,9 +142,5 @@ class CacheSize:
 
 
 def n_states_guessed(params: LoadParams) -> int:
-    """Return how many guesses for a sequence are checked where layers have recurrent states.
-
-    On GPUs there are none: their kernels update states in place.
-    """
-    is_on_cpu = all(device == "cpu" for device in params.all_devices)
-    return min(params.n_draft, MOST_GUESSED) if is_on_cpu else 0
+    """Return how many guesses for a sequence are checked where layers have recurrent states."""
+    return min(params.n_draft, MOST_GUESSED)

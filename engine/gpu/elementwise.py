@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.kernels import elementwise, norm
 from engine.gpu.launch.kernel_launch import FixedConstants, launch
 from engine.gpu.launch.refusals import refusable
@@ -363,3 +364,8 @@ def warps_of(size: int) -> int:
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def rows_at_once(n: int) -> int:
+    """Return how many of n rows x a program multiplies with few weights: a power of two."""
+    return min(power_of_two(n), SMALL_BATCH)

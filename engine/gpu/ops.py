@@ -329,7 +329,9 @@ class GpuOps(CompositeOps):
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        rows = None if batch.two_way(scores.window) else self.tables.rows(cache.group)
+        # rows of one sequence are programs of their own, none of which sees what others write
+        is_ahead = batch.two_way(scores.window) or batch.checks_guesses
+        rows = None if is_ahead else self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes, (k, v))
         if y is None:
             return super().new_attention(q, k, v, cache, batch, scores, sinks, slopes)

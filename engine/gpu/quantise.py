@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.kernels import quantise as kernels
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
+from engine.ops.few_rows import most_few_rows
 from engine.quants.extent import Extent
 from engine.quants.layout import BLOCK
 
@@ -95,10 +95,10 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     """Allocate quantised rows for a tensor like x; None if gemv does not serve its shape.
 
     Args:
-        x: (n, n_columns); gemv serves up to `SMALL_BATCH` rows of whole blocks.
+        x: (n, n_columns); gemv serves few rows of whole blocks.
         x_bytes: bytes of a number where the device multiplies bytes; None if no product follows.
     """
-    if x_bytes is None or x.dim() != 2 or x.shape[0] > SMALL_BATCH:
+    if x_bytes is None or x.dim() != 2 or x.shape[0] > most_few_rows():
         return None
     extent = Extent.of(0, x.shape[-1])
     if not extent.is_exact:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
 from engine.forward.expert_rows import Groups
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import routing
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.refusals import allows, refusable
 from engine.gpu.launch.target import KernelTarget, target_of
+from engine.ops.few_rows import most_few_rows
 from engine.ops.reference import SMALLEST_SUM
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def assign(
     if not is_plain(logits) or n_expert > MOST_EXPERTS or not (bias is None or is_plain(bias)):
         return None
     n_token, n_used = logits.shape[0], rule.n_used
-    is_few = n_token <= SMALL_BATCH
+    is_few = n_token <= most_few_rows()
     if not allows(logits.device, "assign", int(is_few)):
         return None
     weights = logits.new_empty(n_token, n_used)

@@ -18,9 +18,9 @@ from engine.forward.attention_sizes import (
 from engine.forward.batch import KEPT_STATES, MOST_AT_ONCE
 from engine.forward.batch_sizes import (
     BF16_BATCH,
-    CAPTURED_ROWS,
     SMALL_BATCH,
     captured_rows,
+    captured_sizes,
     largest_chunk,
     recorded_rows,
 )
@@ -246,6 +246,7 @@ def compute_bytes(
     is_kv_on_host: bool = False,
     fast_prompts: bool = False,
     n_parallel: int = 1,
+    n_checked: int = 0,
 ) -> int:
     """Estimate the working memory of the largest forward pass, in bytes.
 
@@ -258,18 +259,20 @@ def compute_bytes(
         is_kv_on_host: whether the KV cache lies in host memory.
         fast_prompts: see `LoadParams`.
         n_parallel: most sequences of which a pass computes a single token each.
+        n_checked: most rows of a pass that checks guesses; 0 if none does.
     """
     if working == WorkingSizes():
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
     guessing = F32_BYTES * hp.n_embd * (HELD_ROWS + MTP_ROWS * n_tokens) if hp.n_mtp else 0
     if storage == "kernels" and is_cpu(device):
-        kernels = _kernel_bytes(working, hp, n_tokens, n_ctx, n_parallel, fast_prompts)
-        return guessing + n_parallel * logits + kernels
+        n_singles = max(n_parallel, n_checked)
+        kernels = _kernel_bytes(working, hp, n_tokens, n_ctx, n_singles, fast_prompts)
+        return guessing + n_singles * logits + kernels
     if storage == "kernels":
-        n_bytes = _device_bytes(
-            working, hp, n_tokens, n_ctx, n_parallel, is_kv_on_host=is_kv_on_host
-        )
+        sizes = captured_sizes(n_parallel, n_checked)
+        n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, sizes, is_kv_on_host=is_kv_on_host)
+        n_bytes += logits * sum(sizes[len(captured_sizes(n_parallel, 0)) :])
         # a graph's logits stay where they are, and beside them those after penalties, and counts
         samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
         if hp.n_mtp:  # guesses are not captured, so theirs are beside those of tokens
@@ -319,20 +322,21 @@ def _kernel_bytes(
 
 
 def _device_bytes(
-    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, n_parallel: int, *,
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, captured: Sequence[int], *,
     is_kv_on_host: bool,
 ) -> int:  # fmt: skip
-    """Estimate the working memory of the GPU path: the largest pass plus the graphs of tokens."""
+    """Estimate the working memory of the GPU path: the largest pass plus the graphs of tokens.
+
+    Args:
+        captured: number of rows of each graph.
+    """
     heads = max((cache.heads for cache in working.caches), default=0)
     few = min(n_tokens, max(SMALL_BATCH, SHARED_ROWS // max(1, heads)))
     passes = (
         _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host) for n in {few, n_tokens}
     )
-    captured = [n for n in CAPTURED_ROWS if n <= captured_rows(n_parallel)]
-    graphs = sum(
-        _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host, are_singles=True)
-        for n in captured
-    )
+    one = _device_pass(working, hp, 1, n_ctx, is_kv_on_host=is_kv_on_host, are_singles=True)
+    graphs = sum(captured) * one  # what few rows need grows with their number
     return int(HEAP_WASTE * (max(passes) + graphs)) + len(captured) * GRAPH_BYTES + LIBRARY_BYTES
 
 

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.devices.places import is_cpu
+from engine.forward.batch import MOST_AT_ONCE
 from engine.forward.cache_size import CacheSize
 from engine.forward.state import F32_BYTES, KVState, State
 from engine.hardware.backend_choice import kernels_for
@@ -154,10 +155,11 @@ def rank_memory(
         n_batch: number of prompt tokens that are computed at once.
     """
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
-    n_rows = max(params.parallel, 1 + params.n_draft * is_cpu(device))
+    n_checked = (1 if is_cpu(device) else params.parallel) * (1 + params.n_draft)
     compute = compute_bytes(
         size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
-        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts, n_parallel=n_rows,
+        is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts,
+        n_parallel=params.parallel, n_checked=min(n_checked, MOST_AT_ONCE) if params.n_draft else 0,
     )  # fmt: skip
     cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
     # what this processor can multiply is known only where it computes, so the larger size counts

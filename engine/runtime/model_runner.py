@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.errors import EngineError
-from engine.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, Piece
+from engine.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, PassSize, Piece
 from engine.forward.batch_sizes import SMALL_BATCH
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
@@ -27,9 +27,9 @@ from engine.runtime.recording.one_shot_use import OneShotUse
 from engine.runtime.recording.sizes import (
     RecordedSizes,
     are_captured,
-    are_on_devices,
     may_repeat,
     padded,
+    size_of,
 )
 from engine.runtime.recording.warm_up import warm_up
 
@@ -73,7 +73,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         groups: see `PagedRuntime`.
         n_slots: number of places for the recurrent states of sequences.
         n_single: number of passes over single tokens since the recordings were last dropped, by
-            their number of tokens.
+            their size.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class ModelRunner(CacheMemory, GuessPasses):
 
     @property
     def most_checked_rows(self) -> int:
-        return SMALL_BATCH if are_on_devices(self.ranks) else MOST_AT_ONCE
+        busy = [rank for rank in self.ranks if not rank.is_idle]
+        are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
+        return MOST_AT_ONCE if are_alike else SMALL_BATCH
 
     @property
     def has_kernels(self) -> bool:
@@ -190,22 +192,22 @@ class ModelRunner(CacheMemory, GuessPasses):
         if not self.has_kernels or not may_repeat(batch, ranks, can_rewind=self.can_rewind):
             return self._read(lambda: self._computed(ids, batch), read)
         wide_ids, wide = padded(ids, batch, ranks)
-        n = len(wide_ids)
-        self.n_single[n] += captures_tokens()
-        if self._sizes.has(n, ranks):
-            self._sizes.note(n, ranks)
+        size = size_of(wide, ranks)
+        self.n_single[size] += captures_tokens()
+        if self._sizes.has(size, ranks):
+            self._sizes.note(size, ranks)
             return self._read(lambda: self._replayed(wide_ids, wide)[: len(ids)], read)
-        if self._sizes.is_due(n, ranks):
-            slot, has_states = batch.pieces[0].slot, n == 1 and not self.can_rewind
+        if self._sizes.is_due(size, ranks):
+            slot, has_states = batch.pieces[0].slot, size == 1 and not self.can_rewind
             before = self.copied_states(slot) if has_states else ()
             found = self._read(lambda: self._record(wide_ids, wide)[: len(ids)], read)
-            self._sizes.note(n, ranks)
+            self._sizes.note(size, ranks)
             if has_states:  # from others than those before it, it would cache other keys and values
                 behind = self.copied_states(slot)
                 self.put_states(slot, before)
                 self.sample_on_device(ids[0], batch.pieces[0])
                 self.put_states(slot, behind)
-            elif n == 1:
+            elif size == 1:
                 self.sample_on_device(ids[0], batch.pieces[0])
             return found
         return self._read(lambda: self._computed(ids, batch), read)
@@ -226,12 +228,13 @@ class ModelRunner(CacheMemory, GuessPasses):
     def _replayed(self, ids: Sequence[int], batch: Batch) -> Tensor:
         """Replay the recordings for single tokens; return the logits."""
         self.batches.finish()  # the limit of a token's time is not meant for them
-        ranks, n = self.ranks, len(ids)
-        kept = [rank.recordings[n] for rank in ranks]  # a lost rank may still read others' memory
+        ranks, size = self.ranks, size_of(batch, self.ranks)
+        # a lost rank may still read others' memory
+        kept = [rank.recordings[size] for rank in ranks]
         replays = [x for x in kept if isinstance(x, Replay)]
         if len(replays) < len(ranks):
             return self._logits(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
-        if self._is_whole(n):
+        if self._is_whole(size):
             self.start(ids, batch)
         else:
             self.executor.run(lambda rank: ranks[rank].restart(ids, batch), is_watched=True)
@@ -244,16 +247,16 @@ class ModelRunner(CacheMemory, GuessPasses):
         """Whether a token is a single graph on each device, without work of the host between."""
         return self._is_whole(1)
 
-    def _is_whole(self, n: int) -> bool:
-        """Return whether n single tokens are a single graph on each device."""
-        found = [rank.recordings.get(n) for rank in self.ranks]
+    def _is_whole(self, size: PassSize) -> bool:
+        """Return whether passes of a size are a single graph on each device."""
+        found = [rank.recordings.get(size) for rank in self.ranks]
         return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
 
     def start(self, ids: Sequence[int], batch: Batch) -> None:
         """Start tokens on all devices from the calling thread; if each has one graph."""
         ranks = self.ranks
         self.executor.call_inline(lambda rank: ranks[rank].begin(ids, batch))
-        self.executor.call_inline(lambda rank: ranks[rank].start(len(ids)))
+        self.executor.call_inline(lambda rank: ranks[rank].start())
 
     def _read(self, compute: Callable[[], Tensor], read: Callable[[Tensor], T]) -> T:
         """Return what `read` makes of computed logits, once one-shot all-reduces have succeeded.
@@ -298,13 +301,13 @@ class ModelRunner(CacheMemory, GuessPasses):
                 replays, results = capture_on_all(self.executor, tasks, self.one_shots)
             except NotRepeatable as error:
                 if not isinstance(error, Unproven) or not self.meeting.may_try_again(str(error)):
-                    self._refuse(len(ids), str(error))
+                    self._refuse(batch.captured_size, str(error))
                     return self._computed(ids, batch)
             else:
                 self.meeting.note_success()
                 for rank, part in zip(ranks, replays.parts, strict=True):
-                    rank.recordings[len(ids)], rank.refusal = Replay(part), ""
-                self._note_parts(len(ids))
+                    rank.recordings[batch.captured_size], rank.refusal = Replay(part), ""
+                self._note_parts(batch.captured_size)
                 return self._found(results)
 
     @property
@@ -313,9 +316,9 @@ class ModelRunner(CacheMemory, GuessPasses):
         busy = (rank for rank in self.ranks if not rank.is_idle)
         return [str(rank.device) for rank in busy if rank.backend.captures]
 
-    def _note_parts(self, n: int) -> None:
-        """Report whether hosts take part in n single tokens though all ranks are on GPUs."""
-        if self._is_whole(n):
+    def _note_parts(self, size: PassSize) -> None:
+        """Report whether hosts take part in passes of a size though all ranks are on GPUs."""
+        if self._is_whole(size):
             self.fallbacks.withdraw("exchange")
             return
         busy = [rank for rank in self.ranks if not rank.is_idle]
@@ -324,11 +327,11 @@ class ModelRunner(CacheMemory, GuessPasses):
         if is_for_gpus and not is_known:
             self.fallbacks.report("exchange", self._gpus, "its kernels cannot do all of them")
 
-    def _refuse(self, n: int, why: str) -> None:
-        """Give up recording n single tokens, for good."""
-        log.warning("%d tokens at once are computed step by step: %s", n, why)
-        self._sizes.refuse(n)
-        if n > 1:
+    def _refuse(self, size: PassSize, why: str) -> None:
+        """Give up recording passes of a size, for good."""
+        log.warning("passes of size %s are computed step by step: %s", size, why)
+        self._sizes.refuse(size)
+        if size != 1:
             return
         self.fallbacks.report("graph", self._gpus, why)
         for rank in self.ranks:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.forward.batch import MOST_AT_ONCE, Batch, PassSize, Piece
 from engine.gguf.tensors import split_name
 from engine.layers.linear import CopiedHead
+from engine.ops.few_rows import computing
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Rank:
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
         tokens: ids of the tokens that a pass over single tokens computes, int64 (MOST_AT_ONCE,).
-        recordings: recordings of such passes, by their number of tokens.
+        recordings: recordings of such passes, by their size.
         guesses: recordings of passes over the MTP block, by their number of tokens and of those
             among them that are only read.
         refusal: reason why tokens cannot be recorded; "" if they may be.
@@ -64,7 +65,7 @@ class Rank:
         self.backend = backend
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
-        self.recordings: dict[int, TokenRecording | Replay] = {}
+        self.recordings: dict[PassSize, TokenRecording | Replay] = {}
         self.guesses: dict[tuple[int, int], TokenRecording] = {}
         self.refusal = (
             ""
@@ -118,9 +119,10 @@ class Rank:
             logits = self.micro_batches.compute(self.model, self.context, ids, batch)
         else:
             self.context.begin(batch)
-            logits = self.model.forward(
-                ids.to(self.context.device, non_blocking=True), self.context
-            )
+            with computing(batch):
+                logits = self.model.forward(
+                    ids.to(self.context.device, non_blocking=True), self.context
+                )
         self._forget()
         return logits
 
@@ -187,7 +189,8 @@ class Rank:
 
     def forward(self, n: int = 1) -> Tensor | None:
         """Compute the n tokens that `begin` wrote; return their logits."""
-        return self.model.forward(self.tokens[:n], self.context)
+        with computing(self.context.batch):
+            return self.model.forward(self.tokens[:n], self.context)
 
     def capture_task(self, ids: Sequence[int], batch: Batch) -> CaptureTask:
         """Return the computation of single tokens as a task that `capture_on_all` captures."""
@@ -264,11 +267,11 @@ class Rank:
     def restart(self, ids: Sequence[int], batch: Batch) -> None:
         """Start the captured graph for single tokens."""
         self.begin(ids, batch)
-        self.start(len(ids))
+        self.start()
 
-    def start(self, n: int = 1) -> None:
-        """Start the captured graph for the n tokens that `begin` wrote."""
-        recording = self.recordings[n]
+    def start(self) -> None:
+        """Start the captured graph for the tokens that `begin` wrote."""
+        recording = self.recordings[self.context.batch.captured_size]
         assert isinstance(recording, Replay), "there is nothing to start"
         recording.start()
 

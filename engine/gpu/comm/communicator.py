@@ -26,6 +26,7 @@ from engine.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues
 from engine.gpu.launch.graph import host_step_value
 from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import kind_of
+from engine.ops.few_rows import is_checking
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.thread_comm import ThreadGroup
 
@@ -242,10 +243,13 @@ class DeviceCommunicator:
         if one_shot is not None and shape is not None:
             self._mark()
             return one_shot.all_reduce(x, shape)
-        return _made(lambda: self._sum(x, group, shape))
+        is_exact = is_checking()
+        return _made(lambda: self._sum(x, group, shape, is_exact=is_exact))
 
-    def _sum(self, x: Tensor | None, group: Group, shape: Sequence[int] | None) -> Tensor:
-        """All-reduce by NCCL or copies."""
+    def _sum(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None, *, is_exact: bool
+    ) -> Tensor:
+        """All-reduce by NCCL or copies; in F32 whatever the size, if it is to be exact."""
         self._mark()
         x = None if x is None else x.contiguous()  # held until it has been read
         copying = self._shared.copying(self.rank, group)
@@ -254,9 +258,9 @@ class DeviceCommunicator:
             like = self._like(copying, x, group)
             shape, dtype = like.shape, like.dtype
         out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
-        nccl = self._shared.nccl(self.rank, group)
-        done = nccl.all_reduce(x, out) if nccl is not None and is_rounded(out) else None
-        done = done or copying.all_reduce(x, out)
+        nccl = self._shared.nccl(self.rank, group) if is_rounded(out) and not is_exact else None
+        done = None if nccl is None else nccl.all_reduce(x, out)
+        done = done or copying.all_reduce(x, out, is_exact=is_exact)
         if self.turns is not None:
             self.turns.pass_on()
         self._go_on_behind(done)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.devices.routes import Place
+from engine.forward.batch_sizes import MOST_COPIED_WHOLE
 from engine.gpu.comm.streams import DeviceEvent, Queues
 from engine.planning.buffers import LINK_ROUND_BYTES as ROUND_BYTES
 from engine.planning.buffers import LINK_SETS, shown_bytes
@@ -34,9 +35,8 @@ LEAST_CHUNK, MOST_CHUNK = 512 << 10, 2 << 20
 """Least and most bytes of a chunk: long enough for a link's full speed, short enough that copies to
 and from the host overlap."""
 
-SMALL_BYTES = 128 << 10
-"""Most bytes, in F32, of a value that is sent whole and unrounded: for it latency counts, not
-bandwidth."""
+SMALL_BYTES = 4 * MOST_COPIED_WHOLE
+"""Most bytes, in F32, of a value that is sent whole and unrounded."""
 
 Span = tuple[int, int]
 """First element and the one after the last of a chunk."""
@@ -148,19 +148,20 @@ class CopyCollectives:
         """Return all members' values; only their shapes and types may be read."""
         return [offer.wire for offer in self._met(Offer(x))]
 
-    def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent:
+    def all_reduce(self, x: Tensor | None, out: Tensor, *, is_exact: bool = False) -> DeviceEvent:
         """Sum the members' values in rank order.
 
         Args:
             x: this member's value, without gaps; None if it has none. At least one member has one.
             out: memory for the sum, of the shape of all values.
+            is_exact: whether large values go in F32, too.
 
         Returns:
             The event after which the sum is complete. The caller holds both tensors until the
             stream that they were allocated in waits for it.
         """
         self._begin()
-        wire = torch.bfloat16 if is_rounded(out) else out.dtype
+        wire = torch.bfloat16 if is_rounded(out) and not is_exact else out.dtype
         is_whole = out.nbytes <= SMALL_BYTES or self._seat.n == 2
         given, total = None if x is None else x.view(-1), out.view(-1)
         for span in self._rounds(out.numel(), wire, is_whole=is_whole):
@@ -348,7 +349,7 @@ class CopyCollectives:
 
 
 def is_rounded(x: Tensor) -> bool:
-    """Return whether values like x are rounded to BF16 for the wire."""
+    """Return whether values like x are mostly rounded to BF16 for the wire."""
     return x.dtype == torch.float32 and x.nbytes > SMALL_BYTES
 
 

@@ -37,6 +37,7 @@ from engine.gpu.launch.graph import host_step, refuse_capture
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.hardware.fallbacks import Fallbacks
+from engine.ops.few_rows import is_checking
 
 if TYPE_CHECKING:
     from engine.devices.routes import Routes
@@ -320,9 +321,11 @@ class OneShot:
         """
         n = prod(shape)
         assert self.serves(n), "too many elements for a one-shot all-reduce"
+        halves = n > MOST_IN_F32 and not is_checking()
+        if not halves and n > MOST_WORDS:
+            return self._in_parts(x, shape)
         out = torch.empty(tuple(shape), device=self._device)
         own = out if x is None else _plain(x)
-        halves = n > MOST_IN_F32
         per = 4 if halves else 2
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
         self._run(
@@ -331,6 +334,16 @@ class OneShot:
             HAS_OWN=x is not None, PAIRS=size // per,
         )  # fmt: skip
         return out
+
+    def _in_parts(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
+        """All-reduce a value that has more elements than a slot has packets for F32."""
+        n, flat = prod(shape), None if x is None else _plain(x).view(-1)
+        parts = [slice(start, min(start + MOST_WORDS, n)) for start in range(0, n, MOST_WORDS)]
+        found = [
+            self.all_reduce(None if flat is None else flat[part], (part.stop - part.start,))
+            for part in parts
+        ]
+        return torch.cat(found).view(*shape)
 
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
@@ -346,7 +359,7 @@ class OneShot:
         """
         own = None if addend.partial is None else _plain(addend.partial)
         n = x.shape[-1]
-        halves = x.numel() > MOST_IN_F32
+        halves = x.numel() > MOST_IN_F32 and not is_checking()
         per = 4 if halves else 2
         n_row = x.numel() // n
         if not self.serves(x.numel()) or n_row > self._end.most_programs:

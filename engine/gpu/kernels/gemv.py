@@ -1,7 +1,9 @@
-"""Gemv kernels: one to eight rows times quantised matrices; each weight is read once for all rows.
+"""Gemv kernels: few rows times quantised matrices; each weight is read once for all rows.
 
-Large matrices have a program for each tile. The columns of small ones are split into parts (split
-K): each program stores its sums, and the last one of a tile adds them in order.
+A program multiplies up to eight rows. Those of further rows follow right behind it, so that they
+find its weights in the cache. Large matrices have a program for each tile. The columns of small
+ones are split into parts (split K): each program stores its sums, and the last one of a tile adds
+them in order.
 """
 
 import triton
@@ -10,6 +12,25 @@ import triton.language as tl
 from engine.gpu.kernels import elementwise
 from engine.gpu.kernels.gemv_tile import tile_sums
 from engine.gpu.kernels.quantise import write_bytes, write_numbers
+
+FULL = tl.constexpr(8)
+"""Most rows of a program, whose sums registers hold."""
+
+
+@triton.jit
+def place_of(n_row, M: tl.constexpr):
+    """Return which work a program does: its number among those of the same rows, and the rows.
+
+    Returns:
+        That number; the group of M rows; its first row; and how many programs each group has.
+    """
+    program = tl.program_id(0)
+    if M < FULL:
+        return program, 0, 0, 0
+    else:
+        n_group = tl.cdiv(n_row, M)
+        group = program % n_group
+        return program // n_group, group, group * M, tl.num_programs(0) // n_group
 
 
 @triton.jit
@@ -20,11 +41,11 @@ def part_of(part, n_parts, n_blocks, ITEMS: tl.constexpr):
 
 
 @triton.jit
-def distinct_rows(n_row, M: tl.constexpr):
-    """Return a tuple of M row numbers of x: n_row of them, then the last one again."""
+def distinct_rows(first, n_row, M: tl.constexpr):
+    """Return a tuple of M row numbers of x: those from `first` on, then the last one again."""
     rows = ()
     for m in tl.static_range(M):
-        rows = rows + (tl.minimum(m, n_row - 1),)
+        rows = rows + (tl.minimum(first + m, n_row - 1),)
     return rows
 
 
@@ -101,14 +122,16 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
         residual: values to add, of the shape of `out0`, if HAS_RESIDUAL; then COUNT is 1.
         x, facts: n_row rows that `quantise` wrote.
         scratch: see `of_all_parts`; used by matrices in several parts.
-        counters: zeros, int32, one for each tile in several parts.
+        counters: zeros, int32, one for each tile in several parts; for each group of M rows as many
+            as it has programs.
         rows, parts: rows of each matrix, and programs for each of its tiles.
         tile_bytes: a multiple of 64.
         COUNT: number of matrices.
-        M: a power of two, at least n_row; other constants as in `tile_sums`.
+        M: a power of two, at least n_row or `FULL`; other constants as in `tile_sums`.
     """
-    program = tl.program_id(0)
-    index, counter = program, 0
+    program, group, first_row, n_program = place_of(n_row, M)
+    index, counter = program, group * n_program
+    scratch += group * n_program * (16 * M)
     planes, out, bias, n_rows, n_parts = planes0, out0, bias0, rows0, parts0
     if COUNT > 1:
         size = tl.cdiv(rows0, 16) * parts0
@@ -125,14 +148,16 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
     tile, part = index // n_parts, index % n_parts
     first, last = part_of(part, n_parts, n_blocks, ITEMS)
     address = planes + tile.to(tl.int64) * tl.multiple_of(tile_bytes, 64)
-    sums = tile_sums(address, x, facts, distinct_rows(n_row, M), first, last, n_blocks, skip, ITEMS,
-                     UNROLL, X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+    rows = distinct_rows(first_row, n_row, M)
+    sums = tile_sums(address, x, facts, rows, first, last, n_blocks, skip, ITEMS, UNROLL, X_BYTES,
+                     LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
     is_last, sums = of_all_parts(
         sums, program, part, n_parts, scratch, counters + counter + tile
     )  # fmt: skip
     if is_last:
         for m in tl.static_range(M):
-            write_row(sums[m], tile, out, bias, residual, n_rows, m, n_row, HAS_BIAS, HAS_RESIDUAL)
+            write_row(sums[m], tile, out, bias, residual, n_rows, first_row + m, n_row, HAS_BIAS,
+                      HAS_RESIDUAL)  # fmt: skip
 
 
 @triton.jit(
@@ -153,11 +178,13 @@ def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows
             multiple of 32, and a tile's results are half a block.
         limit, KIND, HAS_LIMIT: see `elementwise.gate`.
     """
-    program = tl.program_id(0)
+    program, group, first_row, n_program = place_of(n_row, M)
+    counters += group * n_program
+    scratch += group * n_program * (32 * M)
     tile, part = program // n_parts, program % n_parts
     first, last = part_of(part, n_parts, n_blocks, ITEMS)
     offset = tile.to(tl.int64) * tl.multiple_of(tile_bytes, 64)
-    rows = distinct_rows(n_row, M)
+    rows = distinct_rows(first_row, n_row, M)
     gates = tile_sums(gate + offset, x, facts, rows, first, last, n_blocks, skip, ITEMS, UNROLL,
                       X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
     ups = tile_sums(up + offset, x, facts, rows, first, last, n_blocks, skip, ITEMS, UNROLL,
@@ -168,16 +195,17 @@ def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows
     if is_last:
         for m in tl.static_range(M):
             value = elementwise.gate(sums[m], sums[M + m], limit, KIND, HAS_LIMIT)
-            write_inner(value, tile, out, inner, inner_facts, n_rows, m, n_row, IS_ROUNDED, X_BYTES)
+            write_inner(value, tile, out, inner, inner_facts, n_rows, first_row + m, n_row,
+                        IS_ROUNDED, X_BYTES)  # fmt: skip
 
 
 @triton.jit
-def write_inner(value, tile, out, inner, inner_facts, n_rows, m: tl.constexpr, n_row,
+def write_inner(value, tile, out, inner, inner_facts, n_rows, m, n_row,
                 IS_ROUNDED: tl.constexpr, X_BYTES: tl.constexpr):  # fmt: skip
     """Write 16 results of row m, and the same quantised if IS_ROUNDED."""
     write_row(value, tile, out, out, out, n_rows, m, n_row, False, False)
     if IS_ROUNDED:
-        values, row = tl.reshape(value, (1, 16)), tl.full((), m, tl.int32)
+        values, row = tl.reshape(value, (1, 16)), tl.zeros((), tl.int32) + m
         half = tile + tl.zeros((1,), tl.int32)
         exists = half * 0 + row < n_row
         if X_BYTES > 0:

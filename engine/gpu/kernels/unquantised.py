@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from engine.gpu.kernels.gemv import place_of
+
 
 @triton.jit(do_not_specialize=["n_row", "n_rows", "x_stride", "n_columns"])
 def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROWS: tl.constexpr,
@@ -17,18 +19,19 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
         x: rows (n_row, n_columns), F32, `x_stride` apart.
         data: contiguous W (n_rows, n_columns).
         y: output, F32 (n_row, n_rows).
-        M: a power of two, at least n_row.
+        M: see `engine.gpu.kernels.gemv.products`.
         STEP: number of columns at a time.
         x_stride, n_columns: divided by ALIGNED, so that the compiler knows a factor of them.
     """
     n_columns *= ALIGNED
     x_stride *= ALIGNED
-    first_row = tl.program_id(0) * ROWS
+    program, _, first, _ = place_of(n_row, M)
+    first_row = program * ROWS
     totals = ()
     for _ in tl.static_range(M * ROWS):
         totals = totals + (tl.zeros((STEP,), tl.float32),)
-    for first in range(0, n_columns, STEP):
-        column = first + tl.arange(0, STEP)
+    for at in range(0, n_columns, STEP):
+        column = at + tl.arange(0, STEP)
         inside = column < n_columns
         weights = ()
         for row in tl.static_range(ROWS):
@@ -38,7 +41,7 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
             weights = weights + (weight.to(tl.float32),)
         sums = ()
         for m in tl.static_range(M):
-            start = tl.minimum(m, n_row - 1) * x_stride
+            start = tl.minimum(first + m, n_row - 1) * x_stride
             number = tl.load(x + start + column, mask=inside, other=0.0)
             for row in tl.static_range(ROWS):
                 sums = sums + (totals[m * ROWS + row] + weights[row] * number,)
@@ -46,5 +49,5 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
     for m in tl.static_range(M):
         for row in tl.static_range(ROWS):
             total = tl.sum(totals[m * ROWS + row])
-            is_here = (first_row + row < n_rows) & (m < n_row)
-            tl.store(y + (m * n_rows + first_row + row), total, mask=is_here)
+            is_here = (first_row + row < n_rows) & (first + m < n_row)
+            tl.store(y + ((first + m) * n_rows + first_row + row), total, mask=is_here)

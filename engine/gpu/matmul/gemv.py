@@ -1,4 +1,4 @@
-"""Gemv: products of one to eight rows with quantised matrices, as decode needs them.
+"""Gemv: products of few rows with quantised matrices, as decode needs them.
 
 A row's result has the same bits alone and among others, and in whatever launch it is computed.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu.elementwise import is_plain, power_of_two
+from engine.gpu.elementwise import is_plain, rows_at_once
 from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
 from engine.gpu.launch.kernel_launch import launch
@@ -26,6 +26,7 @@ from engine.gpu.quantise import (
     attach_rows,
     quantise,
 )
+from engine.ops.few_rows import most_few_rows
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 
@@ -102,14 +103,14 @@ def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation
     rows = quantise(x, gate.extent, gate.x_bytes)
     m, config, (n_parts,) = _launch_shape(rows, [gate])
     out = torch.empty(rows.n_row, gate.n_rows, device=x.device)
-    n_program = n_tiles(gate.n_rows) * n_parts
+    n_program = n_tiles(gate.n_rows) * n_parts * -(-rows.n_row // m)
     inner = allocate_rows(rows.n_row, Extent.of(0, gate.n_rows), rows.x_bytes, rows.counters)
     launch(
         gemv.gated, (n_program,), gate.planes, up.planes, out, *inner.typed, rows.numbers,
-        rows.facts, _scratch(n_program if n_parts > 1 else 0, 2 * m, x), rows.counters,
-        gate.n_rows, n_parts, rows.n_row, gate.planes.shape[-1], gate.extent.n_blocks,
-        gate.extent.skip, act.limit, KIND=act.kind, HAS_LIMIT=act.limit != 0,
-        IS_ROUNDED=inner.extent.is_exact, M=m, **_constants(rows, gate, config),
+        rows.facts, *_shared(rows, n_program if n_parts > 1 else 0, 2 * m), gate.n_rows, n_parts,
+        rows.n_row, gate.planes.shape[-1], gate.extent.n_blocks, gate.extent.skip, act.limit,
+        KIND=act.kind, HAS_LIMIT=act.limit != 0, IS_ROUNDED=inner.extent.is_exact, M=m,
+        **_constants(rows, gate, config),
     )  # fmt: skip
     if inner.extent.is_exact:
         attach_rows(out, inner)
@@ -122,11 +123,11 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix], kernel: str = "gemv") 
     Args:
         kernel: name by which the kernel may be refused.
     """
-    n = power_of_two(x.shape[0])
+    n = rows_at_once(x.shape[0])
     return (
         is_plain(x)
         and x.dim() == 2
-        and x.shape[0] <= SMALL_BATCH
+        and x.shape[0] <= most_few_rows()
         and all(
             weight.type_number in LAYOUTS
             and weight.planes.dim() == 2
@@ -151,13 +152,14 @@ def _launch_products(
     device = first.planes.device
     outs = [torch.empty(rows.n_row, weight.n_rows, device=device) for weight in weights]
     n_program = sum(n_tiles(w.n_rows) * n for w, n in zip(weights, parts, strict=True))
-    scratch = _scratch(n_program if max(parts) > 1 else 0, m, outs[0])
+    n_program *= -(-rows.n_row // m)
+    shared = _shared(rows, n_program if max(parts) > 1 else 0, m)
     has_bias = biases[0] is not None
     launch(
         gemv.products, (n_program,),
         *_padded([weight.planes for weight in weights]), *_padded(outs),
         *_padded([out if bias is None else bias for out, bias in zip(outs, biases, strict=True)]),
-        outs[0] if residual is None else residual, rows.numbers, rows.facts, scratch, rows.counters,
+        outs[0] if residual is None else residual, rows.numbers, rows.facts, *shared,
         *_padded([weight.n_rows for weight in weights]), *_padded(parts), rows.n_row,
         first.planes.shape[-1], first.extent.n_blocks, first.extent.skip, COUNT=len(weights), M=m,
         HAS_BIAS=has_bias, HAS_RESIDUAL=residual is not None, **_constants(rows, first, config),
@@ -168,7 +170,7 @@ def _launch_products(
 def _launch_shape(
     rows: QuantisedRows, weights: Sequence[QuantisedMatrix]
 ) -> tuple[int, Config, list[int]]:
-    """Return the number of rows computed, the configuration, and each matrix' parts per tile.
+    """Return the rows of a program, the configuration, and each matrix' parts per tile.
 
     Warps and parts, on which a result's bits depend, follow from each matrix alone.
     """
@@ -186,7 +188,7 @@ def _launch_shape(
     ]  # fmt: skip
     n_step = -(-n_blocks // (config["num_warps"] * WARP // 4))
     unroll = min(config["unroll"], -(-n_step // min(parts)))
-    return power_of_two(rows.n_row), {**config, "unroll": unroll}, parts
+    return rows_at_once(rows.n_row), {**config, "unroll": unroll}, parts
 
 
 def _constants(rows: QuantisedRows, weight: QuantisedMatrix, config: Config) -> dict[str, Any]:
@@ -201,9 +203,16 @@ def _constants(rows: QuantisedRows, weight: QuantisedMatrix, config: Config) -> 
     }
 
 
-def _scratch(n_program: int, n_sums: int, like: Tensor) -> Tensor:
-    """Allocate memory for partial sums; any tensor serves where there are none."""
-    return like.new_empty(n_program, n_sums, TILE) if n_program else like
+def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, Tensor]:
+    """Return memory for partial sums and counters of programs that share a tile.
+
+    Any tensors serve where none do. More than one group of rows needs more counters than rows have.
+    """
+    if not n_program:
+        return rows.facts.view(torch.float32), rows.counters
+    scratch = rows.facts.new_empty(n_program, n_sums, TILE, dtype=torch.float32)
+    is_one = rows.n_row <= SMALL_BATCH
+    return scratch, rows.counters if is_one else rows.counters.new_zeros(n_program)
 
 
 def _padded(things: Sequence[T]) -> list[T]:

@@ -1,6 +1,6 @@
 """Products with one matrix for each head, as multi-head latent attention needs them.
 
-Up to 8 rows are multiplied by kernels that read planes (gemv), more by the vendor's library (GEMM).
+Few rows are multiplied by kernels that read planes (gemv), more by the vendor's library (GEMM).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.kernels import per_head as kernels
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, dequantise
 from engine.gpu.matmul.planes import constants_of
+from engine.ops.few_rows import most_few_rows
 from engine.quants.extent import DEVICE_CHUNK, Extent
 from engine.quants.layout import LAYOUTS, TILE
 
@@ -89,11 +89,11 @@ def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
     """Return `x Wᵀ` of each head, or `x W`; see `engine.forward.weight.Weight.per_head`.
 
     Args:
-        x: F32 (T, n_head, n); with up to `SMALL_BATCH` rows, each has the same bits as alone.
+        x: F32 (T, n_head, n); few rows have the bits of each alone.
         is_transposed: whether to compute `x W`.
     """
     kind = str(held.data.dtype) if held.type_number is None else held.type_number
-    is_few = 0 < x.shape[0] <= SMALL_BATCH and held.data.is_contiguous()
+    is_few = 0 < x.shape[0] <= most_few_rows() and held.data.is_contiguous()
     if not is_few or not allows(x.device, "per_head", kind, int(is_transposed)):
         return _gemm(x, held, is_transposed)
     if x.stride(-1) != 1:

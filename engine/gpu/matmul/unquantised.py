@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu.elementwise import power_of_two
+from engine.gpu.elementwise import rows_at_once
 from engine.gpu.kernels import unquantised as kernels
 from engine.gpu.launch.configs import config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.refusals import allows
 from engine.gpu.launch.target import target_of
+from engine.ops.few_rows import most_few_rows
 from engine.ops.weights import gathered_rows
 
 
@@ -24,11 +24,11 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
         data: the matrix W (n_out, n_in), in F16, BF16 or F32.
     """
     n_row, (n_rows, n_columns) = x.shape[0], data.shape
-    if not 0 < n_row <= SMALL_BATCH or x.dtype != torch.float32 or not data.is_contiguous():
+    if not 0 < n_row <= most_few_rows() or x.dtype != torch.float32 or not data.is_contiguous():
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()
-    m = power_of_two(n_row)
+    m = rows_at_once(n_row)
     if not allows(x.device, "plain", str(data.dtype), m):
         return None
     y = torch.empty(n_row, n_rows, device=x.device)
@@ -38,7 +38,7 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
     )  # fmt: skip
     aligned = 16 if n_columns % 16 == 0 and x.stride(0) % 16 == 0 else 1
     launch(
-        kernels.product, (-(-n_rows // config["rows"]),),
+        kernels.product, (-(-n_rows // config["rows"]) * -(-n_row // m),),
         x, data, y, n_row, n_rows, x.stride(0) // aligned, n_columns // aligned,
         M=m, ROWS=config["rows"], STEP=config["step"], ALIGNED=aligned,
         num_warps=config["num_warps"],

@@ -1,8 +1,9 @@
 """Weights of a GPU: quantised matrices in planes, others as in the file.
 
-The number of rows x decides how they are multiplied: up to 8 by gemv, which reads each weight once
-for all rows; up to some hundred by a tile GEMM, which converts weights to F16 or BF16 on their way
-to the tensor cores; more by the vendor's library, from weights converted in memory.
+The number of rows x decides how they are multiplied: few by gemv, which reads each weight once for
+all rows (`engine.ops.few_rows`); up to some hundred by a tile GEMM, which converts weights to
+F16 or BF16 on their way to the tensor cores; more by the vendor's library, from weights converted
+in memory.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.forward.batch import MOST_AT_ONCE
+from engine.forward.batch import MOST_AT_ONCE, PassSize
 from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_rows
 
 if TYPE_CHECKING:
@@ -23,11 +23,6 @@ def are_captured(ranks: Sequence[Rank]) -> bool:
     return any(rank.backend.captures for rank in ranks)
 
 
-def are_on_devices(ranks: Sequence[Rank]) -> bool:
-    """Return whether any rank computes otherwise than by the CPU's kernels."""
-    return any(rank.backend.captures or rank.device.type != "cpu" for rank in ranks)
-
-
 def n_until_recorded(ranks: Sequence[Rank]) -> int:
     """Return the number of passes of one size up to the recorded one, which is included.
 
@@ -41,30 +36,30 @@ class RecordedSizes:
     """Numbers of tokens of the passes that are recorded; the recordings lie in the ranks.
 
     Attributes:
-        n_single: number of passes over single tokens since `clear`, by their number of tokens.
+        n_single: number of passes over single tokens since `clear`, by their size.
         n_guesses: number of passes over the MTP block since then, by their number of tokens and of
             those among them that are only read.
     """
 
     def __init__(self) -> None:
-        self.n_single = Counter[int]()
+        self.n_single = Counter[PassSize]()
         self.n_guesses = Counter[tuple[int, int]]()
-        self._refused: set[int] = set()
-        self._used: list[int] = []  # sizes beside one, the one used last at the end
+        self._refused: set[PassSize] = set()
+        self._used: list[PassSize] = []  # sizes beside one, the one used last at the end
 
-    def has(self, n: int, ranks: Sequence[Rank]) -> bool:
-        """Return whether all ranks have a recording of n single tokens."""
-        return all(n in rank.recordings for rank in ranks)
+    def has(self, size: PassSize, ranks: Sequence[Rank]) -> bool:
+        """Return whether all ranks have a recording of a size."""
+        return all(size in rank.recordings for rank in ranks)
 
-    def is_due(self, n: int, ranks: Sequence[Rank]) -> bool:
-        """Return whether a pass over n single tokens, counted already, is to be recorded."""
-        return self.n_single[n] == n_until_recorded(ranks) and n not in self._refused
+    def is_due(self, size: PassSize, ranks: Sequence[Rank]) -> bool:
+        """Return whether a pass of a size, counted already, is to be recorded."""
+        return self.n_single[size] == n_until_recorded(ranks) and size not in self._refused
 
-    def note(self, n: int, ranks: Sequence[Rank]) -> None:
+    def note(self, size: PassSize, ranks: Sequence[Rank]) -> None:
         """Note that a recording is used, and drop the one on CPUs that was not used for longest."""
-        if n == 1 or are_captured(ranks) or not self.has(n, ranks):
+        if size == 1 or are_captured(ranks) or not self.has(size, ranks):
             return
-        self._used = [*(size for size in self._used if size != n), n]
+        self._used = [*(used for used in self._used if used != size), size]
         if len(self._used) > MOST_RECORDED:
             dropped = self._used.pop(0)
             self.n_single[dropped] = 0
@@ -79,9 +74,9 @@ class RecordedSizes:
             for rank in ranks:
                 rank.guesses.pop(size, None)
 
-    def refuse(self, n: int) -> None:
-        """Note that n single tokens cannot be recorded, ever."""
-        self._refused.add(n)
+    def refuse(self, size: PassSize) -> None:
+        """Note that passes of a size cannot be recorded, ever."""
+        self._refused.add(size)
 
     def clear(self, ranks: Sequence[Rank]) -> None:
         """Drop all recordings, and count anew."""
@@ -91,6 +86,11 @@ class RecordedSizes:
         for rank in ranks:
             rank.recordings.clear()
             rank.guesses.clear()
+
+
+def size_of(batch: Batch, ranks: Sequence[Rank]) -> PassSize:
+    """Return the size by which the recordings of passes like one over single tokens are kept."""
+    return batch.captured_size if are_captured(ranks) else len(batch.pieces)
 
 
 def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool:

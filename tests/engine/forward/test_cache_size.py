@@ -74,7 +74,7 @@ def test_recurrent_states_have_a_slot_for_each_sequence() -> None:
 
 
 def test_guesses_have_recurrent_states_of_their_own() -> None:
-    """At most three on CPUs, and no more than a pass has rows; GPUs check none."""
+    """At most three, and no more than a pass has rows."""
     slots = [CacheSize(256, n_parallel=n, n_guessed=3).n_slots for n in (1, 2, 3, 4, 8, 16)]
     assert slots == [4, 8, 12, 16, 16, 16]
 
@@ -82,8 +82,8 @@ def test_guesses_have_recurrent_states_of_their_own() -> None:
         return CacheSize.asked(LoadParams("m.gguf", devices, **wished), 256).n_slots
 
     assert [n_slots("cpu", draft_max=n) for n in (1, 2, 3, 15)] == [2, 3, 4, 4]
-    assert n_slots("cpu", draft="off") == n_slots("cuda:0") == n_slots("cpu", "cuda:0") == 2
-    assert n_slots("cuda:0", n_cpu_blocks=1) == 2
+    assert n_slots("cpu", draft="off") == n_slots("cuda:0", draft="off") == 2
+    assert n_slots("cuda:0") == n_slots("cpu", "cuda:0") == 4
 
 
 @pytest.mark.parametrize("parallel", [0, -1, 17, True, 1.5, None])

@@ -198,6 +198,21 @@ def test_too_many_sequences_are_left_to_the_reference(device: str) -> None:
     assert torch.equal(found, attend(q, held, batch, SCORES, None, None))
 
 
+@pytest.mark.parametrize("seats", [(0, 0), (0, 1)], ids=["one sequence", "two"])
+def test_keys_of_guesses_are_there_before_any_row_looks(seats: tuple[int, int]) -> None:
+    """Programs of a launch run in any order, and each row has one of its own."""
+    pages = tables(3, 150)
+    pieces = [Piece(148 + k, 1, (tuple(pages[0]),), seat=seat) for k, seat in enumerate(seats)]
+    cache, batch = layer("f16", "cpu"), Batch(tuple(pieces), 0)
+    ops, starts = GpuOps(torch.device("cpu"), n_ctx=N_CTX), list[KernelLaunch]()
+    ops.begin(batch, torch.tensor([148, 149]))
+    q, k, v = numbers(3, 2, N_HEAD, DIM), numbers(4, 2, N_KV, DIM), numbers(5, 2, N_KV, DIM)
+    with intercept_launches(lambda start: starts.append(start) is None):
+        ops.new_attention(q, k, v, cache, batch, SCORES)
+    (attending,) = (start for start in starts if "TOKENS" in start.constants)
+    assert (attending.constants["TOKENS"] == 0) == (seats == (0, 0))
+
+
 def test_one_launch_for_all_single_tokens() -> None:
     lengths = (40,) * 8
     batch = batch_of(1, lengths, tables(21, *lengths))

@@ -365,9 +365,11 @@ def test_links_are_measured_by_what_models_use(monkeypatch: pytest.MonkeyPatch) 
     for name in ("_sum", "one_shot"):
         inner = getattr(DeviceCommunicator, name)
 
-        def noted(*args: object, name: str = name, inner: Callable[..., object] = inner) -> object:
+        def noted(
+            *args: object, name: str = name, inner: Callable[..., object] = inner, **how: object
+        ) -> object:
             made.append(name)
-            return inner(*args)
+            return inner(*args, **how)
 
         monkeypatch.setattr(DeviceCommunicator, name, noted)
     found = link_speed.measure_link("cuda:0", "cuda:1")

@@ -76,8 +76,8 @@ class Ranks:
         if x is not None:
             compute.run(lambda: x.copy_(value))
         out = torch.full(shape, torch.nan)
-        if kind == "sum":
-            done = member.all_reduce(x, out)
+        if "sum" in kind:
+            done = member.all_reduce(x, out, is_exact=kind == "exact sum")
         else:
             done = member.broadcast(x, out if x is None else None)
         compute.wait(done)
@@ -95,7 +95,7 @@ def expected(kind: str, values: Values) -> Tensor:
     some = [v for v in values if v is not None]
     if kind == "broadcast":
         return some[0]
-    is_small = some[0].nbytes <= copies.SMALL_BYTES
+    is_small = kind == "exact sum" or some[0].nbytes <= copies.SMALL_BYTES
     total, *others = (v if is_small else v.bfloat16().float() for v in some)
     for value in others:
         total = total + value
@@ -107,7 +107,7 @@ def some_collectives(n: int, random: Random) -> list[tuple[str, Values]]:
     torch.manual_seed(random.random())
     made: list[tuple[str, Values]] = []
     for _ in range(4):
-        kind = random.choice(["sum", "sum", "broadcast"])
+        kind = random.choice(["sum", "sum", "exact sum", "broadcast"])
         shape = random.choice([1, 7, 130]), random.choice([1, 3, 10])
         present = set(random.sample(range(n), random.randint(1, n)))
         if kind == "broadcast":

@@ -44,9 +44,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     monkeypatch.setattr(copies, "SMALL_BYTES", 0)
     make = DeviceCommunicator._sum
 
-    def counted(self: DeviceCommunicator, *args: object) -> object:
+    def counted(self: DeviceCommunicator, *args: object, **how: object) -> object:
         counts.append(1)
-        return make(self, *args)  # type: ignore[arg-type]
+        return make(self, *args, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DeviceCommunicator, "_sum", counted)
     return lambda: len(counts)

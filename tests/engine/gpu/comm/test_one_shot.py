@@ -23,8 +23,10 @@ from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.ops import GpuOps
 from engine.gpu.quantise import quantise
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.ops.few_rows import computing
 from engine.quants.extent import Extent
 from engine.sharding.placement import Replicate
+from tests.helpers.checked_pass import checked
 from tests.helpers.one_shot import (
     CPU,
     Ranks,
@@ -57,6 +59,22 @@ def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
             values = values_of(n, shape, empty, seed)
             assert alike(ranks.sums(values, shape), expected(values))
         assert ranks.one_shots.problem() is None
+
+
+def test_rows_that_check_guesses_are_added_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In F32, whatever their number, in several rounds where a slot has no room for all."""
+    monkeypatch.setattr(one_shot_module, "MOST_IN_F32", 3)
+    monkeypatch.setattr(one_shot_module, "MOST_WORDS", 20)
+
+    def summed(one_shot: OneShot) -> Tensor:
+        with computing(checked(2)):
+            return one_shot.all_reduce(values[one_shot.rank], (3, 17))
+
+    values = values_of(3, (3, 17), (1,), 0)
+    first, second = (value for value in values if value is not None)
+    with ranks_of(3) as ranks:
+        found = [x for x in ranks.all(summed) if isinstance(x, Tensor)]
+        assert alike(found, first + second)
 
 
 @pytest.mark.usefixtures("wire")

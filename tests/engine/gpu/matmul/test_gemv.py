@@ -1,7 +1,7 @@
 """Gemv with matrices in planes: products of dequantised values, of the same bits in any batch."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from unittest import mock
@@ -19,9 +19,11 @@ from engine.gpu.launch import configs
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.matmul import gemv
+from engine.ops.few_rows import computing
 from engine.ops.reference import ReferenceOps
 from engine.quants.extent import Extent
 from engine.quants.layout import LAYOUTS
+from tests.helpers.checked_pass import checked
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.ptx import emulated
 from tests.helpers.tiers import TYPICAL_TYPES, swept
@@ -166,6 +168,26 @@ def test_a_row_has_the_same_bits_in_any_company(number: int, device: str) -> Non
         together = product(x, weight)
         for start, n in ((5, 1), (3, 2), (1, 3)):
             assert torch.equal(product(x[start : start + n], weight), together[start : start + n])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_so_has_a_row_among_more_that_check_guesses(parts: int, device: str) -> None:
+    """Rows behind the eighth are multiplied by programs of their own."""
+    weight, x = some(Kind.Q4_K, device, n_rows=32), random_x(11, device)
+    residual = torch.randn(11, 32, generator=torch.Generator().manual_seed(1)).to(device)
+    with many_parts() if parts > 1 else nullcontext(), computing(checked(11)):
+        found = product(x, weight, residual=residual)
+        gated = gemv.gated(x, weight, weight, SILU)
+        assert gated is not None
+        inner = quantise.attached(gated)
+        assert inner is not None
+        for rows in (slice(0, 2), slice(7, 9), slice(10, 11)):
+            assert torch.equal(product(x[rows], weight, residual=residual[rows]), found[rows])
+            alone = gemv.gated(x[rows], weight, weight, SILU)
+            assert alone is not None
+            assert torch.equal(alone, gated[rows])
+            numbers = quantise.quantise(alone, inner.extent, inner.x_bytes).numbers
+            assert torch.equal(numbers, inner.numbers[rows])
 
 
 @pytest.mark.parametrize("number", [Kind.Q4_K, Kind.Q6_K], ids=lambda n: n.name)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from engine.gpu.matmul import unquantised
+from engine.ops.few_rows import computing
+from tests.helpers.checked_pass import checked
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -33,6 +35,19 @@ def test_a_rows_bits_do_not_depend_on_others(dtype: torch.dtype, device: str) ->
         y = unquantised.product(x[8 - n :], data)
         assert y is not None
         assert torch.equal(y, whole[8 - n :])
+
+
+@every_dtype
+def test_so_do_those_of_more_rows_that_check_guesses(dtype: torch.dtype, device: str) -> None:
+    data = torch.randn(37, 1100, device=device).to(dtype)
+    x = torch.randn(13, 1100, device=device)
+    with computing(checked(13)):
+        whole = unquantised.product(x, data)
+    assert whole is not None
+    for rows in (slice(0, 8), slice(6, 9), slice(12, 13)):
+        y = unquantised.product(x[rows], data)
+        assert y is not None
+        assert torch.equal(y, whole[rows])
 
 
 def test_rows_may_lie_apart(device: str) -> None:

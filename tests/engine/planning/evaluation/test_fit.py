@@ -169,7 +169,7 @@ def test_answers_come_at_once(tmp_path: Path) -> None:
 
 def test_fewer_requests_at_once_take_less(dense: Planner) -> None:
     machine = rooms(1, 0.95)
-    params = asked(dense, "cuda:0", n_ctx=16384, kv_type="f32", parallel=16)
+    params = asked(dense, "cuda:0", n_ctx=16384, kv_type="f32", parallel=16, draft="off")
     found = kinds(dense, params, machine)["parallel"]
     assert 1 < found.parallel < 16
     assert not fits(dense, replace(found, parallel=found.parallel + 1), machine)
