@@ -51,6 +51,8 @@ FORMS: Final = (
     ),
     tr_later("The plans cannot be written to {path}: {problem}."),
     tr_later("Make room on its disk, or permit writing there, then try again."),
+    tr_later("{path} cannot be written: {problem}."),
+    tr_later("Choose another folder, or make room on its disk."),
     tr_later("The model has been unloaded."),
     tr_later("Load the model again to go on; your chats are kept."),
     tr_later("{device} has stopped working: {problem}."),

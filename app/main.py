@@ -39,6 +39,7 @@ class Shell(Parts):
         """Restore the window as it was left, and show it."""
         current, window = self.settings.current, self.window
         window.restore_layout(current.geometry, current.window_state)
+        self.keeper.dock_fit.fit_screen()
         self.model_presenter.start()
         self.chat_presenter.start()
         self.models.hold()

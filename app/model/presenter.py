@@ -16,7 +16,7 @@ from app.notice import Notice
 from app.remote_models.address import is_remote, split_path
 from app.settings import Settings, SettingsStore
 from app.split.session import SplitSession
-from app.translation import tr
+from app.translation import tr, tr_later
 from engine import ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 DEMO_PROMPTS = (
-    "What is Tandem?", "What is tensor parallelism?", "What is a KV cache?",
-    "What does Q4_K_M mean?",
+    tr_later("What is Tandem?"), tr_later("What is tensor parallelism?"),
+    tr_later("What is a KV cache?"), tr_later("What does Q4_K_M mean?"),
 )  # fmt: skip
-"""Messages that the bundled model has an answer to; it knows English alone."""
+"""Messages that the bundled model has an answer to; it knows English alone, so it is asked in
+English whatever the window's language."""
 
 
 @dataclass(frozen=True, slots=True)

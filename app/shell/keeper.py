@@ -22,6 +22,9 @@ class SettingsKeeper(QObject):
     """What gives changed settings their effect on the window, until `close`.
 
     Signals: `kept` after a change, whoever has made it.
+
+    Attributes:
+        dock_fit: what hides panels without room.
     """
 
     kept = Signal()
@@ -32,7 +35,8 @@ class SettingsKeeper(QObject):
     ) -> None:
         super().__init__(parent)
         self._app, self._store, self._window = app, store, window
-        self._dock_fit = DockFit(window)
+        self.dock_fit = DockFit(window)
+        window.panel_opened.connect(self.dock_fit.make_way)
         self._is_closed = self._is_loss_known = False
         self._timer = QTimer(self, singleShot=True, interval=SAVE_MS)
         self._timer.timeout.connect(self._save)
@@ -45,7 +49,7 @@ class SettingsKeeper(QObject):
         self._store.put(settings)
         apply_theme(self._app, settings.theme, settings.zoom)
         if is_zoomed:
-            self._dock_fit.fit(size)
+            self.dock_fit.fit(size)
         self.kept.emit()
         if not self._is_closed:
             self._timer.start()

@@ -88,6 +88,7 @@ class MainWindow(QMainWindow):
     settings_requested = Signal()
     shortcuts_requested = Signal()
     zoom_requested = Signal(int)  # 1 larger, -1 smaller, 0 normal
+    panel_opened = Signal(object)  # QDockWidget that a person wants to see
     closing = Signal()
     painted = Signal()  # for the first time
 
@@ -306,6 +307,7 @@ class MainWindow(QMainWindow):
         dock.setVisible(shown)
         if shown:
             dock.raise_()
+            self.panel_opened.emit(dock)
         self._name_tabs()
 
     def _name_tabs(self) -> None:
@@ -339,7 +341,7 @@ class MainWindow(QMainWindow):
 
     @Slot()
     def _search(self) -> None:
-        self.chats_dock.show()
+        self.show_dock(self.chats_dock, True)
         self.chat_list.focus_search()
 
     @Slot()

@@ -37,6 +37,7 @@ class SplitPresenter(QObject):
         session.pictured.connect(panel.show_picture)
         session.devices_changed.connect(panel.show_devices)
         session.model_changed.connect(panel.options.set_model_context)
+        session.block_changed.connect(panel.options.rare.offer_block)
         session.state_changed.connect(panel.show_state)
         session.progressed.connect(panel.footer.set_progress)
 

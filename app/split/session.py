@@ -51,6 +51,7 @@ class SplitSession(QObject):
     settings_changed = Signal()  # by the person
     devices_changed = Signal(object)  # tuple of DeviceInfo
     model_changed = Signal(int)  # longest context that the model was trained for; 0 is unknown
+    block_changed = Signal(bool)  # whether the model may have an MTP block
     state_changed = Signal(str)  # LoadState
     progressed = Signal(float)  # part of the load that is done, 0 to 1
     load_requested = Signal()
@@ -93,6 +94,7 @@ class SplitSession(QObject):
         self._finder.ask(None)
         self._state.set_model(info)
         self.model_changed.emit(info.n_ctx_train if info else 0)
+        self.block_changed.emit(info is None or info.has_mtp)
         self._schedule()
 
     def set_elsewhere(self, server: str) -> None:

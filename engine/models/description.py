@@ -33,6 +33,7 @@ class ModelInfo:
         has_effort: whether the chat template asks how much the model shall think.
         has_thoughts: whether the chat template knows marks of thinking, as that of a model has
             that always thinks.
+        has_mtp: whether a block that guesses tokens (MTP) is in the file, or in one beside it.
     """
 
     path: str
@@ -54,6 +55,7 @@ class ModelInfo:
     can_think: bool = False
     has_effort: bool = False
     has_thoughts: bool = False
+    has_mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,7 +355,10 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
     try:
         replace_json(path, plan_document(plan))
     except OSError as error:
-        raise EngineError(f"{path} cannot be written: {error.strerror or error}.") from None
+        raise EngineError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            "Choose another folder, or make room on its disk.",
+        ) from None
 
 
 def import_plan(path: Path) -> SavedPlan:

@@ -9,7 +9,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # before Qt is imported
 os.environ["LANGUAGE"] = "en"  # of windows that speak the desktop's language
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QThread, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QSize, QThread, QTimer
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import Shiboken
@@ -29,6 +29,9 @@ from tests.helpers.split_panels import WiredPanel, settle
 
 NEVER_MS = 10**9
 """Milliseconds that no test waits."""
+
+LARGE = QSize(1920, 1080)
+"""Size of the screen for whose panels there is room."""
 
 ENDING_S = 2.0
 """Seconds that a thread has to end, as one of asyncio's that has told of a program's end."""
@@ -105,6 +108,7 @@ def make_shell(
     """Return a function that starts the application with a scripted engine, or restarts it."""
     monkeypatch.setattr("engine.read_model_info", lambda path: model_info(str(path)))
     monkeypatch.setattr("app.chat.listing.titles.IDLE_MS", NEVER_MS)  # else tests see its requests
+    monkeypatch.setattr("app.shell.zoom.room_on_screen", lambda _: LARGE)  # that of tests is small
     shells: list[Shell] = []
 
     def make(*, model: str | None = None) -> Shell:

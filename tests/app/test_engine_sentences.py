@@ -51,6 +51,10 @@ MADE = (
         "The plans cannot be written to /p/a.json: No space left on device.",
         "Make room on its disk, or permit writing there, then try again.",
     ),
+    EngineError(
+        "/p/a.json cannot be written: No space left on device.",
+        "Choose another folder, or make room on its disk.",
+    ),
     crash_of(Death(1, "", (), False), "while it was idle"),
     *(_not_listening("127.0.0.1", 80, OSError(n, "")) for n in (errno.EADDRINUSE, errno.EACCES)),
 )

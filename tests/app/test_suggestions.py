@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.__main__ import main
 from app.main import Shell
 from app.model.presenter import DEMO_PROMPTS
+from app.model.views.start_view import StartView
+from app.paths import settings_file
+from app.settings import Settings, SettingsStore
 from tests.helpers.shell_driver import MODEL, MakeShell, prompts
 
 WORDS = ("Tandem", "splits every weight", "keys and values", "4.8 bits")
@@ -38,6 +43,41 @@ def test_a_click_sends_a_message_to_the_demo(qtbot: QtBot, make_shell: MakeShell
     assert shell.window.chat_view.isVisible()
     shell.chat_presenter.new_chat()
     assert len(offered(shell)) == len(DEMO_PROMPTS)
+
+
+def test_suggestions_are_translated_and_asked_in_english(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    store = SettingsStore(settings_file())
+    store.put(replace(Settings(), language="de"))
+    store.save()
+    shell = make_shell()
+    shell.model_presenter.open_demo()
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+
+    def first() -> list[QPushButton]:
+        buttons = shell.window.start_view.findChildren(QPushButton)
+        return [made for made in buttons if made.text() == "Was ist Tandem?"]
+
+    qtbot.waitUntil(lambda: len(first()) == 1)
+    first()[0].click()
+    qtbot.waitUntil(lambda: not shell.session.is_busy and bool(prompts(shell)))
+    assert prompts(shell)[-1][-1] == ("user", "What is Tandem?")
+
+
+def test_a_low_page_scrolls_in_place_of_squeezing_what_it_offers(qtbot: QtBot) -> None:
+    page = StartView()
+    qtbot.addWidget(page)
+    page.show_state("Demo", recent=(), has_demo=True, prompts=DEMO_PROMPTS)
+    page.resize(400, 700)
+    page.show()
+    buttons = [made for made in page.findChildren(QPushButton) if made.isVisible()]
+    heights = [made.height() for made in buttons]
+    assert len(buttons) == len(DEMO_PROMPTS)
+    page.resize(400, 160)
+    QApplication.processEvents()
+    assert [made.height() for made in buttons] == heights
+    assert page.findChild(QScrollArea).verticalScrollBar().maximum() > 0
 
 
 def test_other_models_get_no_suggestions(make_shell: MakeShell) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
@@ -135,6 +135,30 @@ def test_the_window_keeps_its_size_and_hides_panels_without_room(
     QApplication.processEvents()
     assert window.split_dock.isVisible()
     assert window.chats_dock.isVisible()
+
+
+def test_panels_give_way_on_a_small_screen(
+    make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window is not wider than its screen, whatever is opened."""
+    room = QSize(800, 560)
+    monkeypatch.setattr("app.shell.zoom.room_on_screen", lambda _: room)
+    window = make_shell().window
+    left, right = window.chats_dock, (window.split_dock, window.sampling_dock)
+
+    def shown() -> list[bool]:
+        QApplication.processEvents()
+        assert window.width() <= room.width()
+        assert window.minimumSizeHint().width() <= room.width()
+        return [dock.isVisible() for dock in (left, *right)]
+
+    assert shown() == [False, True, False]
+    window.show_dock(left, True)
+    assert shown() == [True, False, False]
+    window.toggle_sampling()
+    assert shown() == [True, False, True], "it is narrower than the split panel"
+    window.show_dock(window.split_dock, True)
+    assert shown() == [False, True, True]
 
 
 @pytest.mark.slow

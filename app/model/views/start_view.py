@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from app.remote_models.address import model_caption
 from app.scale import px
@@ -44,7 +44,7 @@ class StartView(QWidget):
         self._prompts = QVBoxLayout()
         self._prompts.setSpacing(6)
         self._buttons = [self._download, self._open, self._demo]
-        layout = QVBoxLayout(self)
+        layout = self._make_page()
         layout.setSpacing(8)
         layout.addStretch(2)
         layout.addWidget(self._title)
@@ -60,6 +60,18 @@ class StartView(QWidget):
         layout.addStretch(3)
         self.show_state("", recent=(), has_demo=False)
 
+    def _make_page(self) -> QVBoxLayout:
+        """Return the layout of the page, which scrolls where the window is too low for it."""
+        scroll, page = QScrollArea(), QWidget()
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(page)
+        around = QVBoxLayout(self)
+        around.setContentsMargins(0, 0, 0, 0)
+        around.addWidget(scroll)
+        return QVBoxLayout(page)
+
     def show_state(
         self,
         model: str,
@@ -74,7 +86,8 @@ class StartView(QWidget):
         Args:
             model: name of the model that is ready; "" for none.
             loading: name of the model that is being loaded, whatever is still ready; "" for none.
-            prompts: messages to send by a click once a model is ready.
+            prompts: messages to send by a click once a model is ready; shown in the window's
+                language.
         """
         is_free = not (model or loading)
         title = tr("Welcome to Tandem")
@@ -84,6 +97,8 @@ class StartView(QWidget):
             text = tr("You can write your first message meanwhile.")
         elif model:
             title, text = tr("{model} is ready").format(model=model), tr("Ask it something below.")
+            if prompts:
+                text = tr("Ask it something below.", "the demo model, which knows English alone")
         self._title.setText(title)
         self._text.setText(text)
         self._open.setVisible(is_free)
@@ -96,7 +111,8 @@ class StartView(QWidget):
     def _fill_prompts(self, prompts: tuple[str, ...]) -> None:
         _empty(self._prompts)
         for prompt in prompts:
-            made = button(prompt, name=tr("Ask: {prompt}").format(prompt=prompt))
+            shown = tr(prompt)
+            made = button(shown, name=tr("Ask: {prompt}").format(prompt=shown))
             made.clicked.connect(lambda _=False, prompt=prompt: self.prompt_chosen.emit(prompt))
             scaled(made, made.setFixedWidth, WIDTH)
             self._prompts.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal, Slot
+from PySide6.QtGui import QStandardItemModel
 from PySide6.QtWidgets import QComboBox, QFileDialog, QWidget
 
 from app.split.figures import rank_labels
@@ -51,6 +52,7 @@ class GgufField(QComboBox):
         super().__init__(parent)
         self._title, self._words = title, words
         self._value = ""
+        self._refused: Mapping[str, str] = {}
         self.set_value(words[0][1])
         self.activated.connect(self._on_activated)
 
@@ -66,8 +68,27 @@ class GgufField(QComboBox):
                 values.append(value)
                 self.addItem(Path(value).name, value)
                 self.setItemData(self.count() - 1, plain_tip(value), Qt.ItemDataRole.ToolTipRole)
+            self._disable()
             self.addItem(tr("Choose…"))
             self.setCurrentIndex(values.index(value))
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Let these words not be chosen, in place of those before.
+
+        Args:
+            reasons: why not, as a sentence, by the word's value.
+        """
+        self._refused = reasons
+        self.set_value(self._value)
+
+    def _disable(self) -> None:
+        """Grey out what cannot be chosen, with the reason as its tool tip."""
+        items = self.model()
+        assert isinstance(items, QStandardItemModel)
+        for value, why in self._refused.items():
+            at = self.findData(value)
+            items.item(at).setEnabled(False)
+            self.setItemData(at, plain_tip(why), Qt.ItemDataRole.ToolTipRole)
 
     @Slot(int)
     def _on_activated(self, index: int) -> None:

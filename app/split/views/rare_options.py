@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, Signal, Slot
 from PySide6.QtWidgets import (
     QCheckBox,
     QDoubleSpinBox,
@@ -151,6 +151,12 @@ class RareOptions(QWidget):
         is_set = is_set or settings.draft_vocab
         if is_set or settings.rope_base or settings.fast_prompts or has_own:
             self.head.setChecked(True)
+
+    @Slot(bool)
+    def offer_block(self, is_there: bool) -> None:
+        """Let the model's own block for guesses be chosen, or say why it cannot."""
+        why = tr("This model's file has no MTP block, and none is beside it.")
+        self.draft_model.refuse({} if is_there else {OWN_BLOCK: why})
 
     def _report_rope(self) -> None:
         factor, base = (0.0 if f.value() < 1 else f.value() for f in (self.factor, self.base))

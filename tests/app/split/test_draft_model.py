@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog
 
 from app.split.loads import resplit_params, settings_for
 from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings
 from tests.app.conftest import MakePanel
-from tests.helpers.fake_planner import CPU
+from tests.helpers.fake_planner import CPU, INFO
 from tests.helpers.split_panels import settle
 
 Pick = Callable[[str], None]
@@ -43,6 +44,24 @@ def test_a_file_is_chosen_used_and_given_up(make_panel: MakePanel, pick: Pick) -
     field.activated.emit(0)
     settle()
     assert panel.session.load_params().draft == "auto"
+
+
+def test_a_block_that_no_file_has_cannot_be_chosen(make_panel: MakePanel) -> None:
+    panel = make_panel([CPU])
+    field = panel.options.rare.draft_model
+
+    def block() -> tuple[str, bool, str]:
+        index = field.model().index(1, 0)
+        is_there = bool(index.flags() & Qt.ItemFlag.ItemIsEnabled)
+        return field.itemText(1), is_there, field.itemData(1, Qt.ItemDataRole.ToolTipRole) or ""
+
+    why = "This model's file has no MTP block, and none is beside it."
+    for has_mtp in (False, True, False):
+        panel.session.set_model(replace(INFO, has_mtp=has_mtp))
+        settle()
+        assert block() == ("MTP block", has_mtp, "" if has_mtp else why)
+    panel.session.set_model(None)
+    assert block()[1], "nothing is known of a model to come"
 
 
 def test_the_model_s_own_block_is_a_choice(make_panel: MakePanel) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import EngineError, LoadParams, Model, load_model
+from engine import EngineError, LoadParams, Model, load_model, read_model_info
 from engine.drafting.guesses import Guess
 from engine.forward.batch import Batch
 from engine.generation.scheduling.drafts import Drafts
@@ -242,3 +242,12 @@ def test_a_re_split_asks_for_the_same_file(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="There is no file"):
             model.resplit([3, 1])
         assert answers(model, [[5, 6, 7]])
+
+
+def test_a_description_tells_of_a_block_in_the_file_or_beside_it(tmp_path: Path) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf")
+    assert read_model_info(path).has_mtp
+    trunk, block = apart(path)
+    assert read_model_info(trunk).has_mtp
+    block.unlink()
+    assert not read_model_info(trunk).has_mtp

@@ -163,8 +163,9 @@ def test_exporting_and_importing(tmp_path: Path) -> None:
             import_plan(tmp_path / "bad.json")
     with pytest.raises(EngineError, match="cannot be read"):
         import_plan(tmp_path / "none.json")
-    with pytest.raises(EngineError, match="cannot be written"):
+    with pytest.raises(EngineError, match="cannot be written") as caught:
         export_plan(plan, tmp_path / "p.json" / "x.json")
+    assert caught.value.hint == "Choose another folder, or make room on its disk."
 
 
 def test_the_fastest_plan_that_fits_is_chosen(tmp_path: Path) -> None:
