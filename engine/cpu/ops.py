@@ -15,7 +15,7 @@ from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.plain_weights import float_product
 from engine.cpu.recurrent import RecurrentOps
 from engine.cpu.routing import RoutingOps
-from engine.cpu.weights import JointProduct, PlaneWeight
+from engine.cpu.weights import JointProduct, PlaneWeight, can_join
 from engine.forward.operands import SIGMOID, PlacedStates
 from engine.forward.recording import refuse_replay
 from engine.ops.composite import CompositeOps
@@ -251,11 +251,8 @@ def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:
     """Return the joint product of the layers' matrices.
 
     Returns:
-        None unless all are in planes, or all in words, and have the same columns.
+        None unless all are in planes or words and can be joined.
     """
     weights = [layer.weight for layer in layers]
-    planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
-    rows = {(type(weight), weight.extent) for weight in planes}
-    if len(planes) < len(weights) or len(rows) > 1:
-        return None
-    return JointProduct(planes)
+    found = [weight for weight in weights if isinstance(weight, PlaneWeight)]
+    return JointProduct(found) if len(found) == len(weights) and can_join(found) else None

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from engine.cpu.kernels import word_pack
 from engine.cpu.plain_weights import PlainWeight
-from engine.cpu.weights import JoinedColumns, PlaneWeight
+from engine.cpu.weights import FineWeight, JoinedColumns, PlaneWeight
 from engine.cpu.word_weights import WordWeight
+from engine.gguf.tensors import split_name
 from engine.quants.extent import Extent, file_blocks, n_tiles, word_tile_bytes
 from engine.quants.layout import BLOCK, LAYOUTS, TILE
 from engine.sharding.placement import Shard, Slices
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from engine.layers.module import Slot
 
     Load = Callable[..., Weight]
+
+FINE = ("attn_v.weight",)
+"""Names within a layer of the matrices that multiply activations of two bytes in all models.
+
+Rounding to one byte moves a model's probabilities most here for the time that it saves: values have
+2 to 8 % of the products, and 15 to 20 % of the divergence from the exact model."""
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -80,7 +87,15 @@ def _planes(
     counted = _read_bytes(tensor, extent)
     packing = _Packing(packer, number, columns, cut, counted)
     packing.pack(stacks(file, tensor, pieces, dim), planes, n_rows)
-    return PlaneWeight(planes, number, n_rows, extent, packer.worker)
+    is_fine = packer.worker.x_bytes == 1 and _name_in_layer(tensor) in FINE
+    kind = FineWeight if is_fine else PlaneWeight
+    return kind(planes, number, n_rows, extent, packer.worker)
+
+
+def _name_in_layer(tensor: TensorInfo) -> str:
+    """Return a tensor's name without its layer; "" if it is not part of one."""
+    place = split_name(tensor.name)
+    return place[1] if place else ""
 
 
 def _become_words(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker: Worker) -> bool:

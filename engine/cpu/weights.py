@@ -18,7 +18,7 @@ from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.quantised_gemm import LEAST_PANELS
 from engine.cpu.kernels.result_memory import result
 from engine.cpu.plain_weights import PIECE_BYTES, float_product
-from engine.cpu.worker import WordRows, Worker
+from engine.cpu.worker import PackedRows, Worker
 from engine.forward.expert_rows import Groups
 from engine.forward.weight import ALL, Weight
 from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
@@ -67,22 +67,27 @@ class PlaneWeight:
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
     @property
-    def rows(self) -> Worker | WordRows:
-        """Kernel that packs the activations for this matrix."""
-        return self.worker
+    def x_bytes(self) -> int:
+        """Bytes of a quantised activation."""
+        return self.worker.x_bytes
+
+    @property
+    def rows(self) -> PackedRows:
+        """Activations in the form that this matrix multiplies."""
+        return self.worker.rows
 
     @property
     def task(self) -> int:
         """Address of the function of one piece of the product, for `multiply_all`."""
-        return compiled.multiply_piece(self.type_number, self.worker.x_bytes)
+        return compiled.multiply_piece(self.type_number, self.x_bytes)
 
     @property
     def _product(self) -> Kernel:
-        return compiled.multiply(self.type_number, self.worker.x_bytes)
+        return compiled.multiply(self.type_number, self.x_bytes)
 
     @property
     def _panel_block_bytes(self) -> int:
-        return panel_block_bytes(self.worker.x_bytes)
+        return panel_block_bytes(self.x_bytes)
 
     @property
     def n_bytes(self) -> int:
@@ -169,9 +174,9 @@ class PlaneWeight:
         y = result(groups.n_row, self.n_rows)
         is_shared = x.stride(0) == 0  # all rows are the same token
         if is_shared:
-            panels, row_bytes = worker.shared_panels(x, extent), 0
+            panels, row_bytes = worker.rows.shared_panels(x, extent), 0
         else:
-            panels = worker.group_panels(x, extent, groups)
+            panels = worker.rows.group_panels(x, extent, groups)
             row_bytes = quantised_bytes(1, extent.n_blocks, worker.x_bytes)
         n_group, (planes, sizes) = groups.table.shape[0], self._group_arguments
         worker.team.wake()
@@ -210,6 +215,21 @@ class PlaneWeight:
         return y
 
 
+class FineWeight(PlaneWeight):
+    """A quantised matrix in planes that multiplies activations of two bytes where others have one.
+
+    See `engine.cpu.packing.FINE` for those which do.
+    """
+
+    @property
+    def x_bytes(self) -> int:
+        return 2
+
+    @property
+    def rows(self) -> PackedRows:
+        return self.worker.fine
+
+
 class JointProduct:
     """Products of several matrices with the same small batch, as one kernel call.
 
@@ -217,7 +237,8 @@ class JointProduct:
     same memory each time and is valid until the next call with one token.
 
     Args:
-        weights: matrices of one rank that have the same columns and multiply the same `rows`.
+        weights: matrices of one rank that have the same columns and multiply activations in one
+            form or two, see `can_join`.
 
     Attributes:
         n_tokens: largest number of tokens of a call.
@@ -226,14 +247,16 @@ class JointProduct:
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
         first = weights[0]
         self.n_tokens = first.many_tokens - 1
-        self._worker, self._extent, self._packer = first.worker, first.extent, first.rows
+        self._worker, self._extent = first.worker, first.extent
+        self._forms = list(dict.fromkeys(weight.rows for weight in weights))
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
         self._planes = [weight.planes for weight in weights]  # kept: the arguments point to them
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
-            self._table.extend((weight.task, arguments.buffer_info()[0], weight.n_pieces))
+            form, address = self._forms.index(weight.rows), arguments.buffer_info()[0]
+            self._table.extend((weight.task, address, weight.n_pieces, form))
         self._multiply, self._multiply_gated = compiled.multiply_all(), compiled.multiply_gated()
         self._jobs = self._table.buffer_info()[0], len(weights)
 
@@ -259,12 +282,21 @@ class JointProduct:
 
     def _compute(self, x: Tensor, y: Tensor) -> None:
         """Write the products with x side by side to y."""
-        worker = self._worker
-        activations = self._packer.activations(x, self._extent)
+        worker, activations = self._worker, self._activations(x)
         worker.team.wake()
         self._multiply(
             worker.team.address, *self._jobs, *activations, y.data_ptr(), 4 * self._width
         )
+
+    def _activations(self, x: Tensor) -> tuple[int, ...]:
+        """Return the arguments of `multiply_all` from `quantise` to the second form's panels."""
+        first = self._forms[0].activations(x, self._extent)
+        if len(self._forms) == 1:
+            return *first, 0, 0
+        quantise, *rows, panels = self._forms[1].activations(x, self._extent)
+        if not first[0]:  # packed already, so that only the other form reads x
+            first = 0, *rows, first[-1]
+        return *first, quantise, panels
 
     def gated(self, x: Tensor, activation: int, limit: int) -> Tensor:
         """Return `act(first product) * second product` of two matrices with equally many rows.
@@ -275,7 +307,7 @@ class JointProduct:
         """
         worker, n_tokens = self._worker, x.shape[0]
         y = self._one_token_gated if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
-        activations = self._packer.activations(x, self._extent)
+        activations = self._activations(x)
         worker.team.wake()
         self._multiply_gated(
             worker.team.address, activation, limit, y.data_ptr(), *self._jobs, *activations,
@@ -287,6 +319,15 @@ class JointProduct:
     def _one_token_gated(self) -> Tensor:
         """Memory for the gated product with one token."""
         return torch.empty(1, self._rows[0])
+
+
+def can_join(weights: Sequence[PlaneWeight]) -> bool:
+    """Return whether matrices have a joint product.
+
+    They must have the same columns, and activations in at most two forms.
+    """
+    extents = {weight.extent for weight in weights}
+    return len(extents) == 1 and len({weight.rows for weight in weights}) <= 2
 
 
 class JoinedColumns:

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.weights import PlaneWeight
-from engine.cpu.worker import WordRows
+from engine.cpu.worker import PackedRows
 from engine.ops.weights import gathered_rows
 from engine.quants.extent import (
     WORD_BLOCK_BYTES,
@@ -28,7 +28,7 @@ class WordWeight(PlaneWeight):
     """
 
     @property
-    def rows(self) -> WordRows:
+    def rows(self) -> PackedRows:
         return self.worker.words
 
     @property

@@ -314,6 +314,8 @@ def _kernel_bytes(
     n_recorded = recorded_rows(n_parallel)
     recorded = n_recorded * F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
     scratch = int(n_tokens * hp.n_embd * short)
+    if x_bytes(hp) == 1:  # values multiply two bytes, and keep what they have packed
+        scratch += n_tokens * hp.n_embd * (panel_block_bytes(2) + F32_BYTES * BLOCK) // BLOCK
     if fast_prompts and n_tokens >= BF16_BATCH:
         scratch += 2 * BF16_BYTES * BF16_CHUNK  # torch packs another one of its own
     passing = int(HEAP_WASTE * n_tokens * F32_BYTES * stream)

@@ -1,6 +1,7 @@
 """Several matrices times the same few tokens in one job, so that threads do not wait in between.
 
-The tokens are quantised first, unless they are already. For gate and up, the activation follows.
+The tokens are packed first, unless they are already, also in two forms where some matrices need
+finer activations than the others. For gate and up, the activation follows.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ from engine.cpu.kernels.quantised_gemm import ARGUMENTS as MULTIPLY
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I64, VOID, Value, function
 
-JOB = ("task", "arguments", "n_piece")
+JOB = ("task", "arguments", "n_piece", "form")
 """The entry of one product, 64-bit integers: address of the function of its pieces, address of its
-arguments (`engine.cpu.kernels.quantised_gemm`), number of its pieces."""
+arguments (`engine.cpu.kernels.quantised_gemm`), number of its pieces, and 1 where it multiplies the
+second form of the tokens."""
 
 JOB_BYTES = 8 * len(JOB)
 """Size of such an entry, in bytes."""
 
 NAMES = ("multiply_all", "multiply_gated")
 
-ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, "out", "out_stride")
+SECOND = ("second_quantise", "second_panels")
+"""What the second form of the tokens has of its own."""
+
+ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, *SECOND, "out", "out_stride")
 """Arguments of `multiply_all`. `quantise`: address of the kernel that makes the panels, 0 where
-they exist; its arguments follow. The results of all products lie side by side in rows `out_stride`
-bytes apart. The kernel enters panels and results into the arguments of the products."""
+they exist; its arguments follow. `SECOND` are the same for another form, 0 where no product reads
+it. The results of all products lie side by side in rows `out_stride` bytes apart. The kernel enters
+panels and results into the arguments of the products."""
 
 GATED = ("activation", "limit", "result", *ARGUMENTS)
 """Arguments of `multiply_gated`, which has two products of equally many rows, gate and up.
@@ -38,12 +44,16 @@ def build(module: ir.Module) -> None:
     _add_piece(module)
     code, (team, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
     given = dict(zip(ARGUMENTS, values, strict=True))
-    with code.when(given["quantise"].differs(0)):
-        code.call_at(given["quantise"], VOID, team, *(given[name] for name in QUANTISE))
+    tokens = [given[name] for name in QUANTISE[:-1]]
+    for address, goal in (("quantise", "panels"), SECOND):
+        with code.when(given[address].differs(0)):
+            code.call_at(given[address], VOID, team, *tokens, given[goal])
     total, out = code.variable(code.number(0)), code.variable(given["out"])
     with code.loop(code.number(0), given["n_job"]) as job:
-        _, arguments, n_piece = code.load_array(given["jobs"] + job * JOB_BYTES, len(JOB))
-        for name in ("panels", "n_tokens", "out_stride"):
+        _, arguments, n_piece, form = code.load_array(given["jobs"] + job * JOB_BYTES, len(JOB))
+        panels = code.where(form.equals(0), given["panels"], given["second_panels"])
+        code.store(panels, _place(arguments, "panels"))
+        for name in ("n_tokens", "out_stride"):
             code.store(given[name], _place(arguments, name))
         code.store(out.get(), _place(arguments, "out"))
         out.set(out.get() + code.load(_place(arguments, "n_rows"), I64) * 4)
@@ -82,6 +92,6 @@ def _add_piece(module: ir.Module) -> None:
         leave(left.get() < n_piece)
         left.set(left.get() - n_piece)
         entry.set(entry.get() + JOB_BYTES)
-    task, arguments, _ = code.load_array(entry.get(), len(JOB))
+    task, arguments = code.load_array(entry.get(), 2)
     code.call_at(task, VOID, arguments, left.get())
     code.builder.ret_void()

@@ -13,7 +13,8 @@ four of the other 16, and so on; where `Isa.joins_halves`, both scales in units 
 first i32 of their pair.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
-whose router sends tokens to experts. Processors that add up products of words have words then
+whose router sends tokens to experts, and for values of attention in all models
+(`engine.cpu.packing.FINE`). Processors that add up products of words have words then
 (`engine.cpu.kernels.plane_words`). On others m × 32 high bytes, worth 255 each, stand before the
 low bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a
 block have the same scale then: two bytes are exact enough, and a block's product is scaled once.

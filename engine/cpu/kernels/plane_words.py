@@ -1,11 +1,11 @@
-"""Activations as words of 16 bits for products with quantised matrices in models with routers.
+"""Activations as words of 16 bits, where products with quantised matrices need more than a byte.
 
-A small error of a router's scores can choose another expert, so a byte is not enough there. Each
-256 columns of a token that share a factor of the weights have a scale, numbers are multiplied by it
-and rounded. Weights are integers: codes, times the integer scale of their block where the type has
-one (`MOST_WEIGHT`). Scales of activations are such that a sum of products over 256 columns fits in
-32 bits, by Cauchy and Schwarz as in `engine.cpu.kernels.words`. So these sums are exact, and their
-order does not matter. What rounding adds is some 1e-4 of a typical product (an NMSE of 2e-8).
+See `engine.cpu.kernels.panels` for where that is. Each 256 columns of a token that share a factor
+of the weights have a scale, numbers are multiplied by it and rounded. Weights are integers: codes,
+times the integer scale of their block where the type has one (`MOST_WEIGHT`). Scales of activations
+are such that a sum of products over 256 columns fits in 32 bits, by Cauchy and Schwarz as in
+`engine.cpu.kernels.words`. So these sums are exact, and their order does not matter. What rounding
+adds is some 1e-4 of a typical product (an NMSE of 2e-8).
 
 For each block of 32 columns a panel of m tokens holds m × 32 words, in the order of
 `COLUMN_ORDER`; then, in F32, m sums of 32 activations, m pairs of sums of 16, and m factors,

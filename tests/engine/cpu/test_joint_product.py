@@ -1,6 +1,7 @@
 """Tests of joint products: they have the bits of each matrix multiplied alone."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,15 +9,17 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine import load_model
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.ops import CpuOps
-from engine.cpu.weights import PlaneWeight
+from engine.cpu.weights import FineWeight, PlaneWeight
 from engine.cpu.worker import Worker
 from engine.forward.operands import Activation
 from engine.layers.linear import Linear
 from engine.quants.extent import Extent
 from engine.sharding.placement import Replicate
 from tests.helpers.kernels import multiplied, packed, random_rows
+from tests.helpers.tiny_gguf import tiny_gguf
 
 N_COLUMNS = 512
 
@@ -31,23 +34,27 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 class Matrix:
     """Random matrix in planes, in a linear layer."""
 
-    def __init__(self, kind: Kind, n_rows: int, worker: Worker, seed: int = 0) -> None:
+    def __init__(
+        self, kind: Kind, n_rows: int, worker: Worker, seed: int = 0, *,
+        made: type[PlaneWeight] = PlaneWeight,
+    ) -> None:  # fmt: skip
         raw = random_rows(kind, n_rows, N_COLUMNS, seed=seed)
         self.kind, self.n_rows, self.worker = kind, n_rows, worker
         self.planes = packed(raw, kind, chosen(), worker.team)
         tiles = torch.from_numpy(self.planes).view(-(-n_rows // 16), -1)
-        weight = PlaneWeight(tiles, kind, n_rows, Extent.of(0, N_COLUMNS), worker)
+        weight = made(tiles, kind, n_rows, Extent.of(0, N_COLUMNS), worker)
+        self.x_bytes = weight.x_bytes
         self.linear = Linear(N_COLUMNS, n_rows, Replicate((0,)))
         self.linear.weight = weight
 
     def product(self, x: Tensor) -> Tensor:
         """Return the GEMM kernel's product with x."""
-        x_bytes, team = self.worker.x_bytes, self.worker.team
         return torch.from_numpy(
             multiplied(
-                self.planes, self.n_rows, x.numpy(), self.kind, chosen(), team, x_bytes=x_bytes
+                self.planes, self.n_rows, x.numpy(), self.kind, chosen(), self.worker.team,
+                x_bytes=self.x_bytes,
             )
-        )
+        )  # fmt: skip
 
 
 def numbers(n_tokens: int, seed: int = 0) -> Tensor:
@@ -67,6 +74,39 @@ def test_products_of_several_types(worker: Worker, n_tokens: int) -> None:
                 assert torch.equal(y, matrix.product(x))
         for matrix in matrices:
             assert torch.equal(matrix.linear(x), matrix.product(x))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 20])
+def test_values_have_finer_activations_in_the_same_product(n_tokens: int) -> None:
+    """Queries and keys multiply one byte and values two, whichever was packed before."""
+    worker = Worker(2)
+    value = Matrix(Kind.Q6_K, 40, worker, 3, made=FineWeight)
+    matrices = [Matrix(Kind.Q4_K, 96, worker, 1), Matrix(Kind.Q4_K, 32, worker, 2), value]
+    layers = [matrix.linear for matrix in matrices]
+    for seed, first in enumerate([[], [0], [2], [0, 2]]):
+        x, ops = numbers(n_tokens, seed), CpuOps(worker.team)
+        assert ops._joint_product(tuple(layers))[0], "one call for all three"
+        for index in first:
+            assert torch.equal(layers[index](x), matrices[index].product(x))
+        for matrix, y in zip(matrices, ops.linears(x, *layers), strict=True):
+            assert torch.equal(y, matrix.product(x))
+    exact = Matrix(Kind.Q6_K, 40, worker, 3).product(x)
+    assert not torch.equal(value.product(x), exact)
+    worker.close()
+
+
+@pytest.mark.parametrize("n_expert", [0, 4])
+def test_which_matrices_have_finer_activations(tmp_path: Path, n_expert: int) -> None:
+    """Values only, on any split; models with routers have two bytes in all products."""
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_expert=n_expert)
+    with load_model(path, devices=["cpu"]) as model:
+        for devices in (["cpu"], ["cpu", "cpu"], ["cpu"]):
+            model.resplit(None, devices=devices)
+            for slot in (slot for rank in model.runtime.ranks for slot in rank.slots):
+                weight = getattr(slot.owner, slot.attribute)
+                if isinstance(weight, PlaneWeight):
+                    is_fine = slot.tensor.name.endswith("attn_v.weight") or n_expert > 0
+                    assert weight.x_bytes == 1 + is_fine, slot.tensor.name
 
 
 def test_activations_of_other_blocks_are_quantised_anew(worker: Worker) -> None:
