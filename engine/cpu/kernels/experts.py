@@ -67,7 +67,11 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 
 
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `multiply_groups(team, *MULTIPLY)` for matrices of one layout."""
+    """Write `multiply_groups(team, *MULTIPLY)` for matrices of one layout.
+
+    Each thread begins with a share of neighbouring experts, so that it reads their weights from
+    front to back.
+    """
     name = "multiply_groups"
     add_run(module)
     add_rows(module, isa, layout, x_bytes)
@@ -77,7 +81,7 @@ def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1
     def n_pieces(code: Code, given: Named) -> Value:
         return _n_parts(code, given, given["tokens_per_pass"]) * _n_runs(given)
 
-    add_kernel(module, name, MULTIPLY, n_pieces)
+    add_kernel(module, name, MULTIPLY, n_pieces, in_shares=True)
 
 
 def _n_runs(given: Named) -> Value:

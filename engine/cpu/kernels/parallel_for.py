@@ -28,26 +28,34 @@ def piece(
 
 
 def add_kernel(
-    module: ir.Module, name: str, arguments: Sequence[str], n_pieces: Callable[[Code, Named], Value]
-) -> None:
+    module: ir.Module, name: str, arguments: Sequence[str],
+    n_pieces: Callable[[Code, Named], Value], *, in_shares: bool = False,
+) -> None:  # fmt: skip
     """Write `name(team, *arguments)`: does all pieces of a kernel; a single one without the team.
 
     `add_run` and the function of the pieces must be in the module already.
+
+    Args:
+        in_shares: whether each thread begins with a share of neighbouring pieces.
     """
     code, (team, *values) = function(module, name, 1 + len(arguments))
     place = code.stack_array(values)
     n = n_pieces(code, dict(zip(arguments, values, strict=True)))
-    share(code, name, team, place, n)
+    share(code, name, team, place, n, "run_in_shares" if in_shares else "run")
     code.builder.ret_void()
 
 
-def share(code: Code, name: str, team: Value, place: Value, n: Value) -> None:
-    """Write the call that does n pieces; `place` is the address of the arguments."""
+def share(code: Code, name: str, team: Value, place: Value, n: Value, run: str = "run") -> None:
+    """Write the call that does n pieces, by a function of `add_run`.
+
+    Args:
+        place: address of the arguments.
+    """
     task = f"{name}_piece"
     with code.when(n.equals(1)):
         code.call(task, VOID, place, code.number(0))
     with code.when(n > 1):
-        code.call("run", VOID, team, code.function_address(task), place, n)
+        code.call(run, VOID, team, code.function_address(task), place, n)
 
 
 def rows_per_piece(code: Code, elements: Value) -> Value:

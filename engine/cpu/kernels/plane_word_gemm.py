@@ -31,6 +31,40 @@ AT_ONCE = 4
 VECTOR_BYTES = 64
 """Bytes of 16 sums, of a vector of factors and of a pair of columns of a tile in words."""
 
+UNPACKING = 3
+"""Number of tokens whose products take as long as decoding."""
+
+
+class _Prefetch:
+    """Lines of the next weights that are prefetched, some with each block of these.
+
+    So many at once that caches cannot ask for all of them would stop a processor.
+
+    Args:
+        place: address of the next group of the first tile.
+        tile_bytes: bytes from tile to tile.
+        lines: first line, and the one behind the last.
+        n_blocks: number of blocks.
+        n_tiles: number of tiles.
+    """
+
+    def __init__(
+        self, code: Code, place: Value, tile_bytes: Value, lines: tuple[Value, Value],
+        n_blocks: Value, n_tiles: int = 1,
+    ) -> None:  # fmt: skip
+        self._code, self._place, self._tile_bytes = code, place, tile_bytes
+        self._first, self._last = lines
+        self._step = ceil_div(self._last - self._first, n_blocks)
+        self._n_tiles = n_tiles
+
+    def emit(self, block: Value) -> None:
+        """Write the part of a block, given its index in the group."""
+        code, first = self._code, self._first + block * self._step
+        with code.loop(first, code.min_signed(first + self._step, self._last)) as line:
+            for tile in range(self._n_tiles):
+                at = self._place + self._tile_bytes * tile
+                code.prefetch(at + line * LINE_BYTES, cache=2)
+
 
 class _Unpacked:
     """A group of columns of a tile, decoded: a factor, then blocks of words and factors.
@@ -44,10 +78,13 @@ class _Unpacked:
         self._n_vectors = N_PAIRS + reader.n_scales + reader.n_minima
         self.n_bytes = VECTOR_BYTES * (1 + SUPER * self._n_vectors)
 
-    def write(self, layout: Layout, planes: Value, group: BlockGroup, goal: Value) -> None:
+    def write(
+        self, layout: Layout, planes: Value, group: BlockGroup, goal: Value, ahead: _Prefetch
+    ) -> None:
         """Write the decoding of the group of a tile to an address."""
         code, reader = self._code, self._reader
         with code.loop(group.first, group.last) as block:
+            ahead.emit(block - group.first)
             places = group.places(layout, planes, block)
             at = self._block(goal, block - group.first)
             for n, vector in enumerate([*reader.words(places), *reader.block_factors(places)]):
@@ -138,7 +175,7 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
 
     Multiplies up to `MOST_TILES` tiles by all tokens. The other arguments are the bytes between
     rows of the result and n, the number of rows that are written. The weights of the next group of
-    blocks are prefetched meanwhile, some for each full panel.
+    blocks are prefetched meanwhile, some for each panel.
     """
     _add_unpack(module, isa, layout)
     for size in panel_sizes(isa):
@@ -153,34 +190,39 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
     with code.loop(code.number(0), n_tokens, most) as begin:
         count = code.min_signed(n_tokens - begin, code.number(most))
         n_panels = count // isa.tile_tokens
-        step = ceil_div(n_lines, n_panels + 1)
+
+        def lines(first: Value, n: int) -> tuple[Value, Value]:
+            """Return what is prefetched beside n tokens' products, decoding before them all."""
+            total = count + UNPACKING
+            return first * n_lines // total, (first + n) * n_lines // total
 
         def multiply(group: BlockGroup) -> None:
             first, last = group.first, group.last
-            with code.loop(code.number(0), n_tile) as tile:
-                goal, here = unpacked + tile * unpacked_bytes, planes + tile * tile_bytes
-                code.call("unpack", VOID, here, group.index, first, last, goal)
             behind = layout.places(planes, group.index + 1, last, last, last).supers
             behind = code.where(last.equals(n_blocks), planes + n_tile * tile_bytes, behind)
+            decoded = lines(code.number(0), UNPACKING)
+            with code.loop(code.number(0), n_tile) as tile:
+                goal, at = unpacked + tile * unpacked_bytes, tile * tile_bytes
+                code.call(
+                    "unpack", VOID, planes + at, group.index, first, last, goal, behind + at,
+                    *decoded,
+                )  # fmt: skip
 
-            def add(size: int, number: Value, token: Value) -> None:
-                lines = number * step, code.min_signed((number + 1) * step, n_lines)
-                with code.loop(code.number(0), n_tile) as tile, code.loop(*lines) as line:
-                    code.prefetch(behind + tile * tile_bytes + line * LINE_BYTES, cache=2)
+            def add(size: int, token: Value) -> None:
                 code.call(
                     f"panel_{size}", VOID, unpacked, n_tile,
                     panels + (begin + token) * n_blocks * BLOCK_BYTES, first, last, n_blocks,
                     sums + token * (MOST_TILES * VECTOR_BYTES), out + (begin + token) * stride,
-                    stride, n,
+                    stride, n, behind, tile_bytes, *lines(token + UNPACKING, size),
                 )  # fmt: skip
 
             largest, *others = panel_sizes(isa)
             with code.loop(code.number(0), n_panels) as panel:
-                add(largest, panel, panel * largest)
+                add(largest, panel * largest)
             token = code.variable(n_panels * largest)
             for size in others:
                 with code.when((count & size) > 0):
-                    add(size, n_panels, token.get())
+                    add(size, token.get())
                     token.set(token.get() + size)
 
         for_each_group(code, n_blocks, skip, multiply)
@@ -193,25 +235,32 @@ def _unpacked(code: Code, isa: Isa, layout: Layout) -> _Unpacked:
 
 
 def _add_unpack(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """Write `unpack(planes, index, first, last, unpacked)`: a group of a tile."""
-    code, (planes, index, first, last, unpacked) = function(module, "unpack", 5)
+    """Write `unpack(planes, index, first, last, unpacked, behind, first_line, last_line)`.
+
+    Decodes a group of a tile. The last three arguments say what is prefetched: lines of the next.
+    """
+    code, (planes, index, first, last, unpacked, behind, *lines) = function(module, "unpack", 8)
     code.builder.function.linkage = "internal"
     group = BlockGroup(index, first, last)
-    _unpacked(code, isa, layout).write(layout, planes, group, unpacked)
+    ahead = _Prefetch(code, behind, code.number(0), (lines[0], lines[1]), last - first)
+    _unpacked(code, isa, layout).write(layout, planes, group, unpacked, ahead)
     code.builder.ret_void()
 
 
 def _add_panel(module: ir.Module, isa: Isa, layout: Layout, size: int) -> None:
-    """Write `panel_m(unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n)`.
+    """Write `panel_m(unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n, …)`.
 
     Multiplies the decoded blocks from `first` to `last` of some tiles by a panel of m tokens;
     behind the last block, results are written. Where the number of tiles is odd, what lies behind
-    them is multiplied, too, and not written.
+    them is multiplied, too, and not written. The other arguments say what is prefetched: an
+    address for the first tile, the bytes from tile to tile, the first line and the one behind the
+    last.
     """
     calls = _add_sums(module, isa, layout, size)
     _add_write(module, isa, size)
-    code, values = function(module, f"panel_{size}", 10)
-    unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n = values
+    code, values = function(module, f"panel_{size}", 14)
+    unpacked, n_tile, panel, first, last, n_blocks, sums, out, stride, n, *ahead = values
+    behind, tile_bytes, *lines = ahead
     code.builder.function.linkage = "internal"
     here, unpacked_bytes = (
         panel + first * (size * BLOCK_BYTES),
@@ -223,7 +272,10 @@ def _add_panel(module: ir.Module, isa: Isa, layout: Layout, size: int) -> None:
             for number in range(PAIR * size):
                 code.store(code.constant(FLOATS, 0.0), place + VECTOR_BYTES * number)
         for name in calls:
-            code.call(name, VOID, unpacked + tile * unpacked_bytes, here, last - first, place)
+            code.call(
+                name, VOID, unpacked + tile * unpacked_bytes, here, last - first, place,
+                behind + tile * tile_bytes, tile_bytes, *lines,
+            )  # fmt: skip
     with code.when(last.equals(n_blocks)), code.loop(code.number(0), n_tile) as tile:
         place, left = sums + tile * (size * VECTOR_BYTES), n - tile * TILE
         n_written = code.min_signed(left, code.number(TILE))
@@ -232,18 +284,20 @@ def _add_panel(module: ir.Module, isa: Isa, layout: Layout, size: int) -> None:
 
 
 def _add_sums(module: ir.Module, isa: Isa, layout: Layout, size: int) -> list[str]:
-    """Write functions `(unpacked, panel, n_blocks, sums)` that add a group of two tiles to sums.
+    """Write functions `(unpacked, panel, n_blocks, sums, …)` that add a group of two tiles to sums.
 
     Registers hold either the sums of minima or those of products of eight tokens, so these are
-    functions of their own.
+    functions of their own. The other arguments are those of `panel_m`.
 
     Returns:
         The functions' names, in the order of calls.
     """
 
     def add(name: str, emit: Callable[[GroupSums, list[TileGroup], Value, Value], None]) -> str:
-        code, (unpacked, panel, n_blocks, place) = function(module, f"{name}_{size}", 4)
+        code, values = function(module, f"{name}_{size}", 8)
+        unpacked, panel, n_blocks, place, behind, tile_bytes, *lines = values
         code.builder.function.linkage = "internal"
+        ahead = _Prefetch(code, behind, tile_bytes, (lines[0], lines[1]), n_blocks, PAIR)
         reader = WordReader(code, isa, layout)
         form, at_once = _Unpacked(reader), min(size, AT_ONCE if reader.n_scales else size)
         for token in range(0, size, at_once):
@@ -257,7 +311,8 @@ def _add_sums(module: ir.Module, isa: Isa, layout: Layout, size: int) -> list[st
                 sums = [code.variable(code.load(at, FLOATS)) for at in ats]
                 tiles.append(form.tile(unpacked + tile * form.n_bytes, sums))
                 places.extend(zip(ats, sums, strict=True))
-            emit(GroupSums(reader, size, token), tiles, panel, n_blocks)
+            each_block = None if token else ahead.emit
+            emit(GroupSums(reader, size, token, each_block), tiles, panel, n_blocks)
             for at, total in places:
                 code.store(total.get(), at)
         code.builder.ret_void()

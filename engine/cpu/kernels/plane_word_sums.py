@@ -46,11 +46,16 @@ class GroupSums:
         reader: says what the type has.
         n_tokens: number of tokens of the panel.
         first_token: first token that is multiplied.
+        each_block: writes what else is done with each block, given its index in the group.
     """
 
-    def __init__(self, reader: WordReader, n_tokens: int, first_token: int = 0) -> None:
+    def __init__(
+        self, reader: WordReader, n_tokens: int, first_token: int = 0,
+        each_block: Callable[[Value], None] | None = None,
+    ) -> None:  # fmt: skip
         self._reader, self._code = reader, reader.code
         self._n_tokens, self._first = n_tokens, first_token
+        self._each_block = each_block
 
     def emit(self, tiles: Sequence[TileGroup], panel: Value, n_blocks: Value) -> None:
         """Write all of a group.
@@ -76,6 +81,7 @@ class GroupSums:
         parts = self._parts(tiles)
         with self._code.loop(self._code.number(0), n_blocks) as block:
             at = panel + block * (self._n_tokens * BLOCK_BYTES)
+            self._add_others(block)
             if tiles[0].scales is None:
                 self._multiply(tiles, at, block, range(N_PAIRS), parts)
             else:
@@ -88,12 +94,18 @@ class GroupSums:
         size = N_PAIRS // n_scales
         with self._code.loop(self._code.number(0), n_blocks) as block:
             at = panel + block * (self._n_tokens * BLOCK_BYTES)
+            self._add_others(block)
             self._add_minima(tiles, at, block)
             for n in range(n_scales):
                 parts = self._parts(tiles)
                 self._multiply(tiles, at, block, range(n * size, (n + 1) * size), parts)
                 scales = [tile.factors(block)[n] for tile in tiles]
                 self._add_scaled(scales, tiles, at, parts)
+
+    def _add_others(self, block: Value) -> None:
+        """Write what else is done with a block."""
+        if self._each_block:
+            self._each_block(block)
 
     def _add_minima(self, tiles: Sequence[TileGroup], panel: Value, block: Value) -> None:
         """Write the products of a block's minima, the block being at `panel`."""
