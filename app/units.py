@@ -67,8 +67,9 @@ def percent_text(share: float) -> str:
 
 
 def signed_percent_text(ratio: float) -> str:
-    """Return a deviation as "+1.2 %", "−0.4 %" or "0.0 %"."""
-    text = f"{abs(100 * ratio):.1f}"
+    """Return a deviation as "+1.2 %", "−0.4 %" or "0.0 %"; from 10 % on as "+34 %"."""
+    percent = abs(100 * ratio)
+    text = f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
     if float(text) == 0:
         return decimal(f"{text} %")
     text = decimal(f"{text} %")

@@ -94,14 +94,14 @@ class PlansPresenter(QObject):
         self.show_current()
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
-        """Save the speed of an answer with the plan that is loaded."""
+        """Save the speed of an answer with the plan that is loaded, as it is without guesses."""
         key, times = self._key, finished.timings
         if key is None or loaded is None or finished.usage.completion_tokens < LEAST_TOKENS:
             return
         name = self._name_of(loaded.params)
-        if name and times.decode_per_s > 0:
+        if name and finished.plain_per_s > 0:
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            badge = engine.PlanBadge(times.prompt_per_s, times.decode_per_s, loaded.n_ctx, when)
+            badge = engine.PlanBadge(times.prompt_per_s, finished.plain_per_s, loaded.n_ctx, when)
             store = self._of_user()
             self._notes.run(lambda: store.save(key, replace(store.find(key, name), badge=badge)))
 

@@ -27,7 +27,8 @@ class SpeedFigures:
         is_measured: whether the forecast comes from measurements of these devices.
         is_simulated: whether the devices are simulated.
         measured: speed of the last answer with this split, in tokens per second; 0 for none.
-        expected: predicted speed of that answer, in tokens per second; 0 for none.
+        expected: predicted speed of that answer, times what guesses gained in it, in tokens per
+            second; 0 for none.
     """
 
     forecast: Forecast | None = None

@@ -93,7 +93,8 @@ class SpeedSource:
     Attributes:
         n_past: number of tokens in the context.
         measured: speed of the last answer of this model and split, in tokens/s; 0 for none.
-        expected: predicted speed of that answer, in tokens/s; 0 for none.
+        expected: predicted speed of that answer, times what guesses gained in it, in tokens/s; 0
+            for none.
     """
 
     def __init__(self, factory: MachineFactory = this_machine) -> None:
@@ -141,14 +142,20 @@ class SpeedSource:
     def note_answer(
         self, finished: Finished, evaluation: Evaluation, params: LoadParams, quant: str
     ) -> None:
-        """Compare an answer with its prediction, and learn from it."""
+        """Compare an answer with its prediction, and learn from it.
+
+        A short one says more of its first tokens, and predictions know nothing of guesses.
+        """
         usage, rate = finished.usage, finished.timings.decode_per_s
         self.n_past = usage.prompt_tokens + usage.completion_tokens
         if rate <= 0:
             return
+        self.measured, self.expected = rate, 0.0
+        plain = finished.plain_per_s
+        if usage.completion_tokens < LEAST_TOKENS or not plain:
+            return
         forecaster = self.machine.forecaster
         middle = usage.prompt_tokens + usage.completion_tokens // 2
         found = forecaster.forecast(evaluation, params, quant, middle)
-        self.measured, self.expected = rate, found.decode.tokens_per_s if found else 0.0
-        if usage.completion_tokens >= LEAST_TOKENS:
-            forecaster.learn_decode(evaluation, params, quant, 1 / rate, middle)
+        self.expected = found.decode.tokens_per_s * rate / plain if found else 0.0
+        forecaster.learn_decode(evaluation, params, quant, 1 / plain, middle)

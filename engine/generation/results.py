@@ -163,6 +163,12 @@ class Finished:
     stop: str = ""
     end: TokenLogprob | None = None
 
+    @property
+    def plain_per_s(self) -> float:
+        """Speed of decode without guesses, in tokens per second; 0 where that is unknown."""
+        is_unknown = self.usage.n_drafted > 0 and self.timings.saved_s == 0
+        return 0.0 if is_unknown else self.timings.decode_per_s / self.timings.draft_gain
+
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:

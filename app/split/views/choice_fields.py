@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal, Slot
-from PySide6.QtGui import QStandardItemModel
-from PySide6.QtWidgets import QComboBox, QFileDialog, QWidget
+from PySide6.QtGui import QPaintEvent, QStandardItemModel
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFileDialog,
+    QStyle,
+    QStyleOptionComboBox,
+    QStylePainter,
+    QWidget,
+)
 
+from app.scale import px
 from app.split.figures import rank_labels
 from app.split.settings import GGUF_SUFFIX
 from app.translation import tr, tr_later
 from app.widgets.text import plain_tip
 from engine import KV_TYPES
+
+TEXT_MARGIN = 4
+"""Room around the text of a box, in pixels."""
 
 KV_HINTS = {
     "f32": tr_later("Exact, twice as large as F16"), "f16": tr_later("Half of F32"),
@@ -89,6 +100,18 @@ class GgufField(QComboBox):
             at = self.findData(value)
             items.item(at).setEnabled(False)
             self.setItemData(at, plain_tip(why), Qt.ItemDataRole.ToolTipRole)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Draw the box with a name that has room; Qt would cut it off."""
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        style, painter = self.style(), QStylePainter(self)
+        part = QStyle.SubControl.SC_ComboBoxEditField
+        room = style.subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, self).width()
+        end, name = Qt.TextElideMode.ElideRight, option.currentText
+        option.currentText = option.fontMetrics.elidedText(name, end, room - px(TEXT_MARGIN))
+        painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
+        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
 
     @Slot(int)
     def _on_activated(self, index: int) -> None:

@@ -229,6 +229,8 @@ def test_an_answer_gives_its_plan_a_badge(desk: Desk, qtbot: QtBot) -> None:
     badge = desk.store.find(desk.key, "Mine").badge
     assert badge is not None
     assert (badge.decode_ts, badge.prefill_ts, badge.n_ctx) == (61.8, 200.0, 64)
+    assert Finished("stop", Usage(20, 0, 99, 8, 4), replace(times, saved_s=1.0)).plain_per_s == 30.9
+    assert Finished("stop", Usage(20, 0, 99, 8, 4), times).plain_per_s == 0.0, "it is unknown"
     qtbot.waitUntil(lambda: "Mine\t61.8 tok/s" in desk.open())
 
 
