@@ -31,7 +31,7 @@ from engine.sampling.slices import (
 )
 
 if TYPE_CHECKING:
-    from engine.runtime.passes.unread import Rows
+    from engine.runtime.passes.unread import Reading
     from engine.sampling.token_source import Logits, SamplingWish
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
@@ -272,39 +272,39 @@ class MachineRunner(MachineCache, ModelRunner):
         most = max((query.n for query in found), default=0)
         return [query._replace(n=most) for query in found]
 
-    # guesses of an MTP block
+    # guesses of MTP blocks
 
     @property
     def guesser(self) -> Self | None:
         """Itself if the model has an MTP block, and no machine captures tokens on GPUs."""
         return None if self._joined is not None and self._pads else super().guesser
 
-    def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
+    def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
-        before, (rows, places) = self._unread.joined(ids, batch)
+        before, (block, (rows, places)) = self._unread.joined(ids, batch, number)
         self._read_tokens(before)
-        found: Logits = self._together("guess", list(rows), *places[:2])
-        self._unread.note_guess(ids, batch)
+        found: Logits = self._together("guess", list(rows), *places[:2], block)
+        self._unread.note_guess(batch, number)
         return found
 
     def _do_guess(
-        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int
+        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int, block: int
     ) -> np.ndarray | None:
         batch = batch_of(pieces, first_logit)
         self._n_rows = len(ids) - first_logit
         with self._guard("to guess the next tokens", 1):
-            task = self._guess_task(ids, batch)
+            task = self._guess_task(ids, batch, block)
             mine = self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
             return self._collected(mine, ())
 
-    def _read_tokens(self, passes: Iterable[Rows]) -> None:
-        for ids, batch in passes:
-            self._together("read_tokens", list(ids), *batch[:2])
+    def _read_tokens(self, passes: Iterable[Reading]) -> None:
+        for block, (ids, batch) in passes:
+            self._together("read_tokens", list(ids), *batch[:2], block)
 
     def _do_read_tokens(
-        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int
+        self, ids: Sequence[int], pieces: Sequence[Values], first_logit: int, block: int
     ) -> None:
-        super()._read_tokens([(ids, batch_of(pieces, first_logit))])
+        super()._read_tokens([(block, (ids, batch_of(pieces, first_logit)))])
 
     def forget_hidden_states(self, seat: int) -> None:
         self._together("forget_hidden_states", seat)

@@ -58,6 +58,7 @@ class Proposal:
         maker: name of the source that has yet to make some of them; "" if all are there.
         n_made: number of answers for which it has to.
         n_unread: number of tokens that it has to read before.
+        bound: largest number of guesses that it can make; 0 for any number.
     """
 
     kinds: Sequence[Kind]
@@ -65,11 +66,15 @@ class Proposal:
     maker: str = ""
     n_made: int = 0
     n_unread: int = 0
+    bound: int = 0
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Numbers of guesses that can be checked at once for each answer."""
-        return [length for length in LENGTHS if length <= self.most]
+        """Numbers of guesses that can be checked at once for each answer, in ascending order."""
+        most = min(self.most, self.bound or self.most)
+        found = [length for length in LENGTHS if length <= most]
+        is_other = 0 < most == self.bound and most not in LENGTHS
+        return [*found, most] if is_other else found
 
 
 class DraftControl:

@@ -41,10 +41,14 @@ class GuessSource(Protocol[Answer]):
     Attributes:
         kind: class of all its guesses, where making them takes time, so that they are made only if
             they are going to be checked; None where they take next to none.
+        most: largest number of guesses that it makes for a text; 0 for any number.
     """
 
     @property
     def kind(self) -> Kind | None: ...
+
+    @property
+    def most(self) -> int: ...
 
     def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
         """Return up to `most` tokens that may follow each text; answers without a guess are absent.

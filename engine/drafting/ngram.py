@@ -70,7 +70,7 @@ class NgramDrafter:
 class NgramSource(Generic[Answer]):
     """Guesses for all running answers, each from its own text."""
 
-    kind = None
+    kind, most = None, 0
 
     def __init__(self) -> None:
         self._drafters: dict[Answer, NgramDrafter] = {}

@@ -109,13 +109,13 @@ class Context:
             return held.fill_(first.n_past)
         return held.copy_(torch.tensor([piece.n_past for piece in batch.pieces]))
 
-    def keep_hidden_states(self, n_embd: int) -> None:
-        """Make room for the hidden states, of n_embd elements, that an MTP block reads later."""
-        self._hidden_states = HiddenStates(n_embd, self.device)
+    def keep_hidden_states(self, n_embd: int, n_blocks: int) -> None:
+        """Make room for the hidden states, of n_embd elements, that MTP blocks read later."""
+        self._hidden_states = HiddenStates(n_embd, self.device, n_blocks)
 
     @property
     def hidden_states(self) -> HiddenStates:
-        """Hidden states that an MTP block reads later."""
+        """Hidden states that MTP blocks read later."""
         assert self._hidden_states is not None, "only the ranks of an MTP block have them"
         return self._hidden_states
 

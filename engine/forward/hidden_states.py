@@ -1,4 +1,4 @@
-"""Hidden states that an MTP block reads in a later pass: the last ones of each sequence."""
+"""Hidden states that MTP blocks read in a later pass: the last ones of each sequence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 class HiddenStates:
     """Hidden states of the last tokens of all sequences, on one rank of an MTP block.
 
-    That of a position lies in its sequence's part (`Piece.seat`), in the row of the position modulo
-    `KEPT_STATES`. What a sequence has not written is zero, or left over from earlier ones.
+    Each block has a level of its own: those that it reads. That of a position lies in its
+    sequence's part (`Piece.seat`), in the row of the position modulo `KEPT_STATES`. What a sequence
+    has not written is zero, or left over from earlier ones.
+
+    Args:
+        n_levels: number of MTP blocks.
     """
 
-    def __init__(self, n_embd: int, device: torch.device) -> None:
-        self._rows = torch.zeros(MOST_AT_ONCE * KEPT_STATES, n_embd, device=device)
+    def __init__(self, n_embd: int, device: torch.device, n_levels: int = 1) -> None:
+        n_rows = MOST_AT_ONCE * KEPT_STATES
+        self._levels = [torch.zeros(n_rows, n_embd, device=device) for _ in range(n_levels)]
         self._own, self._before = (
             torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
         )
@@ -31,7 +36,7 @@ class HiddenStates:
     @property
     def n_bytes(self) -> int:
         """Bytes that they take."""
-        return self._rows.nbytes
+        return sum(rows.nbytes for rows in self._levels)
 
     def begin(self, batch: Batch) -> None:
         """Note where the rows of a pass belong; for single tokens in the same memory each time."""
@@ -44,7 +49,8 @@ class HiddenStates:
 
     def forget(self, seat: int) -> None:
         """Zero the hidden states of a sequence."""
-        self._rows[seat * KEPT_STATES : (seat + 1) * KEPT_STATES].zero_()
+        for rows in self._levels:
+            rows[seat * KEPT_STATES : (seat + 1) * KEPT_STATES].zero_()
 
     def follow(self, position: Tensor) -> None:
         """Have the next single token keep its hidden state where a position (1,) belongs.
@@ -55,30 +61,38 @@ class HiddenStates:
         own = self._own[:1]
         own.sub_(own % KEPT_STATES).add_(position % KEPT_STATES)
 
-    def keep(self, hidden: Tensor, first: int = 0) -> None:
-        """Keep the hidden states of single tokens, those of the rows from `first` on."""
-        self._rows.index_copy_(0, self._own[first : len(self._pieces)], hidden)
+    def keep(self, hidden: Tensor, level: int = 0, first: int = 0) -> None:
+        """Keep the hidden states of a pass, (T, n_embd), from its row `first` on."""
+        own = self._own[: len(self._pieces)]
+        if not self._is_of_singles:
+            own = self._rows_of(0)
+        self._levels[level].index_copy_(0, own[first:], hidden[first:])
 
-    def before(self) -> Tensor:
+    def before(self, level: int = 0) -> Tensor:
         """Return the kept hidden states (T, n_embd) of the tokens before those of the pass."""
-        if self._is_of_singles:
-            return self._rows.index_select(0, self._before[: len(self._pieces)])
-        rows = [_row(piece, at - 1) for piece in self._pieces for at in _positions(piece)]
-        return self._rows.index_select(0, torch.tensor(rows, device=self._rows.device))
+        before = self._before[: len(self._pieces)]
+        if not self._is_of_singles:
+            before = self._rows_of(-1)
+        return self._levels[level].index_select(0, before)
 
-    def exchanged(self, hidden: Tensor) -> Tensor:
+    def _rows_of(self, distance: int) -> Tensor:
+        """Return the row of each token of the pass, or of the one at a distance from it, (T,)."""
+        rows = [_row(piece, at + distance) for piece in self._pieces for at in _positions(piece)]
+        return torch.tensor(rows, device=self._own.device)
+
+    def exchanged(self, hidden: Tensor, level: int = 0) -> Tensor:
         """Keep the last hidden state of each piece of a prompt's pass, (T, n_embd).
 
         Returns:
             The hidden states of the token before each, (T, n_embd).
         """
-        device, parts, first = hidden.device, list[Tensor](), 0
+        device, parts, first, rows = hidden.device, list[Tensor](), 0, self._levels[level]
         earlier = [_row(piece, piece.n_past - 1) for piece in self._pieces]
-        kept = self._rows.index_select(0, torch.tensor(earlier, device=device))
+        kept = rows.index_select(0, torch.tensor(earlier, device=device))
         for number, piece in enumerate(self._pieces):
             parts += [kept[number : number + 1], hidden[first : first + piece.n - 1]]
             first += piece.n
-            self._rows[_row(piece, piece.stop - 1)] = hidden[first - 1]
+            rows[_row(piece, piece.stop - 1)] = hidden[first - 1]
         return torch.cat(parts)
 
 

@@ -53,7 +53,7 @@ class Scores:
         window: number of tokens that a query sees, itself included; 0 for all before it.
         chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for all before it.
         softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for none.
-        first: first position that any query from there on sees, as MTP blocks have nothing at 0.
+        first: first position that any query from there on sees, as MTP blocks have nothing before.
     """
 
     scale: float

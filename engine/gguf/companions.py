@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 from engine.gguf.tensors import split_name
@@ -54,38 +55,39 @@ def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path
     return sorted(found, key=likeness)
 
 
-def with_block_of(
-    file: GGUFFile, other: GGUFFile, layer: int, more: Mapping[str, TensorInfo]
+def with_blocks_of(
+    file: GGUFFile, other: GGUFFile, layers: range, more: Mapping[str, TensorInfo]
 ) -> GGUFFile:
-    """Return a model's file with the block `layer` of another file as its last one.
+    """Return a model's file with blocks of another file as its last ones.
 
     The result can be read as long as both are open. Its metadata is the model's, but for the number
-    of blocks and the entries of the added one.
+    of blocks and the entries of the added ones.
 
     Args:
-        layer: number of the block in both files: that of the model's blocks without it.
+        layers: numbers of the blocks in both files: behind those of the model's blocks.
         more: further tensors of the other file, by their names in the result.
     """
-    arch = file.meta.architecture
-    kept = {n: t for n, t in file.tensors.items() if not _is_from(n, layer)}
-    added = {n: t for n, t in other.tensors.items() if _is_from(n, layer, layer + 1)} | dict(more)
+    arch, n_layer = file.meta.architecture, layers.start
+    kept = {n: t for n, t in file.tensors.items() if not _is_in(n, range(n_layer, maxsize))}
+    added = {n: t for n, t in other.tensors.items() if _is_in(n, layers)} | dict(more)
     changed: dict[str, int | Sequence[float]] = {
-        f"{arch}.block_count": layer + 1,
-        f"{arch}.nextn_predict_layers": 1,
+        f"{arch}.block_count": layers.stop,
+        f"{arch}.nextn_predict_layers": len(layers),
     }
     for key in list(file.meta.keys()):
-        if key.startswith(f"{arch}.") and _is_by_layer(file.meta, key, layer):
+        if key.startswith(f"{arch}.") and _is_by_layer(file.meta, key, n_layer):
             entry = other.meta.get(key)
-            entry = entry[layer] if isinstance(entry, list) and len(entry) > layer else entry
-            if isinstance(entry, int | float):
-                changed[key] = [*file.meta.get(key), entry]
+            entries = entry if isinstance(entry, list) else [entry] * layers.stop
+            entries = entries[n_layer : layers.stop]
+            if len(entries) == len(layers) and all(isinstance(x, int | float) for x in entries):
+                changed[key] = [*file.meta.get(key), *entries]
     return file.joined(kept, other, added, file.meta.changed(changed))
 
 
-def _is_from(name: str, first: int, stop: int | None = None) -> bool:
-    """Return whether a tensor belongs to a block from `first` on, and before `stop`."""
+def _is_in(name: str, layers: range) -> bool:
+    """Return whether a tensor belongs to one of some blocks."""
     block = split_name(name)
-    return block is not None and first <= block[0] and (stop is None or block[0] < stop)
+    return block is not None and block[0] in layers
 
 
 def _is_by_layer(meta: Metadata, key: str, n_layer: int) -> bool:

@@ -73,11 +73,11 @@ class HParams:
         tied: whether the output head is the embedding.
         keys: other metadata of the file, for what only one family has.
         tensors: names of all tensors in the file.
-        n_mtp: number of these blocks, at the end, that only guess (MTP): 0 or 1.
+        n_mtp: number of these blocks, at the end, that only guess (MTP).
         copies_head: whether the output head is the embedding, but in a copy of its own.
         n_guessed: number of tokens, the first ones of its head, that an MTP block guesses from; 0
             for all.
-        n_own_head: number of rows of an MTP block's own head, if these are of some tokens alone.
+        n_own_head: number of rows of MTP blocks' own heads, if these are of some tokens alone.
     """
 
     architecture: str

@@ -65,7 +65,7 @@ class CausalLM(Module):
         self.mtp: MTP | None = None
         if hp.n_mtp:
             reads_normed = self.traits.mtp_hidden == "normed"
-            self.mtp = MTP(hp, split, self.blk[-1], reads_normed=reads_normed)
+            self.mtp = MTP(hp, split, self.blk[hp.n_trunk :], reads_normed=reads_normed)
 
     @property
     def trunk(self) -> Sequence[Block]:
@@ -118,15 +118,15 @@ class CausalLM(Module):
             return hidden.float() if ctx.rank == self.split.last_group[0] else None
         return ctx.gather(self.head(hidden, ctx), x)
 
-    def guess(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Return logits of what follows ids (T,), see `MTP.guess`; the model has an MTP block."""
+    def guess(self, ids: Tensor, ctx: Context, block: int) -> Tensor | None:
+        """Return logits of what follows ids (T,), see `MTP.guess`; the model has such a block."""
         assert self.mtp is not None, "who guesses has asked for the block"
-        return self.mtp.guess(self, ids, ctx)
+        return self.mtp.guess(self, ids, ctx, block)
 
-    def read(self, ids: Tensor, ctx: Context) -> None:
-        """Have the MTP block read tokens ids (T,) that were computed before, see `MTP.read`."""
+    def read(self, ids: Tensor, ctx: Context, block: int) -> None:
+        """Have an MTP block read tokens ids (T,) that were computed before, see `MTP.read`."""
         assert self.mtp is not None, "who guesses has asked for the block"
-        self.mtp.read(self, ids, ctx)
+        self.mtp.read(self, ids, ctx, block)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from engine.devices.types import CPU
@@ -133,11 +134,11 @@ def copies_head(params: LoadParams) -> bool:
 
 
 def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
-    """Return the sizes with an MTP block, if the file has one that can guess.
+    """Return the sizes with MTP blocks, if the file has some that can guess.
 
-    A block that is not as expected is left out: without it the model answers as well.
+    Blocks that are not as expected are left out: without them the model answers as well.
     """
-    if cls.traits.mtp_hidden is None or not has_mtp(file):
+    if cls.traits.mtp_hidden is None or not n_mtp_blocks(file):
         return None
     try:
         found = _read_with_mtp(file, cls)
@@ -150,26 +151,29 @@ def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
 
 
 def _read_with_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams:
-    """Return the sizes with an MTP block, whose head may have some tokens alone.
+    """Return the sizes with MTP blocks, whose heads may have some tokens alone.
 
     Raises:
-        InvalidGGUF: sizes contradict each other, or the head's tokens are not those of the model.
+        InvalidGGUF: sizes contradict each other, or the heads' tokens are not those of the model.
     """
-    hp = HParams.read(file, cls.traits, n_mtp=1)
+    hp = HParams.read(file, cls.traits, n_mtp=n_mtp_blocks(file))
     n_own = len(draft_tokens(file, hp.n_vocab))
     return replace(hp, n_guessed=n_own, n_own_head=n_own)
 
 
-def has_mtp(file: GGUFFile) -> bool:
-    """Return whether there is an MTP block behind those that every token goes through.
+def n_mtp_blocks(file: GGUFFile) -> int:
+    """Return the number of MTP blocks behind those that every token goes through.
+
+    Files may lack some of them, and what is behind the first that they lack is of no use.
 
     Raises:
         InvalidGGUF: a number of the file is out of bounds.
     """
     keys = Keys(file.meta)
     keys.check_bounds()
-    layer = n_trunk_blocks(keys)
-    return layer < keys.integer("block_count") and f"blk.{layer}.{JOINT}" in file.tensors
+    layers = range(n_trunk_blocks(keys), keys.integer("block_count"))
+    there = takewhile(lambda layer: f"blk.{layer}.{JOINT}" in file.tensors, layers)
+    return sum(1 for _ in there)
 
 
 def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
@@ -178,7 +182,7 @@ def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
     Raises:
         EngineError: there is none, or its architecture's are not used.
     """
-    if not has_mtp(file):
+    if not n_mtp_blocks(file):
         raise EngineError(
             f"{file.path.name} has no MTP block to guess with.",
             "Choose another source of guesses, a file of the model with MTP, or put its mtp-….gguf "
@@ -265,13 +269,17 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
     """Check that an optional tensor is missing in all blocks of a kind or in none.
 
+    What an MTP block has of its own or leaves to the trunk is its own affair.
+
     Raises:
         InvalidGGUF: a block lacks a tensor that another one has; the error names the first one.
     """
     found: list[set[str]] = [set() for _ in model.blk]
     for name in (slot.tensor.name for slot in slots):
         block = split_name(name)
-        if block is not None and not name.endswith(".scale"):  # only quantised matrices have one
+        if block is None or name.endswith(".scale"):  # only quantised matrices have one
+            continue
+        if not block[1].startswith("nextn."):
             found[block[0]].add(block[1])
     layouts = [frozenset(_layout(block)) for block in model.blk]
     whole: dict[frozenset[Place], set[str]] = defaultdict(set)

@@ -59,7 +59,7 @@ F32_BYTES = 4
 BF16_BYTES = 2
 
 HELD_ROWS = MOST_AT_ONCE * KEPT_STATES
-"""Number of hidden states that are kept for an MTP block, see `engine.forward.hidden_states`."""
+"""Number of hidden states that are kept for each MTP block, see `engine.forward.hidden_states`."""
 
 MTP_ROWS = 4
 """Number of hidden states per token that a pass keeps for an MTP block: embeddings, hidden states
@@ -264,7 +264,9 @@ def compute_bytes(
     if working == WorkingSizes():
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
-    guessing = F32_BYTES * hp.n_embd * (HELD_ROWS + MTP_ROWS * n_tokens) if hp.n_mtp else 0
+    guessing = 0
+    if hp.n_mtp:
+        guessing = F32_BYTES * hp.n_embd * (HELD_ROWS * hp.n_mtp + MTP_ROWS * n_tokens)
     if storage == "kernels" and is_cpu(device):
         n_singles = max(n_parallel, n_checked)
         kernels = _kernel_bytes(working, hp, n_tokens, n_ctx, n_singles, fast_prompts)

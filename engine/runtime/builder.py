@@ -151,7 +151,7 @@ class RankBuilder:
         def make_context() -> Context:
             context = Context(comm, backend.make_ops(), cache, device, kinds)
             if any(number in block.group for block in guessing):
-                context.keep_hidden_states(setup.hp.n_embd)
+                context.keep_hidden_states(setup.hp.n_embd, setup.hp.n_mtp)
             return context
 
         micro_batches = None

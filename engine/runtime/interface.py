@@ -118,14 +118,24 @@ def page_groups(size: CacheSize, sights: Sequence[Sight]) -> Sequence[PageGroup]
 
 
 class Guesser(Protocol):
-    """The MTP block of a loaded model, which guesses what follows tokens of several sequences."""
+    """The MTP blocks of a loaded model, which guess what follows tokens of several sequences.
 
-    def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Return logits of what follows tokens, (n, n_vocab), as the block sees it.
+    One that is alone guesses any number of tokens, one after the other. Of several, the first
+    guesses the first token, the second the one behind it, and so on.
+    """
+
+    @property
+    def most_guesses(self) -> int:
+        """Largest number of guesses in a row; 0 for any number."""
+        ...
+
+    def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
+        """Return logits of what follows tokens, (n, n_vocab), as a block sees it.
 
         Args:
-            ids: a token of each sequence: the next one to compute, or one behind a guess.
+            ids: a token of each sequence: the next one to compute, or the guess made last.
             batch: where they belong, as in the pass that will compute them; there are pages.
+            number: number of guesses before, which were made right before this one.
 
         Raises:
             EngineError: see `PagedRuntime.forward`.

@@ -92,7 +92,6 @@ class ModelRunner(CacheMemory, GuessPasses):
         self.n_slots = size.n_slots
         self.can_rewind = can_rewind
         self._guard = guard
-        GuessPasses.__init__(self)
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self.batches = PromptBatches(executor)
         self._row_sampling: RowSampling | None = None

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from engine.runtime.backend import Backend
     from engine.runtime.passes.micro_batches import MicroBatches
 
+GuessSize = tuple[int, int, int]
+"""Index of an MTP block, number of tokens of a pass over it, and of those that are only read."""
+
 
 class Rank:
     """One rank: its slices of the weights and its part of the cache, on one device.
@@ -48,8 +51,7 @@ class Rank:
         is_idle: whether the rank has no part of the model.
         tokens: ids of the tokens that a pass over single tokens computes, int64 (MOST_AT_ONCE,).
         recordings: recordings of such passes, by their size.
-        guesses: recordings of passes over the MTP block, by their number of tokens and of those
-            among them that are only read.
+        guesses: recordings of passes over MTP blocks.
         refusal: reason why tokens cannot be recorded; "" if they may be.
     """
 
@@ -66,7 +68,7 @@ class Rank:
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
         self.recordings: dict[PassSize, TokenRecording | Replay] = {}
-        self.guesses: dict[tuple[int, int], TokenRecording] = {}
+        self.guesses: dict[GuessSize, TokenRecording] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
@@ -154,38 +156,38 @@ class Rank:
         self._forget()
         return logits, recorder.recording(self.context.rank, self._memory())
 
-    def guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
-        """Run the MTP block for single tokens; see `MTP.guess`."""
+    def guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
+        """Run an MTP block, given its index, for single tokens; see `MTP.guess`."""
         self.begin(ids, batch)
-        logits = self._guessed(len(ids))
+        logits = self._guessed(len(ids), block)
         self._forget()
         return logits
 
-    def record_guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
-        """Run the MTP block and record its calls, as `record` does for the whole model."""
+    def record_guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
+        """Run an MTP block and record its calls, as `record` does for the whole model."""
         self.begin(ids, batch)
         recorder = self.backend.recorder(self._memory())
         if recorder is None:
-            return self._guessed(len(ids))
-        logits, recording = self._recorded(recorder, lambda: self._guessed(len(ids)))
+            return self._guessed(len(ids), block)
+        logits, recording = self._recorded(recorder, lambda: self._guessed(len(ids), block))
         if recording is not None:
-            self.guesses[len(ids), batch.first_logit] = recording
+            self.guesses[block, len(ids), batch.first_logit] = recording
         return logits
 
-    def replay_guess(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
-        """Replay the recording of the MTP block for single tokens; return the logits."""
+    def replay_guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
+        """Replay the recording of an MTP block for single tokens; return the logits."""
         self.begin(ids, batch)
-        return self.guesses[len(ids), batch.first_logit].run()
+        return self.guesses[block, len(ids), batch.first_logit].run()
 
-    def read(self, ids: Tensor, batch: Batch) -> None:
-        """Have the MTP block read ids (T,), which were computed before; see `MTP.read`."""
+    def read(self, ids: Tensor, batch: Batch, block: int) -> None:
+        """Have an MTP block read ids (T,), which were computed before; see `MTP.read`."""
         self.context.begin(batch)
-        self.model.read(ids.to(self.context.device), self.context)
+        self.model.read(ids.to(self.context.device), self.context, block)
         self._forget()
 
-    def _guessed(self, n: int) -> Tensor | None:
-        """Run the MTP block for the n tokens that `begin` wrote; return logits."""
-        return self.model.guess(self.tokens[:n], self.context)
+    def _guessed(self, n: int, block: int) -> Tensor | None:
+        """Run an MTP block for the n tokens that `begin` wrote; return logits."""
+        return self.model.guess(self.tokens[:n], self.context, block)
 
     def forward(self, n: int = 1) -> Tensor | None:
         """Compute the n tokens that `begin` wrote; return their logits."""

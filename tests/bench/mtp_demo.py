@@ -1,12 +1,14 @@
-"""An MTP block for the demo model: trains one, and measures what it brings.
+"""MTP blocks for the demo model: trains them, and measures what they bring.
 
     python -m tests.bench.mtp_demo train demo-mtp.gguf      # a few minutes on 2 cores
     python -m tests.bench.mtp_demo measure demo-mtp.gguf
     python -m tests.bench.mtp_demo train demo-mtp.gguf --wide wide.gguf --columns 24576
+    python -m tests.bench.mtp_demo train demo-mtp-3.gguf --blocks 3
 
-The demo model itself stays as it is. Its weights are written with the block's as a file of the
-architecture "glm4moe", whose dense form computes the same and may have such a block. It learns what
-the model finds next likely in conversations of the demo's recipe. Questions of the measurement are
+The demo model itself stays as it is. Its weights are written with the blocks' as a file of the
+architecture "glm4moe", whose dense form computes the same and may have such blocks. They learn what
+the model finds next likely in conversations of the demo's recipe: of several, the k-th what it
+finds likely k tokens later. Questions of the measurement are
 held out; each is answered with and without guesses by turns, and the texts must be the same.
 
 A token of so small a model takes as long as what Python does around it. `--wide` also writes it
@@ -74,49 +76,52 @@ def hidden_states(trunk: Llama, ids: Tensor) -> Tensor:
     return trunk.output_norm(x)
 
 
-def loss_of(trunk: Llama, block: MTPBlock, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the trunk's and the block's next tokens, within answers."""
+def loss_of(trunk: Llama, blocks: nn.ModuleList, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the trunk's and the blocks' next tokens, within answers."""
     hidden = hidden_states(trunk, ids)
-    learned = (targets != IGNORE)[:, 1:]
-    with torch.no_grad():
-        wanted = trunk.head(hidden[:, 1:][learned]).softmax(-1)
-        embedded = trunk.token_embd(ids[:, 1:])
-    out = block(embedded, hidden[:, :-1], trunk.turn[1 : ids.shape[1]])
-    return F.cross_entropy(trunk.head(out[learned]), wanted)
+    before, losses = hidden, []
+    for n, block in enumerate(blocks, 1):
+        learned = (targets != IGNORE)[:, n:]
+        with torch.no_grad():
+            wanted = trunk.head(hidden[:, n:][learned]).softmax(-1)
+            embedded = trunk.token_embd(ids[:, n:])
+        before = block(embedded, before[:, :-1], trunk.turn[n : ids.shape[1]])
+        losses.append(F.cross_entropy(trunk.head(before[learned]), wanted))
+    return torch.stack(losses).mean()
 
 
-def trained(steps: int, n_tokens: int) -> tuple[Llama, MTPBlock, Tokenizer]:
-    """Return the demo model, a block that was trained on it, and their tokenizer."""
+def trained(steps: int, n_tokens: int, n_blocks: int) -> tuple[Llama, nn.ModuleList, Tokenizer]:
+    """Return the demo model, blocks that were trained on it, and their tokenizer."""
     torch.manual_seed(SEED)
     keep_freed_memory()
     trunk, tokenizer = gguf_file.read(MODEL)
     trunk.requires_grad_(requires_grad=False)
-    block = MTPBlock(trunk)
-    optimiser = torch.optim.AdamW(block.parameters(), betas=(0.9, 0.97), weight_decay=0.01)
+    blocks = nn.ModuleList(MTPBlock(trunk) for _ in range(n_blocks))
+    optimiser = torch.optim.AdamW(blocks.parameters(), betas=(0.9, 0.97), weight_decay=0.01)
     source = batches(Corpus(), Encoder(tokenizer), SEED, n_tokens, trunk.hp.n_ctx)
     mean = 0.0
     for step, (ids, targets, _) in enumerate(islice(source, steps)):
         optimiser.param_groups[0]["lr"] = learning_rate(step, steps, 2e-3)
-        loss = loss_of(trunk, block, ids, targets)
-        block.zero_grad()
+        loss = loss_of(trunk, blocks, ids, targets)
+        blocks.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(block.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(blocks.parameters(), 1.0)
         optimiser.step()
         mean += (loss.item() - mean) / min(step + 1, 20)
         if step % 20 == 0 or step == steps - 1:
             sys.stdout.write(f"step {step} loss {mean:.4f}\n")
             sys.stdout.flush()
-    return trunk, block, tokenizer
+    return trunk, blocks, tokenizer
 
 
-def write(path: Path, trunk: Llama, block: MTPBlock, tokenizer: Tokenizer, n_ff: int) -> None:
+def write(path: Path, trunk: Llama, blocks: nn.ModuleList, tokenizer: Tokenizer, n_ff: int) -> None:
     """Write both to a file whose FFNs have n_ff columns."""
     writer = GGUFWriter(path, "glm4moe")
-    sizes = replace(trunk.hp, n_layer=trunk.hp.n_layer + 1, n_ff=n_ff)
+    sizes = replace(trunk.hp, n_layer=trunk.hp.n_layer + len(blocks), n_ff=n_ff)
     gguf_file.write_metadata(writer, sizes, "Tandem Demo with MTP")
-    writer.add_nextn_predict_layers(1)
+    writer.add_nextn_predict_layers(len(blocks))
     gguf_file.write_tokenizer(writer, tokenizer)
-    tensors, n_more = _named(trunk, block), n_ff - trunk.hp.n_ff
+    tensors, n_more = _named(trunk, blocks), n_ff - trunk.hp.n_ff
     for name, tensor in tensors.items():
         if name.endswith("ffn_down.weight"):
             tensors[name] = F.pad(tensor, (0, n_more))
@@ -125,12 +130,13 @@ def write(path: Path, trunk: Llama, block: MTPBlock, tokenizer: Tokenizer, n_ff:
     gguf_file.write_tensors(writer, tensors)
 
 
-def _named(trunk: Llama, block: MTPBlock) -> dict[str, Tensor]:
+def _named(trunk: Llama, blocks: nn.ModuleList) -> dict[str, Tensor]:
     """Return all tensors by their names in files of the architecture."""
-    n, found = trunk.hp.n_layer, dict(trunk.state_dict())
-    for name, tensor in block.state_dict().items():
-        part = f"nextn.{name}" if not name.startswith("block.") else name.removeprefix("block.")
-        found[f"blk.{n}.{part}"] = tensor
+    found = dict(trunk.state_dict())
+    for n, block in enumerate(blocks, trunk.hp.n_layer):
+        for name, tensor in block.state_dict().items():
+            part = f"nextn.{name}" if not name.startswith("block.") else name.removeprefix("block.")
+            found[f"blk.{n}.{part}"] = tensor
     for name in list(found):
         if name.endswith(("attn_q.weight", "attn_k.weight")):
             found[name] = _halves(found[name], trunk.hp.head_dim)
@@ -209,6 +215,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=2048, help="tokens in a step")
+    parser.add_argument("--blocks", type=int, default=1, help="number of blocks to train")
     parser.add_argument("--wide", type=Path, help="also write a wider model of the same texts")
     parser.add_argument("--columns", type=int, default=24576, help="columns of its FFNs")
     parser.add_argument("--questions", type=int, default=20)
@@ -216,10 +223,10 @@ def main() -> None:
     parser.add_argument("--draft-vocab", type=int, default=0, help="tokens guessed from; 0: all")
     args = parser.parse_args()
     if args.act == "train":
-        trunk, block, tokenizer = trained(args.steps, args.batch)
-        write(args.file, trunk, block, tokenizer, trunk.hp.n_ff)
+        trunk, blocks, tokenizer = trained(args.steps, args.batch, args.blocks)
+        write(args.file, trunk, blocks, tokenizer, trunk.hp.n_ff)
         if args.wide:
-            write(args.wide, trunk, block, tokenizer, args.columns)
+            write(args.wide, trunk, blocks, tokenizer, args.columns)
     else:
         measure(args.file, args.questions, args.rounds, args.draft_vocab)
 

@@ -175,8 +175,8 @@ class PlainFamilyMTP(PlainMTP):
     def trunk(self, ids: Any) -> Array:
         return super().trunk(ids) * self.key("logit_scale", 1.0)
 
-    def pairs(self, ids: Any, before: Array) -> tuple[Array, Array]:
-        logits, own = super().pairs(ids, before)
+    def pairs(self, ids: Any, before: Array, number: int = 0) -> tuple[Array, Array]:
+        logits, own = super().pairs(ids, before, number)
         return logits * self.key("logit_scale", 1.0), own
 
     def block(self, x: Array, p: str) -> Array:

@@ -19,7 +19,7 @@ class Prophet:
             the number of guesses made before for the same answer.
     """
 
-    kind = None
+    kind, most = None, 0
 
     def __init__(
         self, sequences: Sequence[Sequence[int]], wrong_at: Callable[[int], int | None]

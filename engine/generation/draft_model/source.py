@@ -38,7 +38,7 @@ class ModelSource(Generic[Answer]):
         turn: returns the context in which the small model computes, and the other one does not.
     """
 
-    kind = KIND
+    kind, most = KIND, 0
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class Drafts:
                 found = {**at_hand, **self._made(makers[proposal.maker], read, at_hand, length)}
             if len(found) == len(texts):
                 n_all = min(len(guess.tokens) for guess in found.values())
-                n = max(n for n in LENGTHS if n <= min(n_all, length))
+                n = max(n for n in proposal.lengths if n <= min(n_all, length))
                 return {answer: Guess(g.tokens[:n], g.kind) for answer, g in found.items()}
             proposals.remove(proposal)  # such as while a model reads the prompts
         return {}
@@ -131,7 +131,7 @@ class Drafts:
             return Proposal(kinds, min((len(g.tokens) for g in there.values()), default=0) * whole)
         n = min([most, *(len(guess.tokens) for guess in there.values())])
         kinds += [made] * len(needy)
-        return Proposal(kinds, n, made.source, len(needy), maker.n_unread(needy))
+        return Proposal(kinds, n, made.source, len(needy), maker.n_unread(needy), maker.most)
 
     def _needy(self, texts: Texts, at_hand: Mapping[Request, Guess], made: Kind) -> Texts:
         """Return the texts for which guesses of a kind are more likely right than those there."""

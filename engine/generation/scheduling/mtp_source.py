@@ -1,4 +1,4 @@
-"""Guesses of running answers by the model's own MTP block."""
+"""Guesses of running answers by the model's own MTP blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.runtime.interface import PagedRuntime
 
 MTP = Kind("mtp", first_share=0.7)
-"""Class of all guesses of an MTP block."""
+"""Class of all guesses of MTP blocks."""
 
 
 N_HELD = 32
@@ -26,9 +26,9 @@ other work is under way, and mostly more of them are to be made."""
 
 
 class MTPSource:
-    """Guesses for all running answers by the MTP block of the model that computes them.
+    """Guesses for all running answers by the MTP blocks of the model that computes them.
 
-    The block goes on from the hidden state of an answer's last token, so an answer whose tokens are
+    They go on from the hidden state of an answer's last token, so an answer whose tokens are
     not all computed but for the next one has no guess. Neither has one whose tokens a device is
     sampling ahead: it stops to do so, and the guess is made once these tokens are read.
 
@@ -47,6 +47,12 @@ class MTPSource:
         """Whether the model has an MTP block that guesses."""
         return self._runtime.guesser is not None
 
+    @property
+    def most(self) -> int:
+        """Largest number of guesses for a text: as many as there are blocks; 0 for any number."""
+        guesser = self._runtime.guesser
+        return 0 if guesser is None else guesser.most_guesses
+
     def move(self, runtime: PagedRuntime) -> None:
         """Go on with another runtime."""
         self._runtime = runtime
@@ -56,13 +62,14 @@ class MTPSource:
         guesser, source = self._runtime.guesser, self._runtime.token_source
         if guesser is None or (source is not None and not source.hold(N_HELD)):
             return {}
+        most = min(most, self.most or most)
         requests = [request for request in texts if _is_ready(request, most)]
         if not requests or len(requests) > MOST_AT_ONCE:
             return {}
         found = [[request.wanted[-1]] for request in requests]
         for n in range(most):
             batch = Batch(tuple(_piece(request, n) for request in requests), 0)
-            logits = guesser.guess([tokens[-1] for tokens in found], batch)
+            logits = guesser.guess([tokens[-1] for tokens in found], batch, n)
             for tokens, row in zip(found, logits.argmax(-1).tolist(), strict=True):
                 tokens.append(self._tokens[row] if self._tokens else row)
         return {

@@ -72,10 +72,10 @@ def collect_launches(
             context.begin(Batch.of_one(1, n, n - 1))
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
-        if declaration.model.mtp is not None:
+        for block in range(declaration.hp.n_mtp):
             comm.n_tokens = 1
             context.begin(Batch.of_one(1, 1, 0))
-            declaration.model.guess(torch.zeros(1, dtype=torch.int64, device=META), context)
+            declaration.model.guess(torch.zeros(1, dtype=torch.int64, device=META), context, block)
     if log is not None:
         log.asked = asked
     return launches
@@ -105,7 +105,7 @@ def dry_run_context(
         ops = log.logged_ops(ops)
     context = Context(comm, ops, cache, META, ["cuda"] * len(declaration.devices))
     if any(rank in block.group for block in declaration.split.blocks[declaration.hp.n_trunk :]):
-        context.keep_hidden_states(declaration.hp.n_embd)
+        context.keep_hidden_states(declaration.hp.n_embd, declaration.hp.n_mtp)
     if log is not None:
         log.context = context
     return context, comm

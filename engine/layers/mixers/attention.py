@@ -37,7 +37,7 @@ class Attention(Mixer):
         n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
         self.scores = self.make_scores()
         if layer >= hp.n_trunk:  # MTP: see `engine.models.mtp`
-            self.scores = replace(self.scores, first=1)
+            self.scores = replace(self.scores, first=layer - hp.n_trunk + 1)
         self.attn_q = Linear(hp.n_embd, n_head * self.head_dim_k, Shard(0, split.heads))
         self.attn_k = Linear(hp.n_embd, n_head_kv * self.head_dim_k, Shard(0, split.kv_heads))
         self.attn_v = Linear(hp.n_embd, n_head_kv * self.head_dim_v, Shard(0, split.kv_heads))

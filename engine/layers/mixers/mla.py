@@ -85,7 +85,7 @@ class LatentAttention(Mixer):
         self.sizes = sizes
         self.scores = self.make_scores()
         if layer >= hp.n_trunk:  # MTP: see `engine.models.mtp`
-            self.scores = replace(self.scores, first=1)
+            self.scores = replace(self.scores, first=layer - hp.n_trunk + 1)
         self.has_query_latent = hp.has(layer, "attn_q_a.weight") or (
             "attention.q_lora_rank" in hp.keys and not hp.has(layer, "attn_q.weight")
         )

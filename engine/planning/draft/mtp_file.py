@@ -1,7 +1,7 @@
-"""Files that hold nothing but a model's MTP block: found beside it, and checked against it.
+"""Files that hold nothing but a model's MTP blocks: found beside it, and checked against it.
 
-llama.cpp's converter writes them with `--mtp`: the block under the number that it has behind the
-model's own ones, with the embedding, final norm and head that it shares with the model.
+llama.cpp's converter writes them with `--mtp`: the blocks under the numbers that they have behind
+the model's own ones, with the embedding, final norm and head that they share with the model.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from engine.devices.types import CPU
 from engine.errors import EngineError, ModelFileError
-from engine.gguf.companions import Stamp, files_beside, stamp_of, with_block_of
+from engine.gguf.companions import Stamp, files_beside, stamp_of, with_blocks_of
 from engine.gguf.reader import GGUFFile
 from engine.gguf.tensors import quote, split_name
 from engine.layers.hparams import n_trunk_blocks
 from engine.layers.keys import Keys
 from engine.layers.mtp import HEAD
-from engine.models.declare import IGNORED, has_mtp
+from engine.models.declare import IGNORED, n_mtp_blocks
 from engine.models.draft_tokens import MAP, draft_map, draft_tokens, is_named
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def is_mtp_file(path: str) -> bool:
 def _is_mtp_file(path: str, stamp: Stamp) -> bool:
     try:
         with GGUFFile.open(path) as file:
-            return has_mtp(file) and _lacks_trunk(file)
+            return n_mtp_blocks(file) > 0 and _lacks_trunk(file)
     except EngineError:
         return False
 
@@ -90,7 +90,7 @@ def mtp_path(file: GGUFFile, params: LoadParams) -> str:
     is_wanted = params.draft == "mtp" or (
         params.draft == "auto" and set(params.all_devices) == {CPU}
     )
-    if not is_wanted or params.machines or has_mtp(file):
+    if not is_wanted or params.machines or n_mtp_blocks(file):
         return ""
     return _beside(str(file.path), stamp_of(file.path.parent))
 
@@ -122,18 +122,20 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
             f"one is {_named(ours)}.",
             "Choose the file that was published with the model.",
         )
-    _check_parts(other, ours[1])
-    return with_block_of(file, other, ours[1], _short_head(other, ours[1]))
+    layers = range(ours[1], ours[1] + n_mtp_blocks(other))
+    _check_parts(other, layers)
+    return with_blocks_of(file, other, layers, _short_heads(other, layers))
 
 
-def _short_head(file: GGUFFile, layer: int) -> dict[str, TensorInfo]:
-    """Return what a block's file has of a head of some tokens alone, by names within the block."""
-    tensors = draft_map(file)
-    if tensors is None:
+def _short_heads(file: GGUFFile, layers: range) -> dict[str, TensorInfo]:
+    """Return what blocks' file has of heads of some tokens alone, by names within the blocks."""
+    tokens, head = draft_map(file), file.tensors.get(SHARED[-1])
+    if tokens is None:
         return {}
-    found, own = {f"blk.{layer}.nextn.{MAP}": tensors}, f"blk.{layer}.{HEAD}"
-    if own not in file.tensors and (head := file.tensors.get(SHARED[-1])) is not None:
-        found[own] = head
+    found = {f"blk.{layers.start}.nextn.{MAP}": tokens}
+    for own in (f"blk.{layer}.{HEAD}" for layer in layers):
+        if own not in file.tensors and head is not None:
+            found[own] = head
     return {name: replace(tensor, name=name) for name, tensor in found.items()}
 
 
@@ -155,21 +157,22 @@ def _named(facts: tuple[str, int, int, int]) -> str:
     return f"{arch} of {n_block} blocks, width {width} and {n_tokens} tokens"
 
 
-def _check_parts(file: GGUFFile, layer: int) -> None:
-    """Check that a file has nothing beside an MTP block that would change its guesses.
+def _check_parts(file: GGUFFile, layers: range) -> None:
+    """Check that a file has nothing beside MTP blocks that would change their guesses.
 
     Raises:
-        ModelFileError: its head has other tokens than the model, or it has something unknown.
+        ModelFileError: a head has other tokens than the model, or the file has something unknown.
     """
     n_tokens, mapped = _facts(file)[-1], draft_map(file)
+    own = [f"blk.{layer}.{HEAD}" for layer in layers]
+    if any(name not in file.tensors for name in own):
+        own.append(SHARED[-1])
     n_rows = n_tokens if mapped is None else len(draft_tokens(file, n_tokens))
     for name, tensor in file.tensors.items():
         if is_named(name, MAP) or is_named(name, REVERSE):
             continue
         block = split_name(name)
-        is_head = name == f"blk.{layer}.{HEAD}"
-        is_head = is_head or (name == SHARED[-1] and f"blk.{layer}.{HEAD}" not in file.tensors)
-        if is_head and tensor.shape[0] < n_tokens and tensor.shape[0] != n_rows:
+        if name in own and tensor.shape[0] < n_tokens and tensor.shape[0] != n_rows:
             raise ModelFileError(
                 file.path,
                 f"{file.path.name} cannot be used: its head has only some of the model's tokens, "

@@ -1,8 +1,8 @@
-"""Passes over the MTP block of a model on all ranks, which guess what follows tokens.
+"""Passes over the MTP blocks of a model on all ranks, which guess what follows tokens.
 
 On GPUs these passes are not captured: a device that samples ahead comes to a stop before a guess,
 the host starts each kernel, and prompts are not computed in micro-batches. So `--draft auto` loads
-the block on CPUs alone. GPUs on several machines do not guess with it.
+the blocks on CPUs alone. GPUs on several machines do not guess with them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.forward.batch import Batch
     from engine.parallel.executor import RankExecutor
     from engine.runtime.interface import Guard, TokenSource
-    from engine.runtime.passes.unread import Rows
+    from engine.runtime.passes.unread import Reading
     from engine.runtime.rank import Rank
     from engine.runtime.recording.sizes import RecordedSizes
     from engine.sampling.token_source import Logits
@@ -51,9 +51,6 @@ class GuessPasses(ABC):
     _guard: Guard
     _sizes: RecordedSizes
 
-    def __init__(self) -> None:
-        self._unread = UnreadTokens()
-
     @abstractmethod
     def check_loaded(self) -> None:
         """Check that there are ranks."""
@@ -77,30 +74,44 @@ class GuessPasses(ABC):
     @property
     def guesser(self) -> Self | None:
         """Itself if the model has an MTP block."""
-        has_block = bool(self.ranks) and self.ranks[0].model.mtp is not None
-        return self if has_block else None
+        return self if self._n_blocks else None
+
+    @property
+    def most_guesses(self) -> int:
+        """Largest number of guesses in a row: as many as there are blocks; 0 for any number."""
+        return self._n_blocks if self._n_blocks > 1 else 0
+
+    @property
+    def _n_blocks(self) -> int:
+        """Number of MTP blocks."""
+        return self.ranks[0].model.hp.n_mtp if self.ranks else 0
+
+    @cached_property
+    def _unread(self) -> UnreadTokens:
+        """Tokens that the blocks have not read."""
+        return UnreadTokens(self._n_blocks)
 
     def noted(self, source: TokenSource) -> TokenSource:
-        """Return a source of tokens that the MTP block is going to read, if there is one."""
+        """Return a source of tokens that the MTP blocks are going to read, if there are some."""
         if self.guesser is None:
             return source
         me = weakref.ref(self)  # which has the source, too
         return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
 
-    def guess(self, ids: Sequence[int], batch: Batch) -> Logits:
+    def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
         self.check_loaded()
         with self._guard("to guess the next tokens", 1):
-            before, (rows, places) = self._unread.joined(ids, batch)
+            before, (block, rows) = self._unread.joined(ids, batch, number)
             self._read_tokens(before)
-            task = self._guess_task(rows, places)
+            task = self._guess_task(*rows, block)
             found = self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
-            self._unread.note_guess(ids, batch)
+            self._unread.note_guess(batch, number)
             return found
 
     @contextmanager
     def _noted(self, ids: Sequence[int], batch: Batch) -> Iterator[None]:
-        """Enter a pass over the blocks before the MTP block, if there is one that guesses."""
+        """Enter a pass over the blocks before the MTP blocks, if there are some that guess."""
         if self.guesser is None:
             yield
             return
@@ -108,13 +119,13 @@ class GuessPasses(ABC):
         yield
         self._unread.note(ids, batch)
 
-    def _read_tokens(self, passes: Iterable[Rows]) -> None:
-        """Have the MTP block read tokens whose hidden states are kept."""
+    def _read_tokens(self, passes: Iterable[Reading]) -> None:
+        """Have MTP blocks read tokens whose hidden states are kept."""
         ranks = self.ranks
-        for ids, batch in passes:
+        for block, (ids, batch) in passes:
             tokens = torch.tensor(ids)
             with self._recovering():
-                self.executor.run(partial(_read_on, ranks, tokens, batch), is_watched=True)
+                self.executor.run(partial(_read_on, ranks, tokens, batch, block), is_watched=True)
 
     def forget_hidden_states(self, seat: int) -> None:
         """Forget the hidden states of a sequence; see `Guesser`."""
@@ -123,36 +134,40 @@ class GuessPasses(ABC):
         with self._guard("to begin a sequence", 1):
             self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(seat))
 
-    def _guess_task(self, ids: Sequence[int], batch: Batch) -> Callable[[int], Tensor | None]:
-        """Return the function that guesses on a rank, given its number."""
-        ranks, size = self.ranks, (len(ids), batch.first_logit)
+    def _guess_task(
+        self, ids: Sequence[int], batch: Batch, block: int
+    ) -> Callable[[int], Tensor | None]:
+        """Return the function that has a block guess on a rank, given its number."""
+        ranks, size = self.ranks, (block, len(ids), batch.first_logit)
         if are_captured(ranks):
-            task = partial(_guess_on, ranks, ids, batch)
+            task = partial(_guess_on, ranks, ids, batch, block)
             self._sizes.n_guesses[size] += 1
             if self._sizes.n_guesses[size] == 1:
                 self._rehearsed(lambda: self._logits(task))
             return task
         if all(size in rank.guesses for rank in ranks):
-            return lambda rank: ranks[rank].replay_guess(ids, batch)
+            return lambda rank: ranks[rank].replay_guess(ids, batch, block)
         self._sizes.n_guesses[size] += 1
         if self._sizes.n_guesses[size] == n_until_recorded(ranks):
-            self._sizes.make_room_for_guesses(ranks)
-            return lambda rank: ranks[rank].record_guess(ids, batch)
-        return lambda rank: ranks[rank].guess(ids, batch)
+            self._sizes.make_room_for_guesses(ranks, block)
+            return lambda rank: ranks[rank].record_guess(ids, batch, block)
+        return lambda rank: ranks[rank].guess(ids, batch, block)
 
 
 def _read_due(passes: GuessPasses | None, batch: Batch) -> None:
-    """Have the MTP block read what tokens that a device samples ahead would take the places of."""
+    """Have MTP blocks read what tokens that a device samples ahead would take the places of."""
     if passes is not None:
         with passes._guard("to compute the next tokens", 1):
             passes._read_tokens(passes._unread.due(batch, MOST_AHEAD))
 
 
-def _guess_on(ranks: Sequence[Rank], ids: Sequence[int], batch: Batch, rank: int) -> Tensor | None:
+def _guess_on(
+    ranks: Sequence[Rank], ids: Sequence[int], batch: Batch, block: int, rank: int
+) -> Tensor | None:
     """Have a rank, given its number, guess step by step."""
-    return ranks[rank].guess(ids, batch)
+    return ranks[rank].guess(ids, batch, block)
 
 
-def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, rank: int) -> None:
+def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, block: int, rank: int) -> None:
     """Have a rank, given its number, read tokens."""
-    ranks[rank].read(tokens, batch)
+    ranks[rank].read(tokens, batch, block)

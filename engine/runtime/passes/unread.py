@@ -1,8 +1,8 @@
-"""Tokens that a model has computed and its MTP block has not read yet.
+"""Tokens that a model has computed and its MTP blocks have not read yet.
 
-The block reads a prompt along with the blocks before it. Tokens that are computed one by one it
-reads when it guesses next, so that it takes no time where nobody wants guesses; or before more
-hidden states are needed than are kept.
+The blocks read a prompt along with the blocks before them. Tokens that are computed one by one a
+block reads when it guesses next, so that it takes no time where nobody wants guesses; or before
+more hidden states are needed than are kept.
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ from engine.paging.sequences import GONE
 Rows = tuple[Sequence[int], Batch]
 """Tokens, and the pass that reads them."""
 
+Reading = tuple[int, Rows]
+"""Index of an MTP block, and what it reads."""
+
 
 class UnreadTokens:
-    """The unread tokens of all sequences, by their seats (`Piece.seat`)."""
+    """The unread tokens of all sequences, by their seats (`Piece.seat`).
 
-    def __init__(self) -> None:
-        self._of: dict[int, _Unread] = {}
+    Args:
+        n_blocks: number of MTP blocks. The k-th guess behind a sequence is the k-th block's; one
+            that is alone makes all of them.
+    """
+
+    def __init__(self, n_blocks: int = 1) -> None:
+        self._n_blocks = n_blocks
+        self._of: dict[int, _Text] = {}
 
     def forget(self, seat: int) -> None:
         """Forget the tokens of a sequence."""
@@ -31,12 +40,12 @@ class UnreadTokens:
         """Note a pass over the model's other blocks."""
         row, is_kept = 0, batch.is_of_few_singles
         for piece in batch.pieces:
-            unread = self._of.setdefault(piece.seat, _Unread())
+            text = self._text(piece)
             is_of_picture = row == 0 and bool(batch.pictures)  # its id stands for no token
             if is_kept or (piece.n == 1 and not is_of_picture):
-                unread.add(piece.n_past, ids[row])
+                text.add(piece.n_past, ids[row])
             else:
-                unread.begin(piece.stop)
+                text.begin(piece.stop)
             row += piece.n
 
     def is_due(self, piece: Piece, n_ahead: int = 0) -> bool:
@@ -45,94 +54,111 @@ class UnreadTokens:
         Args:
             n_ahead: number of tokens behind it that may be computed along with it.
         """
-        unread = self._of.get(piece.seat)
-        return unread is not None and piece.stop + n_ahead - unread.n_read >= KEPT_STATES
+        text = self._of.get(piece.seat)
+        most = KEPT_STATES - self._n_blocks + 1  # guesses take places, too
+        return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
 
-    def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Rows]:
+    def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Reading]:
         """Yield what has to be read before a pass, as hidden states would be lost.
 
         Args:
             n_ahead: see `is_due`.
         """
         firsts = {piece.seat: piece for piece in reversed(batch.pieces)}
-        stops = {piece.seat: piece.stop for piece in batch.pieces}
+        lasts = {piece.seat: piece for piece in batch.pieces}
         for seat, piece in firsts.items():
-            unread = self._of.get(seat)
-            if unread is None:
+            if piece.n == 1 and not self.is_due(lasts[seat], n_ahead):
                 continue
-            if piece.n > 1 or stops[seat] + n_ahead - unread.n_read >= KEPT_STATES:
-                rest = unread.rows(piece)
-                unread.note_guess(piece.n_past, None)
+            text = self._text(piece)
+            for block in range(self._n_blocks):
+                rest = text.rows(block, piece)
+                text.note_read(block, piece.n_past)
                 if rest[0]:
-                    yield rest
+                    yield block, rest
 
-    def joined(self, ids: Sequence[int], batch: Batch) -> tuple[list[Rows], Rows]:
+    def joined(
+        self, ids: Sequence[int], batch: Batch, number: int = 0
+    ) -> tuple[list[Reading], Reading]:
         """Return what has to be read before guesses, and their pass, which reads the rest.
 
         Args:
             ids: token of each sequence that is computed next, or that was guessed.
             batch: places of these tokens.
+            number: number of guesses before them.
         """
-        rests = [rest for piece in batch.pieces if (rest := self._rest(piece))[0]]
+        block = min(number, self._n_blocks - 1)
+        if block < number:  # hidden states of guesses are what the block has made itself
+            return [], (block, (ids, batch))
+        for token, piece in zip(ids, batch.pieces, strict=True):
+            self._text(piece).add(piece.n_past, token)
+        found = (self._text(piece).rows(block, piece) for piece in batch.pieces)
+        rests = [rest for rest in found if rest[0]]
         if len(ids) + sum(len(tokens) for tokens, _ in rests) > MOST_AT_ONCE:
-            return rests, (ids, batch)
+            return [(block, rest) for rest in rests], (block, (ids, batch))
         unread = [token for tokens, _ in rests for token in tokens]
         places = [single for _, rest in rests for single in _singles(rest.pieces[0])]
-        return [], ([*unread, *ids], Batch((*places, *batch.pieces), len(unread)))
+        rows = [*unread, *ids], Batch((*places, *batch.pieces), len(unread))
+        return [], (block, rows)
 
-    def _rest(self, piece: Piece) -> Rows:
-        """Return the unread tokens right before a token of a sequence."""
-        return self._of.get(piece.seat, _Unread()).rows(piece)
+    def note_guess(self, batch: Batch, number: int = 0) -> None:
+        """Note that a block has read all up to some tokens, and guessed what follows them."""
+        if number < self._n_blocks:
+            for piece in batch.pieces:
+                self._text(piece).note_read(number, piece.stop)
 
-    def note_guess(self, ids: Sequence[int], batch: Batch) -> None:
-        """Note that the block has read all before some tokens, and guessed what follows them."""
-        for token, piece in zip(ids, batch.pieces, strict=True):
-            if (unread := self._of.get(piece.seat)) is not None:
-                unread.note_guess(piece.n_past, token)
+    def _text(self, piece: Piece) -> _Text:
+        """Return the tokens of a sequence."""
+        if piece.seat not in self._of:
+            self._of[piece.seat] = _Text(self._n_blocks)
+        return self._of[piece.seat]
 
 
-class _Unread:
-    """The tokens of one sequence that the block has not read.
+class _Text:
+    """The last tokens of one sequence, some of which blocks have not read.
+
+    A token is among them before it is computed where something was guessed behind it. Another one
+    in its place takes away all that follow.
 
     Attributes:
-        n_read: number of tokens of the sequence before them.
-        ids: these tokens.
-        ahead: the token behind the first `n_read` ones if it was read before it was computed.
+        n_read: number of tokens that each block has read, or that come before all that it reads:
+            there is nothing for the first block at position 0, and for each further one at as many
+            more.
     """
 
-    def __init__(self) -> None:
-        self.begin(1)
+    def __init__(self, n_blocks: int) -> None:
+        self.n_read = [0] * n_blocks
+        self.begin(0)
 
-    def begin(self, n_read: int) -> None:
-        """Go on behind so many tokens, of which there is none at position 0."""
-        self.n_read, self.ids = max(1, n_read), list[int]()
-        self.ahead: int | None = None
+    def begin(self, n: int) -> None:
+        """Go on behind so many tokens, which the blocks have read."""
+        self._first, self._ids = n, list[int]()
+        self.n_read = [max(n, block + 1) for block in range(len(self.n_read))]
 
     def add(self, at: int, token: int) -> None:
-        """Note a token that was computed, in place of all from its position on."""
-        if not self.n_read <= at <= self.n_read + len(self.ids):
+        """Note a token that was computed, or is going to be unless a guess is wrong."""
+        if not at or not self._first <= at <= self._first + len(self._ids):
             self.begin(at)
-        del self.ids[at - self.n_read :]
-        if self.ahead == token and at == self.n_read:
-            self.n_read += 1
-        elif at >= self.n_read:
-            self.ids.append(token)
-        self.ahead = None
+        index = at - self._first
+        if self._ids[index : index + 1] != [token]:
+            self._ids[index:] = [token]
+            self.n_read = [max(min(n, at), block + 1) for block, n in enumerate(self.n_read)]
 
-    def note_guess(self, at: int, token: int | None) -> None:
-        """Note that all before a position was read, and the token there, if it is known."""
-        if 0 <= at - self.n_read <= len(self.ids):
-            self.begin(at)
-            self.ahead = token
+    def note_read(self, block: int, n: int) -> None:
+        """Note that a block has read so many tokens."""
+        self.n_read[block] = max(self.n_read[block], n)
+        n_spare = min(self.n_read) - KEPT_STATES - self._first
+        if n_spare > 0:
+            del self._ids[:n_spare]
+            self._first += n_spare
 
-    def rows(self, piece: Piece) -> Rows:
-        """Return the unread tokens right before a piece, as far as there still are their pages."""
-        at, stop = self.n_read, piece.n_past
-        if not at <= stop <= at + len(self.ids):
+    def rows(self, block: int, piece: Piece) -> Rows:
+        """Return what a block has not read right before a piece, as far as there are its pages."""
+        at, stop = self.n_read[block], piece.n_past
+        if not at <= stop <= self._first + len(self._ids):
             at = stop
         while at < stop and any(table[at // PAGE] == GONE for table in piece.tables):
             at = (at // PAGE + 1) * PAGE
-        ids = self.ids[at - self.n_read : stop - self.n_read]
+        ids = self._ids[at - self._first : stop - self._first]
         return ids, Batch((piece._replace(n_past=at, n=len(ids)),), len(ids))
 
 

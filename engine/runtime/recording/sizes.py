@@ -11,7 +11,7 @@ from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_ro
 
 if TYPE_CHECKING:
     from engine.forward.batch import Batch
-    from engine.runtime.rank import Rank
+    from engine.runtime.rank import GuessSize, Rank
 
 
 MOST_GUESSES_RECORDED = 6
@@ -37,13 +37,12 @@ class RecordedSizes:
 
     Attributes:
         n_single: number of passes over single tokens since `clear`, by their size.
-        n_guesses: number of passes over the MTP block since then, by their number of tokens and of
-            those among them that are only read.
+        n_guesses: number of passes over MTP blocks since then, by their size.
     """
 
     def __init__(self) -> None:
         self.n_single = Counter[PassSize]()
-        self.n_guesses = Counter[tuple[int, int]]()
+        self.n_guesses: Counter[GuessSize] = Counter()
         self._refused: set[PassSize] = set()
         self._used: list[PassSize] = []  # sizes beside one, the one used last at the end
 
@@ -66,9 +65,10 @@ class RecordedSizes:
             for rank in ranks:
                 rank.recordings.pop(dropped, None)
 
-    def make_room_for_guesses(self, ranks: Sequence[Rank]) -> None:
-        """Drop the oldest recordings of guesses if there is to be one more than are kept."""
-        sizes = list(dict.fromkeys(size for rank in ranks for size in rank.guesses))
+    def make_room_for_guesses(self, ranks: Sequence[Rank], block: int) -> None:
+        """Drop a block's oldest recordings if there is to be one more than are kept."""
+        found = (size for rank in ranks for size in rank.guesses if size[0] == block)
+        sizes = list(dict.fromkeys(found))
         for size in sizes[: max(0, len(sizes) + 1 - MOST_GUESSES_RECORDED)]:
             self.n_guesses[size] = 0
             for rank in ranks:

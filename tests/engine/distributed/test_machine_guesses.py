@@ -43,7 +43,8 @@ def test_an_mtp_block_guesses(tmp_path: Path, sizes: Sequence[int], mode: str, a
         del draft.tensors[other]
         path = draft.write(tmp_path / "m.gguf")
     else:
-        path = mtp_gguf(tmp_path / "m.gguf", arch, quant="Q8_0")
+        n_mtp = 3 if arch == "step35" else 1
+        path = mtp_gguf(tmp_path / "m.gguf", arch, quant="Q8_0", n_mtp=n_mtp)
     prompts = [[3 + (7 * n + i) % 190 for i in range(60 + n)] for n in range(3)]
     prompts.append(prompts[0][:50] + [9] * 20)
     wanted = params(path, sizes, mode)

@@ -122,6 +122,15 @@ def test_guesses_are_those_of_the_formulas(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [(1,), (1, 1)], ids=str)
+def test_of_several_blocks_each_guesses_a_token(tmp_path: Path, split: tuple[int, ...]) -> None:
+    path = mtp_gguf(tmp_path / "m.gguf", "step35", n_vocab=N_VOCAB, n_mtp=3)
+    devices = ["cpu"] * len(split)
+    with load_model(path, devices, split, n_ctx=256, kv_type="f32", draft="mtp") as model:
+        check(model, PlainMTP(path), 12, 3, n_before=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(1,), (1, 1)], ids=str)
 def test_hidden_states_are_read_before_they_are_lost(
     tmp_path: Path, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,8 +118,9 @@ def with_drafting_block(built: Built) -> ModelDraft:
     draft = ModelDraft.read(built.path)
     for tensor in [t for t in draft.tensors if t.startswith("blk.2.")]:
         draft.tensors[tensor.replace("blk.2.", "blk.3.")] = draft.tensors[tensor]
+    rng = np.random.default_rng(3)
     for part, shape in (("eh_proj", (64, 128)), ("enorm", (64,)), ("hnorm", (64,))):
-        values = np.ones(shape, np.float32)
+        values = rng.standard_normal(shape, np.float32) / np.float32(8)
         draft.tensors[f"blk.3.nextn.{part}.weight"] = DraftTensor.of(values)
     draft.tensors["blk.3.nextn.shared_head_head.weight"] = draft.tensors["output.weight"]
     return draft.changed({"block_count": 4, "nextn_predict_layers": 1}, f"{built.arch}.")
@@ -141,11 +142,14 @@ def test_drafting_blocks_change_nothing(
             assert built.error(path, split) <= TOLERANCE
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "split"), paired(["qwen3next", "qwen35", "qwen35moe"], SPLITS), ids=str
+)
 def test_drafting_blocks_guess_by_normed_hidden_states(
-    models: dict[str, Built], tmp_path: Path, split: list[int]
+    models: dict[str, Built], tmp_path: Path, name: str, split: list[int]
 ) -> None:
-    built = models["qwen35"]
+    """A chain of guesses, with routed experts and a shared one or without."""
+    built = models[name]
     path = with_drafting_block(built).write(tmp_path / "m.gguf")
     hidden, options = list[Any](), OPTIONS | {"draft": "mtp"}
     with load_model(path, ["cpu"] * len(split), split, **options) as model:
@@ -153,9 +157,13 @@ def test_drafting_blocks_guess_by_normed_hidden_states(
         for at in range(0, 30, 5):
             wanted = Batch.of_one(at, 5, 0)._replace(wants_hidden=True)
             hidden += list(runner.forward(built.ids[at : at + 5], wanted))
-        logits = runner.guess(built.ids[30:31], Batch.of_one(30, 1, 0))
-    expected, _ = PlainMTP(path).pairs(built.ids[:31], np.array(hidden, np.float64))
-    assert nmse(logits, expected[-1:]) <= TOLERANCE
+        plain, text, before = PlainMTP(path), built.ids[:31], np.array(hidden, np.float64)
+        for number in range(3):
+            place = Batch.of_one(30 + number, 1, 0)
+            logits = runner.guess(text[-1:], place, number)
+            expected, own = plain.pairs(text, before)
+            assert nmse(logits, expected[-1:]) <= TOLERANCE
+            text, before = [*text, int(logits.argmax())], np.concatenate([before, own[-1:]])
 
 
 def values_of(draft: ModelDraft, name: str) -> Any:

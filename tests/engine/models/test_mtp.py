@@ -78,7 +78,7 @@ def test_guesses_of_further_families_are_those_of_the_formulas(
         for at in range(prefilled(model), len(IDS)):
             token, found = IDS[at], list[int]()
             for n in range(3):
-                guess = runner.guess([token], Batch.of_one(at + n, 1, 0))[0]
+                guess = runner.guess([token], Batch.of_one(at + n, 1, 0), n)[0]
                 if not n:
                     np.testing.assert_allclose(guess, guesses[at - 1], atol=2e-5)
                 token = int(guess.argmax())
@@ -114,30 +114,11 @@ def test_guesses_go_on_from_guesses(tmp_path: Path, arch: str) -> None:
         for at in range(prefilled(model), len(IDS)):
             token, found = IDS[at], list[int]()
             for n in range(3):
-                logits = runner.guess([token], Batch.of_one(at + n, 1, 0))
+                logits = runner.guess([token], Batch.of_one(at + n, 1, 0), n)
                 token = int(logits[0].argmax())
                 found.append(token)
             assert found == plain.chain(IDS[: at + 1], 3)
             runner.forward(IDS[at : at + 1], Batch.of_one(at, 1, 0))
-
-
-@pytest.mark.parametrize("split", [(1,), (3, 1, 2)], ids=str)
-def test_of_several_blocks_the_first_guesses_all(tmp_path: Path, split: tuple[int, ...]) -> None:
-    """The others are not loaded, and the trunk has none of them."""
-    path = mtp_gguf(tmp_path / "m.gguf", "step35", n_mtp=3)
-    plain = PlainMTP(path)
-    logits = plain.trunk(IDS)
-    with opened(path, split) as model:
-        runner, hp = model.runtime.runner, model.runtime.hp
-        assert (hp.n_trunk, hp.n_layer) == (2, 3)
-        for at in range(prefilled(model), len(IDS)):
-            token, found = IDS[at], list[int]()
-            for n in range(3):
-                token = int(runner.guess([token], Batch.of_one(at + n, 1, 0))[0].argmax())
-                found.append(token)
-            assert found == plain.chain(IDS[: at + 1], 3)
-            token, batch = IDS[at], Batch.of_one(at, 1, 0)
-            np.testing.assert_allclose(runner.forward([token], batch)[0], logits[at], atol=2e-5)
 
 
 GAPS = 1, 4, 4, 4, 20, 70, 2

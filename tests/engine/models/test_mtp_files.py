@@ -68,7 +68,7 @@ def test_a_named_file_is_taken_in_place_of_the_model_s_own_block(tmp_path: Path)
     own = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0")
     _, block = apart(mtp_gguf(tmp_path / "other.gguf", quant="Q8_0", seed=0, own=OWN))
     with load_model(own, n_ctx=256, draft=str(block)) as model:
-        assert model.runtime.runner.ranks[0].model.mtp.head.shared_head_head is not None
+        assert model.runtime.runner.ranks[0].model.mtp.heads[0].shared_head_head is not None
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -127,8 +127,8 @@ class ShortMTP(PlainMTP):
         super().__init__(path)
         self._others = np.setdiff1d(np.arange(320), tokens)
 
-    def pairs(self, ids: Sequence[int], before: Array) -> tuple[Array, Array]:
-        logits, own = super().pairs(ids, before)
+    def pairs(self, ids: Sequence[int], before: Array, number: int = 0) -> tuple[Array, Array]:
+        logits, own = super().pairs(ids, before, number)
         logits[:, self._others] = -np.inf
         return logits, own
 

@@ -40,8 +40,9 @@ class Counting:
 
 def unread_of(unread: UnreadTokens, n_past: int) -> list[int]:
     """Return the tokens that are read before a guess at a position."""
-    before, (ids, _) = unread.joined([0], Batch((Piece(n_past, 1, ((0,) * 9,), seat=2),), 0))
-    return [*(token for tokens, _ in before for token in tokens), *ids[:-1]]
+    place = Piece(n_past, 1, ((0,) * 9,), seat=2)
+    before, (_, (ids, _)) = unread.joined([0], Batch((place,), 0))
+    return [*(token for _, (tokens, _) in before for token in tokens), *ids[:-1]]
 
 
 def test_all_tokens_are_read_once_and_in_time() -> None:
@@ -51,7 +52,7 @@ def test_all_tokens_are_read_once_and_in_time() -> None:
 
     def note_read(batch: Batch) -> None:
         assert not source.n_ahead, "nothing may be under way"
-        for ids, places in unread.due(batch, MOST_AHEAD):
+        for _, (ids, places) in unread.due(batch, MOST_AHEAD):
             assert places.pieces[0].n_past == 1 + len(read)
             read.extend(ids)
 

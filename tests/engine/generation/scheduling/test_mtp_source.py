@@ -83,38 +83,45 @@ def following(token: int) -> int:
 
 
 def certain(
-    path: Path, arch: str, *, reads_hidden: bool, more: Mapping[str, Any] | None = None
-) -> Path:
-    """Write a model whose next token is a function of the last one, which its MTP block knows.
+    path: Path, arch: str, *, reads_hidden: bool, n_mtp: int = 1,
+    more: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """Write a model whose next token is a function of the last one, which its MTP blocks know.
 
     Blocks add nothing, so hidden states are embeddings of signs, and normed ones have other signs.
 
     Args:
-        reads_hidden: whether the block sees no embedding, only the hidden state of the token
+        reads_hidden: whether the blocks see no embedding, only the hidden state of the token
             before; so it must be that of the right token, normed as the architecture has it.
+        n_mtp: number of MTP blocks, of which each hands its hidden state on.
         more: metadata and tensors to add or replace, see `tiny_gguf`.
     """
     rng = np.random.default_rng(1)
     signs = np.sign(rng.standard_normal((N_VOCAB, N_EMBD))).astype(np.float32)
     turned = np.sign(rng.standard_normal(N_EMBD)).astype(np.float32)
     follows = [following(token) for token in range(N_VOCAB)]
-    head, own_head = np.zeros_like(signs), np.zeros_like(signs)
+    head, goals = np.zeros_like(signs), follows
     head[follows] = signs * turned
     read = signs * turned if reads_hidden and arch != "step35" else signs
-    own_head[[follows[n] for n in follows] if reads_hidden else follows] = read
     joint, zero = np.zeros((N_EMBD, 2 * N_EMBD), np.float32), np.zeros((N_EMBD, N_EMBD), np.float32)
     half = slice(N_EMBD, None) if reads_hidden else slice(N_EMBD)
     joint[:, half] = np.eye(N_EMBD)
     ones = np.ones(N_EMBD, np.float32)
     extra = {
         "token_embd.weight": signs, "output.weight": head, "output_norm.weight": turned,
-        f"{MTP}nextn.eh_proj.weight": joint, f"{MTP}nextn.shared_head_head.weight": own_head,
-        **{f"{MTP}nextn.{name}.weight": ones for name in ("enorm", "hnorm", "shared_head_norm")},
     }  # fmt: skip
-    for layer in range(N_LAYER + 1):
+    for layer in range(N_LAYER, N_LAYER + n_mtp):
+        if reads_hidden:
+            goals = [follows[n] for n in goals]
+        own_head, block = np.zeros_like(signs), f"blk.{layer}.nextn"
+        own_head[goals] = read
+        extra |= {f"{block}.eh_proj.weight": joint, f"{block}.shared_head_head.weight": own_head}
+        extra |= {f"{block}.{name}.weight": ones for name in ("enorm", "hnorm", "shared_head_norm")}
+    for layer in range(N_LAYER + n_mtp):
         extra[f"blk.{layer}.attn_output.weight"] = zero
         extra[f"blk.{layer}.ffn_down.weight"] = np.zeros((N_EMBD, 96), np.float32)
-    return mtp_gguf(path, arch, n_vocab=N_VOCAB, extra=extra | dict(more or {}))
+    changed = extra | dict(more or {})
+    return mtp_gguf(path, arch, n_mtp=n_mtp, n_vocab=N_VOCAB, extra=changed)
 
 
 def said(model: Model, prompt: Sequence[int], n: int) -> tuple[list[int], Finished]:
@@ -126,15 +133,16 @@ def said(model: Model, prompt: Sequence[int], n: int) -> tuple[list[int], Finish
     return ids, event
 
 
+@pytest.mark.parametrize("n_mtp", [1, 3])
 @pytest.mark.parametrize("reads_hidden", [False, True], ids=["embedding", "hidden state"])
 @pytest.mark.parametrize(("arch", "split"), paired(ARCHITECTURES, SPLITS))
-def test_a_block_that_knows_what_comes_is_always_right(
-    tmp_path: Path, arch: str, split: tuple[int, ...], reads_hidden: bool
+def test_blocks_that_know_what_comes_are_always_right(
+    tmp_path: Path, arch: str, split: tuple[int, ...], reads_hidden: bool, n_mtp: int
 ) -> None:
-    """Token and hidden state belong to each other; in a chain only the first has a true state."""
-    path = certain(tmp_path / "m.gguf", arch, reads_hidden=reads_hidden)
+    """Token and hidden state belong to each other; one alone has a true state for one guess."""
+    path = certain(tmp_path / "m.gguf", arch, reads_hidden=reads_hidden, n_mtp=n_mtp)
     with load_model(path, ["cpu"] * len(split), split, n_ctx=600, draft="mtp") as model:
-        guessing(model, 1 if reads_hidden else 3)
+        guessing(model, 1 if reads_hidden and n_mtp == 1 else 7 if n_mtp > 1 else 3)
         for prompt in ([7], [11, 20, 5] * 90):
             ids, end = said(model, prompt, 60)
             expected = [following(prompt[-1])]

@@ -50,10 +50,10 @@ def test_each_rank_runs_dry_alone(tmp_path: Path, mode: str, rank: int) -> None:
     assert names.count("attend") == (2 if mode == "tensor" else 1) * len(ROWS)
 
 
-@pytest.mark.parametrize("mode", ["tensor", "layer"])
-def test_guesses_of_a_block_run_dry_on_its_ranks(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "n_mtp"), [("tensor", 1), ("layer", 1), ("tensor", 3)])
+def test_guesses_of_a_block_run_dry_on_its_ranks(tmp_path: Path, mode: str, n_mtp: int) -> None:
     """A guess attends once more than the passes over the model's blocks, which write for it."""
-    path, n = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0"), len(ROWS)
+    path, n = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0", n_mtp=n_mtp), len(ROWS)
     for rank, n_own in ((0, 2), (1, 2)) if mode == "tensor" else ((0, 1), (1, 1)):
         options = {"devices": ("cuda:0", "cuda:1"), "split_mode": mode}
         names, guessing = (
@@ -62,7 +62,7 @@ def test_guesses_of_a_block_run_dry_on_its_ranks(tmp_path: Path, mode: str) -> N
         n_longer = sum(rows > 1 for rows in ROWS)  # prompts, which the block reads
         has_block = mode == "tensor" or rank == 1
         assert names.count("attend") == n_own * n
-        assert guessing.count("attend") == n_own * n + (n_longer + 1) * has_block
+        assert guessing.count("attend") == n_own * n + (n_longer + 1) * n_mtp * has_block
 
 
 @pytest.mark.parametrize(("second", "n_sum"), [("cuda:1", 4), ("cuda:0", 4), ("cpu", 0)])
