@@ -87,9 +87,13 @@ class CpuOps(CompositeOps):
     ) -> Tensor:
         joint, are_bare = self._joint_product((gate, up))
         kernel = self._small_ops.activation(act.kind, act.limit)
-        if joint is None or not are_bare or kernel is None or x.shape[0] > joint.n_tokens:
+        if joint is None or not are_bare or kernel is None:
             return super().gated_linears(act, x, gate, up)
-        return joint.gated(x, *kernel)
+        if x.shape[0] <= joint.n_tokens:
+            return joint.gated(x, *kernel)
+        products = self.linears(x, gate, up)
+        y = self._small_ops.gated(act.kind, act.limit, *products, in_place=True)
+        return REFERENCE.gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
         """Return the joint product of the layers' matrices, and whether none has bias or scale.

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.result_memory import result
+from engine.cpu.kernels.seven_products import MOST_PAIRS, MOST_QUADS, PAIR, QUAD, fits
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import PackedRows
 from engine.ops.weights import gathered_rows
@@ -16,9 +19,13 @@ from engine.quants.extent import (
     WORD_BLOCK_BYTES,
     WORD_FACTOR_BYTES,
     WORD_PANEL_BYTES,
+    n_tiles,
     word_tile_bytes,
 )
 from engine.quants.layout import BLOCK, SUPER, TILE
+
+LEAST_TOKENS = 64
+"""Smallest number of tokens for which seven products are faster."""
 
 
 class WordWeight(PlaneWeight):
@@ -44,7 +51,49 @@ class WordWeight(PlaneWeight):
         return WORD_PANEL_BYTES
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._own_product(x)
+        if x.shape[0] < LEAST_TOKENS or self._n_quad == 0:
+            return self._own_product(x)
+        return self._by_seven_products(x)
+
+    @cached_property
+    def _n_quad(self) -> int:
+        """Number of quads, see `seven_products`; 0 where these do not fit."""
+        return n_tiles(self.n_rows) // QUAD if fits(self.extent.n_blocks) else 0
+
+    def _by_seven_products(self, x: Tensor) -> Tensor:
+        """Multiply whole quads and pairs by `seven_products`, the rest as usual: the same bits."""
+        n_tokens, team, extent, per_pair = len(x), self.worker.team, self.extent, _pair_tokens()
+        y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
+        out, stride, n_quad, n_pair = (
+            y.data_ptr(),
+            4 * self.n_rows,
+            self._n_quad,
+            len(x) // per_pair,
+        )
+        planes, tile_bytes, n_blocks, skip = self._planes
+        n_pass = -(-n_pair // MOST_PAIRS)
+        team.wake()
+        compiled.multiply_combined_words()(
+            team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, self.n_rows,
+            n_quad, max(1, min(MOST_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
+        )  # fmt: skip
+        n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
+        if n_row < self.n_rows:
+            left, behind = self.n_rows - n_row, planes + n_quad * QUAD * tile_bytes
+            panels = self.rows.panels(x, extent)
+            team.wake()
+            self._multiply(
+                team.address, behind, tile_bytes, n_blocks, skip, panels, n_done, out + 4 * n_row,
+                stride, left, n_tiles(left), 1, self.n_tokens_per_pass,
+            )  # fmt: skip
+        if n_done < n_tokens:
+            panels = self.rows.panels(x[n_done:], extent)
+            team.wake()
+            self._multiply(
+                team.address,
+                *self.arguments(panels, n_tokens - n_done, out + n_done * stride, stride),
+            )
+        return y
 
     def lookup(self, ids: Tensor) -> Tensor:
         return gathered_rows(ids, self.n_rows, self._rows_at)
@@ -69,3 +118,8 @@ class WordWeight(PlaneWeight):
         inside = pairs % (SUPER * BLOCK // 2) * (WORD_BLOCK_BYTES // (BLOCK // 2))
         begin = group * group_bytes
         return begin // 4, (begin + WORD_FACTOR_BYTES + inside) // 4
+
+
+def _pair_tokens() -> int:
+    """Return the number of tokens of a pair of panels."""
+    return PAIR * chosen().tile_tokens

@@ -15,7 +15,9 @@ from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import ARGUMENTS
 from engine.cpu.kernels.result_memory import free_results
+from engine.cpu.kernels.seven_products import PAIR_BLOCK_BYTES
 from engine.cpu.kernels.team import Team
+from engine.cpu.large_pages import weight_memory
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import WORD_PANEL_BYTES, Extent, panel_block_bytes
 from engine.quants.layout import BLOCK
@@ -35,6 +37,7 @@ class Worker:
         rows: activations for products with most quantised matrices.
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
         words: those for products with matrices of words.
+        pairs: those for `engine.cpu.kernels.seven_products`.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
@@ -43,6 +46,7 @@ class Worker:
         self.rows = PanelRows(self.team, x_bytes)
         self.fine = PanelRows(self.team, 2)
         self.words = PackedRows(self.team, compiled.quantise_words_address, WORD_PANEL_BYTES)
+        self.pairs = PackedRows(self.team, compiled.combine_words_address, PAIR_BLOCK_BYTES)
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
         self._f32_scratch = torch.empty(0)
@@ -102,7 +106,7 @@ class Worker:
 
     def forget(self) -> None:
         """Release the last activations."""
-        for rows in (self.rows, self.fine, self.words):
+        for rows in (self.rows, self.fine, self.words, self.pairs):
             rows.forget()
         self._last_bf16 = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
@@ -111,7 +115,7 @@ class Worker:
         """Free the working memory."""
         self.forget()
         free_results()
-        for rows in (self.rows, self.fine, self.words):
+        for rows in (self.rows, self.fine, self.words, self.pairs):
             rows.release()
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
         self._f32_scratch = torch.empty(0)
@@ -206,7 +210,7 @@ class PackedRows:
         """Return the address of memory for the panels of `n_rows` rows; allocate it if needed."""
         n_bytes = n_rows * extent.n_blocks * self._block_bytes
         if self._n_bytes < n_bytes:
-            self.memory = torch.empty(n_bytes, dtype=torch.uint8)
+            self.memory = weight_memory((n_bytes,), torch.uint8)
             self._panels, self._n_bytes = self.memory.data_ptr(), n_bytes
         return self._panels
 

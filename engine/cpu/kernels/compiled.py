@@ -23,6 +23,7 @@ from engine.cpu.kernels import (
     panel_packing,
     panels,
     quantised_gemm,
+    seven_products,
     word_gemm,
     words,
 )
@@ -202,6 +203,26 @@ def _word_product() -> dict[str, int]:
 def multiply_words() -> Kernel:
     """Return the kernel of `word_gemm`."""
     return callable_at(_word_product()["multiply"], quantised_gemm.ARGUMENTS)
+
+
+@cache
+def _seven_products() -> dict[str, int]:
+    """Compile `seven_products` and return the addresses of its functions."""
+    isa, names = chosen(), ["combine", "multiply"]
+    return jit.addresses_by_source(
+        "seven-products", isa, names, lambda m: seven_products.build(m, isa)
+    )
+
+
+def combine_words_address() -> int:
+    """Return the address of the kernel of `seven_products` that packs tokens for the other."""
+    return _seven_products()["combine"]
+
+
+@cache
+def multiply_combined_words() -> Kernel:
+    """Return the kernel of `seven_products` that multiplies."""
+    return callable_at(_seven_products()["multiply"], seven_products.ARGUMENTS)
 
 
 def multiply_words_piece() -> int:

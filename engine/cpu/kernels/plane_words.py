@@ -19,7 +19,7 @@ from llvmlite import ir
 from engine.cpu.kernels.panels import ROUNDER, ROUNDER_BITS, TINY
 from engine.cpu.kernels.tile_reader import BlockGroup, for_each_group
 from engine.cpu.kernels.values import F32, FLOATS, I16, INTS, Value, function, vector
-from engine.cpu.kernels.words import MOST_WORD, joined, scale_of
+from engine.cpu.kernels.words import joined, scale_of
 from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import BLOCK, SUPER
 
@@ -32,6 +32,9 @@ MOST_WEIGHT = 4096
 MOST_LENGTH = 32_750
 """Largest length of 256 activations in words: times that of as many weights, 16 × `MOST_WEIGHT`, it
 is less than 2^31, also with what rounding adds."""
+
+MOST_WORD = 32_767
+"""Largest word."""
 
 COLUMN_ORDER = [4 * line + column for line in range(BLOCK // 4) for column in (0, 2, 1, 3)]
 """Columns of a block in the order of a panel's words. An i32 of weights has four columns in bytes:
@@ -68,7 +71,9 @@ def add_pack_token(module: ir.Module) -> None:
         return code.load(x + index * 64, FLOATS)
 
     def pack(group: BlockGroup) -> None:
-        size, relative = scale_of(code, half, group.first * 2, group.last * 2, MOST_LENGTH)
+        size, relative = scale_of(
+            code, half, group.first * 2, group.last * 2, MOST_LENGTH, MOST_WORD
+        )
         steps, factor = relative / size, size / relative + (size - size)
         steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
         with code.loop(group.first, group.last) as block:

@@ -123,8 +123,14 @@ class SmallOps:
         kernel = self._activations.get(kind)
         return kernel and (kernel.address, _limit(kind, limit))
 
-    def gated(self, kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
-        """Compute `ReferenceOps.gated`, or `activate` if up is None; gate and up have one shape."""
+    def gated(
+        self, kind: str, limit: float, gate: Tensor, up: Tensor | None, *, in_place: bool = False
+    ) -> Tensor | None:
+        """Compute `ReferenceOps.gated`, or `activate` if up is None; gate and up have one shape.
+
+        Args:
+            in_place: whether the result may replace gate, which nothing reads any more.
+        """
         kernel = self._activations.get(kind)
         if kernel is None or (up is not None and up.shape != gate.shape):
             return None
@@ -139,7 +145,7 @@ class SmallOps:
                 strides = [rows[0] for rows in cut if rows is not None]
             else:
                 gate, up = gate.contiguous(), None if up is None else up.contiguous()
-        out = _empty(gate)
+        out = gate if in_place and gate.is_contiguous() else _empty(gate)
         self._binding(kernel, out)(
             self._address, gate.data_ptr(), strides[0], 0 if up is None else up.data_ptr(),
             strides[-1], n_rows, n, _limit(kind, limit), out.data_ptr(),

@@ -12,7 +12,7 @@ from engine.cpu.kernels.panels import TINY
 from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, I32, INTS, Code, Value, vector
-from engine.cpu.kernels.words import GROUP_BYTES, MOST_LENGTH, joined, scale_of, whole
+from engine.cpu.kernels.words import GROUP_BYTES, MOST_LENGTH, joined_numbers, scale_of, whole
 from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
 from engine.quants.layout import BLOCK, SUPER, TILE
 
@@ -81,7 +81,7 @@ def _emit_row(
     )
     with code.loop(code.number(0), n_blocks) as block:
         halves = [whole(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
-        code.store(joined(*halves), words + block * LINE_BYTES)
+        code.store(joined_numbers(factor, *halves), words + block * LINE_BYTES)
     return factor
 
 

@@ -7,9 +7,9 @@ Cauchy and Schwarz it is at most the product of both vectors' lengths, which sca
 `MOST_LENGTH`. So the bits of a sum do not depend on its order, and all further steps are those of
 F32 numbers, in the order of columns.
 
-Rounding adds at most 8 to a vector's length, which is at least 16,384 unless all is 0. So whatever
-the numbers are, a product is off by less than 2^-10 of both lengths, about what rounding both to
-F16 may do. A typical word has a size of 1,400 to 2,900: products of two random vectors are off by
+Rounding adds at most 8 to a vector's length, which is at least 8,192 unless all is 0. So whatever
+the numbers are, a product is off by less than 2^-9 of both lengths, about what rounding both to F16
+may do. A typical word has a size of 1,400 to 2,900: products of two random vectors are off by
 1e-4 of their size (an NMSE of 2e-8; 3e-6 where one of them is rounded to BF16). Scales of weights
 are powers of two, so that most BF16 weights, and the larger ones of F16, stay exact.
 
@@ -44,8 +44,8 @@ from engine.quants.layout import BLOCK, SUPER
 MOST_LENGTH = 46_000
 """Largest length of a vector of words: its square, with what rounding adds, is less than 2^31."""
 
-MOST_WORD = 32_767
-"""Largest word."""
+MOST_WORD = 16_383
+"""Largest word: sums of two are words, too, as `engine.cpu.kernels.seven_products` needs."""
 
 GROUP_BYTES = WORD_FACTOR_BYTES + SUPER * WORD_BLOCK_BYTES
 """Bytes of a group in a tile."""
@@ -103,28 +103,39 @@ def _add_pack_tokens(module: ir.Module, isa: Isa) -> None:
 
 def _add_pack_token(module: ir.Module) -> None:
     """Write `pack_token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
+    add_pack_group(module)
     code, (x, n_blocks, panel, n, t) = function(module, "pack_token", 5)
+    code.builder.function.linkage = "internal"
+    with code.loop(code.number(0), n_blocks, SUPER) as first:
+        count = code.min_signed(n_blocks - first, code.number(SUPER))
+        place = panel + first * n * WORD_PANEL_BYTES
+        code.call("pack_group", VOID, x + first * (4 * BLOCK), count, place, n, t)
+    code.builder.ret_void()
+
+
+def add_pack_group(module: ir.Module) -> None:
+    """Write `pack_group(x, n_blocks, panel, n, t)`: `pack_token` for up to 256 columns."""
+    code, (x, n_blocks, panel, n, t) = function(module, "pack_group", 5)
     code.builder.function.linkage = "internal"
 
     def half(index: Value) -> Value:
         return code.load(x + index * 64, FLOATS)
 
-    with code.loop(code.number(0), n_blocks, SUPER) as first:
-        last = code.min_signed(first + SUPER, n_blocks)
-        size, relative = scale_of(code, half, first * 2, last * 2, MOST_LENGTH)
-        steps, factor = relative / size, size / relative + (size - size)
-        steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
-        with code.loop(first, last) as block:
-            at = panel + block * n * WORD_PANEL_BYTES
-            words = [whole(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
-            code.store(joined(*words), at + t * (2 * BLOCK))
-            code.store(factor, at + n * (2 * BLOCK) + t * 4)
+    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MOST_LENGTH)
+    steps, factor = relative / size, size / relative + (size - size)
+    steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
+    with code.loop(code.number(0), n_blocks) as block:
+        at = panel + block * n * WORD_PANEL_BYTES
+        words = [whole(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
+        code.store(joined_numbers(factor, *words), at + t * (2 * BLOCK))
+        code.store(factor, at + n * (2 * BLOCK) + t * 4)
     code.builder.ret_void()
 
 
 def scale_of(
-    code: Code, half: Callable[[Value], Value], first: Value, last: Value, most_length: int
-) -> tuple[Value, Value]:
+    code: Code, half: Callable[[Value], Value], first: Value, last: Value, most_length: int,
+    most_word: int = MOST_WORD,
+) -> tuple[Value, Value]:  # fmt: skip
     """Return the largest size of some numbers, and the size that it may have as a word.
 
     Args:
@@ -132,11 +143,13 @@ def scale_of(
         first: index of the first 16 numbers.
         last: index behind the last ones.
         most_length: largest length that the numbers may have together, as words.
+        most_word: largest size of each.
     """
-    most = code.variable(code.constant(FLOATS, 0.0))
-    with code.loop(first, last) as index:
-        most.set(code.maximum(most.get(), code.unary("fabs", half(index))))
-    size = code.reduce("max", most.get())
+    most = code.variable(code.constant(INTS, 0))
+    with code.loop(first, last) as index:  # as integers, sizes have the same order, NaN the last
+        size = code.unary("fabs", half(index)).bitcast(INTS)
+        most.set(code.call("llvm.smax.v16i32", INTS, most.get(), size))
+    size = code.reduce("max", most.get().bitcast(FLOATS))
     inverse = code.where(size < TINY, code.constant(F32, 0.0), code.constant(F32, 1.0) / size)
     squares = code.variable(code.constant(FLOATS, 0.0))
     with code.loop(first, last) as index:
@@ -144,12 +157,18 @@ def scale_of(
         squares.set(code.fma(number, number, squares.get()))
     length = code.unary("sqrt", code.reduce("add", squares.get()))
     relative = code.constant(F32, float(most_length)) / length
-    return size, code.minimum(relative, code.constant(F32, float(MOST_WORD)))
+    return size, code.minimum(relative, code.constant(F32, float(most_word)))
 
 
 def whole(values: Value) -> Value:
     """Return the nearest integers, ties to even, as words."""
     return ((values + ROUNDER).bitcast(INTS) - ROUNDER_BITS).to(vector(I16))
+
+
+def joined_numbers(factor: Value, first: Value, second: Value) -> Value:
+    """Return 32 words, all 0 where their factor is no number: others are added to them."""
+    words = joined(first, second)
+    return words.code.where(factor.equals(factor), words, words.code.constant(words.kind, 0))
 
 
 def joined(first: Value, second: Value) -> Value:
