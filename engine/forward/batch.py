@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.config.load import MOST_PARALLEL
@@ -152,12 +151,14 @@ class Batch(NamedTuple):
 
     @property
     def checks_guesses(self) -> bool:
-        """Whether a piece goes on from the one before: with a guess, which the pass checks.
+        """Whether a sequence has several pieces: guesses, which the pass checks.
 
         So do single tokens that an MTP block reads along with its guesses.
         """
-        neighbours = pairwise(self.pieces)
-        return any(a.seat == b.seat and a.stop == b.n_past for a, b in neighbours)
+        if len(self.pieces) == 1:
+            return False
+        places = {(piece.seat, piece.n_past) for piece in self.pieces}
+        return len(places) > len({piece.seat for piece in self.pieces})
 
     @property
     def captured_size(self) -> PassSize:

@@ -104,6 +104,23 @@ def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
+GUESSING_ROWS = 4, 8, 16
+"""Numbers of rows of captured passes over an MTP block in which some tokens are only read."""
+
+MOST_GUESSES_CAPTURED = 8
+"""Largest number of sizes of such passes that are captured, those that read nothing among them."""
+
+
+def guessing_sizes(n_parallel: int) -> list[int]:
+    """Return the numbers of rows of the captured passes over an MTP block, in the order of use.
+
+    Args:
+        n_parallel: most answers that it guesses for at once.
+    """
+    alone = [1, *GUESSING_ROWS]
+    return alone if n_parallel == 1 else [*alone, captured_rows(n_parallel), *GUESSING_ROWS]
+
+
 MOST_RECORDED = 2
 """Largest number of sizes of passes over several single tokens that CPUs keep recorded.
 

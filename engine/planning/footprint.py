@@ -21,6 +21,7 @@ from engine.forward.batch_sizes import (
     SMALL_BATCH,
     captured_rows,
     captured_sizes,
+    guessing_sizes,
     largest_chunk,
     recorded_rows,
 )
@@ -273,12 +274,13 @@ def compute_bytes(
         return guessing + n_singles * logits + kernels
     if storage == "kernels":
         sizes = captured_sizes(n_parallel, n_checked)
-        n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, sizes, is_kv_on_host=is_kv_on_host)
+        graphs = sizes + hp.n_mtp * guessing_sizes(n_parallel)
+        n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, graphs, is_kv_on_host=is_kv_on_host)
         n_bytes += logits * sum(sizes[len(captured_sizes(n_parallel, 0)) :])
         # a graph's logits stay where they are, and beside them those after penalties, and counts
         samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
-        if hp.n_mtp:  # guesses are not captured, so theirs are beside those of tokens
-            guessing += n_parallel * logits
+        if hp.n_mtp:
+            guessing += len(guessing_sizes(n_parallel)) * n_parallel * logits
         return guessing + max(2 * logits + samplers + n_bytes, LOADING_BYTES)
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)

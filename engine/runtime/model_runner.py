@@ -23,6 +23,7 @@ from engine.runtime.passes.guessing import GuessPasses
 from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Rank, Replay, token_steps
+from engine.runtime.recording.capturing import captured_on, repeated_on
 from engine.runtime.recording.one_shot_use import OneShotUse
 from engine.runtime.recording.sizes import (
     RecordedSizes,
@@ -35,7 +36,7 @@ from engine.runtime.recording.warm_up import warm_up
 
 if TYPE_CHECKING:
     from engine.forward.cache_size import CacheSize
-    from engine.gpu.decode.rank_capture import OneShotControl
+    from engine.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.paging.sight import Sight
     from engine.parallel.executor import RankExecutor
     from engine.runtime.interface import Guard, TokenSource
@@ -233,13 +234,12 @@ class ModelRunner(CacheMemory, GuessPasses):
         replays = [x for x in kept if isinstance(x, Replay)]
         if len(replays) < len(ranks):
             return self._logits(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
-        if self._is_whole(size):
-            self.start(ids, batch)
-        else:
-            self.executor.run(lambda rank: ranks[rank].restart(ids, batch), is_watched=True)
-        if len(ranks) > 1:
-            self.executor.wait()  # all devices may take part in the logits of one
-        return self._found([replay.result for replay in replays])
+        return self._repeated(replays, ids, batch)
+
+    def _repeated(self, replays: Sequence[Replay], ids: Sequence[int], batch: Batch) -> Tensor:
+        """Replay what each rank has captured, for other tokens; return the logits."""
+        self.batches.finish()  # the limit of a token's time is not meant for them
+        return self._found(repeated_on(self.executor, self.ranks, replays, ids, batch))
 
     @property
     def is_captured_whole(self) -> bool:
@@ -291,23 +291,23 @@ class ModelRunner(CacheMemory, GuessPasses):
         self.batches.finish()
         if not are_captured(ranks):
             return self._logits(lambda rank: ranks[rank].record(ids, batch))
-        from engine.gpu.decode.rank_capture import Unproven, capture_on_all
         from engine.gpu.launch.graph import NotRepeatable
 
-        while True:
-            tasks = [rank.capture_task(ids, batch) for rank in ranks]
-            try:
-                replays, results = capture_on_all(self.executor, tasks, self.one_shots)
-            except NotRepeatable as error:
-                if not isinstance(error, Unproven) or not self.meeting.may_try_again(str(error)):
-                    self._refuse(batch.captured_size, str(error))
-                    return self._computed(ids, batch)
-            else:
-                self.meeting.note_success()
-                for rank, part in zip(ranks, replays.parts, strict=True):
-                    rank.recordings[batch.captured_size], rank.refusal = Replay(part), ""
-                self._note_parts(batch.captured_size)
-                return self._found(results)
+        try:
+            replays, logits = self._captured(lambda rank: rank.capture_task(ids, batch))
+        except NotRepeatable as error:
+            self._refuse(batch.captured_size, str(error))
+            return self._computed(ids, batch)
+        for rank, replay in zip(ranks, replays, strict=True):
+            rank.recordings[batch.captured_size], rank.refusal = replay, ""
+        self._note_parts(batch.captured_size)
+        return logits
+
+    def _captured(self, task: Callable[[Rank], CaptureTask]) -> tuple[Sequence[Replay], Tensor]:
+        """Compute each rank's task and capture it; return the captures, and the logits."""
+        self.batches.finish()
+        found, results = captured_on(self.executor, self.meeting, self.ranks, task)
+        return found, self._found(results)
 
     @property
     def _gpus(self) -> list[str]:

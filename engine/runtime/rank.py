@@ -68,7 +68,7 @@ class Rank:
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
         self.recordings: dict[PassSize, TokenRecording | Replay] = {}
-        self.guesses: dict[GuessSize, TokenRecording] = {}
+        self.guesses: dict[GuessSize, TokenRecording | Replay] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
@@ -176,8 +176,10 @@ class Rank:
 
     def replay_guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
         """Replay the recording of an MTP block for single tokens; return the logits."""
+        recording = self.guesses[block, len(ids), batch.first_logit]
+        assert not isinstance(recording, Replay), "a captured pass is started instead"
         self.begin(ids, batch)
-        return self.guesses[block, len(ids), batch.first_logit].run()
+        return recording.run()
 
     def read(self, ids: Tensor, batch: Batch, block: int) -> None:
         """Have an MTP block read ids (T,), which were computed before; see `MTP.read`."""
@@ -203,6 +205,16 @@ class Rank:
             lambda: self.forward(len(ids)),
             lambda: self.captured(lambda: self.forward(len(ids))),
             self.context.cache.recurrent_tensors([piece.slot for piece in batch.pieces]),
+        )
+
+    def guess_capture_task(self, ids: Sequence[int], batch: Batch, block: int) -> CaptureTask:
+        """Return a pass over an MTP block as a task that `capture_on_all` captures."""
+        from engine.gpu.decode.rank_capture import CaptureTask
+
+        return CaptureTask(
+            lambda: self.begin(ids, batch),
+            lambda: self._guessed(len(ids), block),
+            lambda: self.captured(lambda: self._guessed(len(ids), block)),
         )
 
     def token_step(
@@ -265,11 +277,6 @@ class Rank:
         assert not isinstance(recording, Replay), "a captured token is started instead"
         self.begin(ids, batch)
         return recording.run()
-
-    def restart(self, ids: Sequence[int], batch: Batch) -> None:
-        """Start the captured graph for single tokens."""
-        self.begin(ids, batch)
-        self.start()
 
     def start(self) -> None:
         """Start the captured graph for the tokens that `begin` wrote."""

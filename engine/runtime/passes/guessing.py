@@ -1,12 +1,13 @@
 """Passes over the MTP blocks of a model on all ranks, which guess what follows tokens.
 
-On GPUs these passes are not captured: a device that samples ahead comes to a stop before a guess,
-the host starts each kernel, and prompts are not computed in micro-batches. So `--draft auto` loads
-the blocks on CPUs alone. GPUs on several machines do not guess with them.
+A device that samples ahead comes to a stop before a guess, and prompts are not computed in
+micro-batches on GPUs. So `--draft auto` loads the blocks on CPUs alone. GPUs on several machines do
+not guess with them.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,28 +19,31 @@ import torch
 
 from engine.runtime.passes.noted_source import MOST_AHEAD, NotedSource
 from engine.runtime.passes.unread import UnreadTokens
-from engine.runtime.recording.sizes import are_captured, n_until_recorded
+from engine.runtime.rank import Replay
+from engine.runtime.recording.sizes import are_captured, n_until_recorded, padded_guesses
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.batch import Batch
+    from engine.gpu.decode.rank_capture import CaptureTask
     from engine.parallel.executor import RankExecutor
     from engine.runtime.interface import Guard, TokenSource
     from engine.runtime.passes.unread import Reading
-    from engine.runtime.rank import Rank
+    from engine.runtime.rank import GuessSize, Rank
     from engine.runtime.recording.sizes import RecordedSizes
     from engine.sampling.token_source import Logits
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 
 class GuessPasses(ABC):
-    """The part of `ModelRunner` that guesses. The second pass of a size is recorded, as of tokens.
+    """The part of `ModelRunner` that guesses.
 
-    A pass of guesses first reads the tokens that were computed one by one since the last one. Where
-    GPUs capture tokens, guesses are not captured: the host starts the kernels of the block one by
-    one, which takes longer than a replay would, and counts as the time of making a guess.
+    The second pass of a size is recorded, and the first one is captured on GPUs, as of tokens. A
+    pass of guesses first reads the tokens that were computed one by one since the last one.
 
     Attributes:
         executor: executor of the ranks.
@@ -58,6 +62,14 @@ class GuessPasses(ABC):
     @abstractmethod
     def _logits(self, compute: Callable[[int], Tensor | None]) -> Tensor:
         """Compute on all ranks; return the logits, which exactly one rank returns."""
+
+    @abstractmethod
+    def _repeated(self, replays: Sequence[Replay], ids: Sequence[int], batch: Batch) -> Tensor:
+        """Replay what each rank has captured, for other tokens; return the logits."""
+
+    @abstractmethod
+    def _captured(self, task: Callable[[Rank], CaptureTask]) -> tuple[Sequence[Replay], Tensor]:
+        """Compute each rank's task and capture it; return the captures, and the logits."""
 
     @abstractmethod
     def _read(self, compute: Callable[[], Tensor], read: Callable[[Tensor], T]) -> T:
@@ -104,8 +116,7 @@ class GuessPasses(ABC):
         with self._guard("to guess the next tokens", 1):
             before, (block, rows) = self._unread.joined(ids, batch, number)
             self._read_tokens(before)
-            task = self._guess_task(*rows, block)
-            found = self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
+            found = self._read(lambda: self._guessed(*rows, block), lambda x: x.cpu().numpy())
             self._unread.note_guess(batch, number)
             return found
 
@@ -133,6 +144,36 @@ class GuessPasses(ABC):
         self._unread.forget(seat)
         with self._guard("to begin a sequence", 1):
             self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(seat))
+
+    def _guessed(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor:
+        """Have a block guess on all ranks; return the logits of the rows that want some."""
+        wide = padded_guesses(ids, batch) if are_captured(self.ranks) else None
+        if wide is not None:
+            size = block, len(wide[0]), wide[1].first_logit
+            if self._sizes.may_capture_guesses(size, self.ranks):
+                found = self._replayed_guess(*wide, size)
+                if found is not None:
+                    return found[: len(ids) - batch.first_logit]
+        return self._logits(self._guess_task(ids, batch, block))
+
+    def _replayed_guess(self, ids: Sequence[int], batch: Batch, size: GuessSize) -> Tensor | None:
+        """Guess by a captured pass, or capture it; return the logits, None if that cannot be."""
+        ranks, block = self.ranks, size[0]
+        found = [rank.guesses.get(size) for rank in ranks]
+        replays = [replay for replay in found if isinstance(replay, Replay)]
+        if len(replays) == len(ranks):
+            return self._repeated(replays, ids, batch)
+        from engine.gpu.launch.graph import NotRepeatable
+
+        try:
+            made, logits = self._captured(lambda rank: rank.guess_capture_task(ids, batch, block))
+        except NotRepeatable as error:
+            log.warning("guesses from %d tokens are computed step by step: %s", len(ids), error)
+            self._sizes.refuse_guesses(size)
+            return None
+        for rank, replay in zip(ranks, made, strict=True):
+            rank.guesses[size] = replay
+        return logits
 
     def _guess_task(
         self, ids: Sequence[int], batch: Batch, block: int

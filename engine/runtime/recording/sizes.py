@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.forward.batch import MOST_AT_ONCE, PassSize
-from engine.forward.batch_sizes import CAPTURED_ROWS, MOST_RECORDED, captured_rows
+from engine.forward.batch_sizes import (
+    CAPTURED_ROWS,
+    GUESSING_ROWS,
+    MOST_GUESSES_CAPTURED,
+    MOST_RECORDED,
+    captured_rows,
+)
 
 if TYPE_CHECKING:
     from engine.forward.batch import Batch
@@ -44,6 +50,7 @@ class RecordedSizes:
         self.n_single = Counter[PassSize]()
         self.n_guesses: Counter[GuessSize] = Counter()
         self._refused: set[PassSize] = set()
+        self._refused_guesses: set[GuessSize] = set()
         self._used: list[PassSize] = []  # sizes beside one, the one used last at the end
 
     def has(self, size: PassSize, ranks: Sequence[Rank]) -> bool:
@@ -73,6 +80,16 @@ class RecordedSizes:
             self.n_guesses[size] = 0
             for rank in ranks:
                 rank.guesses.pop(size, None)
+
+    def may_capture_guesses(self, size: GuessSize, ranks: Sequence[Rank]) -> bool:
+        """Return whether passes over MTP blocks of a size are captured, or may be."""
+        known = {found for rank in ranks for found in rank.guesses if found[0] == size[0]}
+        has_room = size in known or len(known) < MOST_GUESSES_CAPTURED
+        return has_room and size not in self._refused_guesses
+
+    def refuse_guesses(self, size: GuessSize) -> None:
+        """Note that passes over MTP blocks of a size cannot be captured, ever."""
+        self._refused_guesses.add(size)
 
     def refuse(self, size: PassSize) -> None:
         """Note that passes of a size cannot be recorded, ever."""
@@ -117,3 +134,21 @@ def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Seq
         return ids, batch
     pieces = batch.pieces + batch.pieces[-1:] * n_more
     return [*ids, *[ids[-1]] * n_more], batch._replace(pieces=pieces)
+
+
+def padded_guesses(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch] | None:
+    """Return tokens of a pass over an MTP block as a size that is captured; None if there is none.
+
+    The first token that is only read, and the last one, are computed repeatedly: their keys and
+    values are written to the same place again.
+    """
+    n_read, wanted = batch.first_logit, captured_rows(len(ids) - batch.first_logit)
+    n = wanted
+    if n_read:
+        n = next((size for size in GUESSING_ROWS if size >= n_read + wanted), 0)
+    if not n:
+        return None
+    before, behind = n - n_read - wanted, n_read + wanted - len(ids)
+    pieces = batch.pieces[:1] * before + batch.pieces + batch.pieces[-1:] * behind
+    wide = batch._replace(pieces=pieces, first_logit=n - wanted)
+    return [*[ids[0]] * before, *ids, *[ids[-1]] * behind], wide

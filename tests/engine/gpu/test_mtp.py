@@ -95,9 +95,11 @@ def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path:
                 if len(found) >= 2 and not source.made:  # from then on until one can be made
                     source.guess({request: request.wanted}, 2)
             model.step()
+        sizes = set(model.runtime.ranks[0].guesses)
     assert [*PROMPTS[0], *found] == expected
     ((text, guesses),) = source.made
     assert len(text) > len(PROMPTS[0]) + 2
+    assert {(0, 1, 0)} < sizes <= {(0, 1, 0), (0, 4, 3), (0, 8, 7)}, "both passes were captured"
     assert guesses == plain.chain(text, 2)
 
 
@@ -116,6 +118,8 @@ def test_guesses_are_those_of_the_formulas(
     with load_model(path, devices, split, draft="mtp", split_mode=mode, **options) as model:
         check(model, plain, 20, 3, n_before=8)
         check(model, plain, 8, 1, 2, PROMPTS[:2])
+        sizes = [set(rank.guesses) for rank in model.runtime.ranks]
+        assert all({(0, 1, 0), (0, 2, 0)} < found for found in sizes), "a guess is replayed"
         model.resplit(split[::-1])
         check(model, plain, 8, 3, n_before=3)
 

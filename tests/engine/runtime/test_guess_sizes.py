@@ -1,0 +1,25 @@
+"""Sizes of passes over an MTP block that GPUs capture."""
+
+from engine.forward.batch import Batch, Piece
+from engine.runtime.recording.sizes import padded_guesses
+
+
+def padded(n_read: int, n_guess: int) -> tuple[list[int], list[int], int] | None:
+    """Return the tokens, their positions and the first wanted row of a padded pass."""
+    pieces = [Piece(10 + k, 1) for k in range(n_read)]
+    pieces += [Piece(10 + n_read, 1, seat=seat) for seat in range(n_guess)]
+    ids = list(range(n_read + n_guess))
+    found = padded_guesses(ids, Batch(tuple(pieces), n_read))
+    if found is None:
+        return None
+    return list(found[0]), [piece.n_past for piece in found[1].pieces], found[1].first_logit
+
+
+def test_passes_are_padded_at_both_ends() -> None:
+    """With the first token that is read, and the last one, whose rows are the same again."""
+    assert padded(0, 1) == ([0], [10], 0)
+    assert padded(0, 3) == ([0, 1, 2, 2], [10] * 4, 0)
+    assert padded(1, 1) == ([0, 0, 0, 1], [10, 10, 10, 11], 3)
+    assert padded(4, 1) == ([0, 0, 0, 0, 1, 2, 3, 4], [10, 10, 10, 10, 11, 12, 13, 14], 7)
+    assert padded(3, 3) == ([0, 0, 1, 2, 3, 4, 5, 5], [10, 10, 11, 12, 13, 13, 13, 13], 4)
+    assert padded(13, 3) is None, "four guesses would be more than a pass has rows"
