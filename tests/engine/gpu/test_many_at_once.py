@@ -46,7 +46,8 @@ class Sequences:
         self.logits: list[list[np.ndarray]] = [[] for _ in IDS]
 
     def piece(self, one: int, n: int) -> Piece:
-        return Piece(len(self.logits[one]), n, (TABLES[one],) * len(self._runner.groups), one)
+        tables = (TABLES[one],) * len(self._runner.groups)
+        return Piece(len(self.logits[one]), n, tables, one, seat=one)
 
     def step(self, *parts: tuple[int, int]) -> None:
         """Compute the next tokens of some sequences: pairs of a sequence and how many."""
