@@ -69,6 +69,7 @@ class Banner(QFrame):
         self.setAccessibleName(self._text.text())
         self.setAccessibleDescription(self._hint.text())
         self.show()
+        self._keep_height()
         if notice.kind == "info" and not notice.stays:
             self._timer.start()
         else:
@@ -101,6 +102,13 @@ class Banner(QFrame):
         direction = QBoxLayout.Direction
         is_narrow = self.width() < px(NARROW)
         self._content.setDirection(direction.TopToBottom if is_narrow else direction.LeftToRight)
+        self._keep_height()
+
+    def _keep_height(self) -> None:
+        """Ask for room for all lines; a layout without it would squeeze them into each other."""
+        layout = self.layout()
+        assert layout is not None
+        self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
 
     @Slot()
     def _close(self) -> None:

@@ -1,6 +1,6 @@
 """The banner of notices."""
 
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.notice import Notice
@@ -22,3 +22,21 @@ def test_a_narrow_banner_has_its_button_under_the_text(qtbot: QtBot) -> None:
 
 def _end(banner: Banner) -> int:
     return banner._hint.geometry().bottom()
+
+
+def test_all_lines_of_a_narrow_banner_have_room(qtbot: QtBot) -> None:
+    """A layout that is too low would squeeze them into each other."""
+    around = QWidget()
+    qtbot.addWidget(around)
+    column, banner, other = QVBoxLayout(around), Banner(), QWidget()
+    other.setMinimumHeight(120)
+    column.addWidget(other, 1)
+    column.addWidget(banner)
+    around.resize(300, 100)
+    around.show()
+    banner.show_notice(Notice("Some words of a text. " * 4, "Words of a hint. " * 5, action="Do"))
+    QApplication.processEvents()
+    texts = [part for part in banner.findChildren(QLabel) if part.text()]
+    assert len(texts) == 2
+    for part in texts:
+        assert part.height() >= part.heightForWidth(part.width())
