@@ -177,9 +177,10 @@ class ThreadHost:
 
     def _tell(self, generation: int, stream: AnswerStream) -> None:
         """Send the events of an answer that are there, and forget it at its end."""
-        for event in stream.ready():
-            self._tell_fallbacks(generation)
-            self._send(generation, event)
+        while events := stream.ready():  # until none is left, or the error behind them is raised
+            for event in events:
+                self._tell_fallbacks(generation)
+                self._send(generation, event)
         if stream.is_over:
             self._forget(generation)
             self._tell_fallbacks(generation)

@@ -16,6 +16,7 @@ from engine import (
     Cancelled,
     ChatMessage,
     Command,
+    ContextOverflow,
     ContextShifted,
     CountCache,
     CountTokens,
@@ -313,6 +314,18 @@ def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
     assert {end.generation for end in ends[:2]} == {text, other}
     assert [end.generation for end in ends[2:]] == [load, waiting]
     assert [type(end.event) for end in ends] == [Finished, Finished, ModelLoaded, Finished]
+
+
+def test_an_error_behind_an_event_of_the_same_pass_is_told(desk: Desk, path: str) -> None:
+    """The oldest message is left out, and the last one is too long even so."""
+    desk.run(Load(LoadParams(path)))
+    talk = (*ASK, ChatMessage("assistant", "hello"), ChatMessage("user", "hello " * 100))
+    number = desk.host.submit(Generate(talk, sampling=LONG))
+    assert isinstance(desk.next().event, ContextShifted)
+    failed = desk.closing(number)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ContextOverflow)
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
 def test_tokens_are_counted(desk: Desk, path: str) -> None:

@@ -42,8 +42,9 @@ class AnswerStream(Iterator[GenerationEvent]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all events were read."""
-        return self._is_closed or (self._request.is_over and not self._request.events)
+        """Whether all events were read, and an error that has ended the answer."""
+        request = self._request
+        return self._is_closed or (request.is_over and not request.events and request.error is None)
 
     def __next__(self) -> GenerationEvent:
         """Return the next event; compute, or wait for others that do, until there is one.
@@ -72,7 +73,7 @@ class AnswerStream(Iterator[GenerationEvent]):
         """Return the events that are there already; for who computes steps, see `Model.step`.
 
         Raises:
-            EngineError: see `__next__`.
+            EngineError: see `__next__`; not before all events were returned.
         """
         if not self._has_begun:
             with self._occupancy.use("it computes an answer"):
