@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from engine.cpu.kernels.attention_words import in_words
+from engine.cpu.kernels.isa import Isa, chosen
 from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
@@ -25,3 +27,17 @@ def layer(
     v = None if v_in_k else numbers(2, n_ctx, n_kv, dim_v)
     held.write(numbers(1, n_ctx, n_kv, dim_k), v, Batch.of_one(0, n_ctx, 0))
     return held
+
+
+def as_multiplied(q: Tensor, held: LayerCache, isa: Isa | None = None) -> Tensor:
+    """Return queries (…, head_dim) as the CPU's kernels multiply them with a layer's keys.
+
+    With blocks of integers these are words with a scale for each 32 elements, where the
+    instruction set multiplies words; otherwise they stay as they are.
+    """
+    if not in_words(isa or chosen(), held.types.k):
+        return q
+    blocks = q.reshape(*q.shape[:-1], -1, 32)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    words = (blocks * (torch.full_like(largest, 32767) / largest)).round()
+    return (words * (largest * (1 / 32767))).reshape(q.shape)

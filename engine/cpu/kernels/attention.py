@@ -11,7 +11,8 @@ The work is shared out by tiles: rows of one sequence, and query heads of one ke
 there is memory for the results of all pages of all rows, each page of a tile is a piece of the
 work, and the pages are merged at the end; otherwise a piece goes through all pages of a tile. In a
 tile with few rows, each block is read as it is (`attention_tile`), with many, it is decoded into
-scratch (`attention_rows`); both give the same bits.
+scratch (`attention_rows`); both give the same bits. Where keys are blocks of integers and the
+processor multiplies words, so are queries (`attention_words`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from llvmlite import ir
 from engine.config.kv_types import KVTypes
 from engine.cpu.kernels.attention_merge import add_merges
 from engine.cpu.kernels.attention_page import Scratch, add_pages, n_units, named
-from engine.cpu.kernels.attention_rows import UNIT_BYTES, add_row_parts
+from engine.cpu.kernels.attention_rows import add_row_parts
 from engine.cpu.kernels.attention_softmax import STATE_BYTES, add_softmax
 from engine.cpu.kernels.attention_tile import add_parts
+from engine.cpu.kernels.attention_words import UNIT_BYTES, in_words
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, ceil_div, share
 from engine.cpu.kernels.team import add_run
-from engine.cpu.kernels.values import I64, VOID, Code, Value, function
+from engine.cpu.kernels.values import I1, I64, VOID, Code, Value, function
 from engine.paging.keys import PAGE
 
 LAYER = (
@@ -76,10 +78,11 @@ def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     add_parts(module, isa, types)
     add_row_parts(module, isa, types)
     add_merges(module, isa)
-    add_pages(module, isa, INNER)
+    add_pages(module, isa, types, INNER)
     _add_tile_at(module)
-    _add_whole(module)
-    _add_part(module)
+    has_words = in_words(isa, types.k)
+    _add_whole(module, has_words=has_words)
+    _add_part(module, has_words=has_words)
     _add_attend_piece(module)
     _add_merge_piece(module)
     code, (team, layer, rows, *values) = function(module, "attend", 1 + len(ARGUMENTS))
@@ -160,7 +163,7 @@ def _add_attend_piece(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_part(module: ir.Module) -> None:
+def _add_part(module: ir.Module, *, has_words: bool) -> None:
     """Write `attend_part(place, item, scratch)`: one page of a tile, for `merge_piece`."""
     code, (place, item, scratch) = function(module, "attend_part", 3)
     code.builder.function.linkage = "internal"
@@ -181,7 +184,8 @@ def _add_part(module: ir.Module) -> None:
     head = code.load(group + 8, I64)
     index = (before.get() + number * n_rows) * given["n_heads"] + head * n_rows
     goal = _results(given) + index * given["result_bytes"]
-    with code.when(given["is_direct"].equals(0)):
+    is_loaded = given["is_direct"].equals(0)
+    with code.when(is_loaded | code.constant(I1, int(has_words))):
         code.call("load_queries", VOID, place, group, row, n_rows, scratch)
     code.call("attend_page", VOID, place, group, row, n_rows, first + number, goal, scratch)
     code.builder.ret_void()
@@ -229,7 +233,7 @@ def _out(given: Named, row: Value, head: Value) -> Value:
     return given["out"] + (row * given["n_heads"] + head) * given["head_dim_v"] * 4
 
 
-def _add_whole(module: ir.Module) -> None:
+def _add_whole(module: ir.Module, *, has_words: bool) -> None:
     """Write `attend_whole(place, item, scratch)`: all pages of a tile.
 
     The last tiles, which see most, come first.
@@ -244,7 +248,8 @@ def _add_whole(module: ir.Module) -> None:
     _, head, n = code.load_array(group, 3)
     row_bytes, room = given["result_bytes"], Scratch.at(scratch, given)
     offset = row_bytes - STATE_BYTES
-    with code.when(given["is_direct"].equals(0)):
+    is_loaded = given["is_direct"].equals(0)
+    with code.when(is_loaded | code.constant(I1, int(has_words))):
         code.call("load_queries", VOID, place, group, begin, n_rows, scratch)
     with code.loop(zero, n_rows) as row, code.loop(zero, n) as one:
         result = room.rows + (row * n + one) * row_bytes

@@ -6,16 +6,18 @@ A tile is some rows of one sequence and the query heads of one group, which shar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.cpu.kernels.attention_rows import SCORE_BYTES, UNIT_BYTES
-from engine.cpu.kernels.attention_softmax import STATE_BYTES, mark_fresh
-from engine.cpu.kernels.attention_tile import tile_width
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.attention_softmax import ONE, SCORE_BYTES, STATE_BYTES, mark_fresh
+from engine.cpu.kernels.attention_tile import MOST_WORD_DOTS, tile_width
+from engine.cpu.kernels.attention_words import UNIT_BYTES, add_query_words, in_words
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, ceil_div
-from engine.cpu.kernels.values import F32, I32, I64, LANES, VOID, Code, Value, function
+from engine.cpu.kernels.values import F32, I1, I64, LANES, VOID, Code, Value, function
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 from engine.forward.state import ATTENTION_BLOCK as BLOCK
 from engine.forward.state import ATTENTION_HEADS as GROUP_HEADS
@@ -97,14 +99,17 @@ class Tile(NamedTuple):
         return kv, head, n
 
 
-def add_pages(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
+def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str]) -> None:
     """Write `load_queries` and `attend_page`: see the functions.
 
     Args:
         inner: names of the 64-bit integers at the address `place` that both take first.
     """
-    _add_load_queries(module, inner)
-    _add_direct_page(module, inner)
+    has_words = in_words(isa, types.k)
+    if has_words:
+        add_query_words(module)
+    _add_load_queries(module, inner, has_words=has_words)
+    _add_direct_page(module, inner, has_words=has_words)
     _add_row_page(module, isa, inner)
     code, arguments = function(module, "attend_page", 7)
     code.builder.function.linkage = "internal"
@@ -122,8 +127,12 @@ def named(code: Code, place: Value, inner: Sequence[str]) -> Named:
     return dict(zip(inner, code.load_array(place, len(inner)), strict=True))
 
 
-def _add_load_queries(module: ir.Module, inner: Sequence[str]) -> None:
-    """Write `load_queries(place, group, row, n_rows, scratch)`: copies a tile's queries."""
+def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
+    """Write `load_queries(place, group, row, n_rows, scratch)`: copies a tile's queries.
+
+    Args:
+        has_words: whether they are converted by `query_words`.
+    """
     code, (place, *parts, scratch) = function(module, "load_queries", 5)
     code.builder.function.linkage = "internal"
     given, tile = named(code, place, inner), Tile(*parts)
@@ -134,12 +143,16 @@ def _add_load_queries(module: ir.Module, inner: Sequence[str]) -> None:
     with code.loop(zero, tile.n_rows) as row, code.loop(zero, n) as one:
         source = given["q"] + ((tile.row + row) * given["n_heads"] + head + one) * dim * 4
         goal = scratch + (row * n + one) * stride
-
-        def copy(lanes: SimdLanes, source: Value = source, goal: Value = goal) -> None:
-            code.store(lanes.load(source), goal + lanes.index * 4)
-
-        for_each_vector(code, dim, copy)
+        if has_words:
+            code.call("query_words", VOID, source, dim, goal)
+        else:
+            for_each_vector(code, dim, partial(_copied, code, source, goal))
     code.builder.ret_void()
+
+
+def _copied(code: Code, source: Value, goal: Value, lanes: SimdLanes) -> None:
+    """Copy a vector, or the part that is left, padded by zeros."""
+    code.store(lanes.load(source), goal + lanes.index * 4)
 
 
 def _cells(given: Named, code: Code, kv: Value, row: Value, page: Value) -> tuple[Value, Value]:
@@ -158,26 +171,18 @@ def _seen(given: Named, code: Code, row: Value, last: Value, page: Value) -> tup
     return code.where(first < 0, zero, first), code.min_signed(stop, code.number(PAGE))
 
 
-def _softmax(
-    given: Named, code: Code, head: Value, scores: Value, start: Value, stop: Value,
-    distance: Value, state: Value,
-) -> None:  # fmt: skip
-    """Write the call of `online_softmax` for a query head."""
-    slope = code.variable(code.number(0))
-    with code.when(given["slopes"].differs(0)):
-        slope.set(code.load(given["slopes"] + head * 4, I32).to(I64))
-    code.call(
-        "online_softmax", VOID, scores, start, stop, distance, given["scale"], given["softcap"],
-        slope.get(), state,
-    )  # fmt: skip
+def _slopes(given: Named, code: Code, head: Value) -> Value:
+    """Return the address of the slopes from a query head on; 0 if there are none."""
+    slopes = given["slopes"]
+    return code.where(slopes.differs(0), slopes + head * 4, slopes)
 
 
-def _add_direct_page(module: ir.Module, inner: Sequence[str]) -> None:
+def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
     """Write `direct_page(place, group, row, n_rows, page, goal, scratch)`, for a single row.
 
-    See `_add_row_page`; the scratch memory is not used.
+    See `_add_row_page`; queries lie in the scratch memory only if they are converted.
     """
-    code, (place, *parts, page, goal, _) = function(module, "direct_page", 7)
+    code, (place, *parts, page, goal, scratch) = function(module, "direct_page", 7)
     code.builder.function.linkage = "internal"
     given, tile = named(code, place, inner), Tile(*parts)
     kv, head, n = tile.heads(code)
@@ -185,25 +190,36 @@ def _add_direct_page(module: ir.Module, inner: Sequence[str]) -> None:
     k_stride, v_stride, dim_k = given["k_stride"], given["v_stride"], given["head_dim_k"]
     row_bytes = given["result_bytes"]
     state = goal + row_bytes - STATE_BYTES
-    q = given["q"] + (tile.row * given["n_heads"] + head) * dim_k * 4
+    given_q = given["q"] + (tile.row * given["n_heads"] + head) * dim_k * 4
+    q = scratch if has_words else given_q
     position = code.load(given["positions"] + tile.row * 8, I64)
     scores = code.stack_buffer(F32, DIRECT_HEADS * BLOCK)
+    panel, zero, k_units = Scratch.at(scratch, given).keys, code.number(0), n_units(dim_k)
+    most = MOST_WORD_DOTS if has_words else DIRECT_HEADS
     with code.loop(code.number(0), n) as one:
         mark_fresh(code, state + one * row_bytes)
+    slopes = _slopes(given, code, head)
     begin, stop = _seen(given, code, tile.row, tile.row, page)
     next_k, _ = _cells(given, code, kv, tile.row, _next_page(given, code, page, position))
     with code.loop(begin - begin % BLOCK, stop, BLOCK) as at:
         low = code.where(at < begin, begin - at, code.number(0))
         high = code.min_signed(stop - at, code.number(BLOCK))
         values = v + (at + low) * v_stride
-        code.call(
-            "scores", VOID, n, q, dim_k, k + at * k_stride, k_stride, low, high, values, scores
+        keys = k + at * k_stride, k_stride
+        with code.if_else(n > most) as (many, few):
+            with many:
+                code.call("decode_keys", VOID, *keys, low, high, dim_k, values, panel)
+                code.call("row_scores", VOID, q, k_units, zero, n, panel, high, scores)
+            with few:
+                code.call("scores", VOID, n, q, dim_k, *keys, low, high, values, scores)
+        factor = code.variable(
+            code.call("cap", I64, zero, n, scores, given["scale"], given["softcap"])
         )
-        with code.loop(code.number(0), n) as one:
-            _softmax(
-                given, code, head + one, scores + one * SCORE_BYTES, low, high,
-                page * PAGE + at - position, state + one * row_bytes,
-            )  # fmt: skip
+        with code.when(low.differs(0) | high.differs(BLOCK) | slopes.differs(0)):
+            distance = page * PAGE + at - position
+            code.call("mask", VOID, n, scores, low, high, distance, factor.get(), slopes)
+            factor.set(code.number(ONE))
+        code.call("softmax", VOID, zero, n, scores, factor.get(), state, row_bytes)
         later = code.where(at + BLOCK < stop, k + (at + BLOCK) * k_stride, next_k)
         code.call(
             "weighted_sum", VOID, n, scores + low * 4, high - low, values, v_stride,
@@ -241,11 +257,15 @@ def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
         first.set(code.number(0))
         low = code.where(at < begin, begin - at, code.number(0))
         high = code.min_signed(stop - at, code.number(BLOCK))
-        for name, cells, stride, dim, place_of in (
-            ("decode_keys", k, given["k_stride"], given["head_dim_k"], room.keys),
-            ("decode_values", v, given["v_stride"], given["head_dim_v"], room.values),
-        ):
-            code.call(name, VOID, cells + at * stride, stride, low, high, dim, place_of)
+        keys, values = k + at * given["k_stride"], v + at * given["v_stride"]
+        code.call(
+            "decode_keys", VOID, keys, given["k_stride"], low, high, given["head_dim_k"], values,
+            room.keys,
+        )  # fmt: skip
+        code.call(
+            "decode_values", VOID, values, given["v_stride"], low, high, given["head_dim_v"],
+            room.values,
+        )  # fmt: skip
         with code.forever() as leave:
             leave(first.get() >= tile.n_rows)
             code.call(
@@ -262,6 +282,35 @@ def _n_rows_at_once(code: Code, n: Value) -> Value:
     return code.where(some > 1, some, code.number(1))
 
 
+class _Rows(NamedTuple):
+    """The rows of a tile that a block is added to at once.
+
+    Attributes:
+        block: first position of the block.
+        firsts: address of the first position that each row sees.
+        position: position of the first row.
+        head, n: the first query head of each row, and how many there are.
+        begin, stop: range of the rows that see some of the block.
+        begin_whole, stop_whole: range of those among them that see all of it.
+    """
+
+    block: Value
+    firsts: Value
+    position: Value
+    head: Value
+    n: Value
+    begin: Value
+    stop: Value
+    begin_whole: Value
+    stop_whole: Value
+
+    def span(self, code: Code, row: Value) -> tuple[Value, Value]:
+        """Return the interval of the block's positions that a row sees."""
+        low = code.load(self.firsts + row * 8, I64) - self.block
+        seen = code.min_signed(self.position + row + 1 - self.block, code.number(BLOCK))
+        return code.where(low < 0, code.number(0), low), seen
+
+
 def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     """Write `attend_block(place, group, row, n_rows, first, block, high, goal, scratch)`.
 
@@ -272,52 +321,66 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     code.builder.function.linkage = "internal"
     given, whole = named(code, place, inner), Tile(*parts)
     _, head, n = whole.heads(code)
-    row_bytes, k_units = given["result_bytes"], n_units(given["head_dim_k"])
-    room, zero = Scratch.at(scratch, given), code.number(0)
+    k_units = n_units(given["head_dim_k"])
+    room = Scratch.at(scratch, given)
     queries = room.queries + first * n * k_units * UNIT_BYTES
-    goal = goal + first * n * row_bytes
+    goal = goal + first * n * given["result_bytes"]
     n_rows = code.min_signed(whole.n_rows - first, _n_rows_at_once(code, n))
     firsts = given["firsts"] + (whole.row + first) * 8
-    first_position = code.load(given["positions"] + (whole.row + first) * 8, I64)
-    # rows that see some of the block, and among them those that see all of it
-    begin, stop = _row_range(code, firsts, block - first_position, n_rows, block + BLOCK)
-    begin_whole, stop_whole = _row_range(
-        code, firsts, block + (BLOCK - 1) - first_position, stop, block + 1
-    )
+    position = code.load(given["positions"] + (whole.row + first) * 8, I64)
+    begin, stop = _row_range(code, firsts, block - position, n_rows, block + BLOCK)
+    seeing_all = _row_range(code, firsts, block + (BLOCK - 1) - position, stop, block + 1)
+    rows = _Rows(block, firsts, position, head, n, begin, stop, *seeing_all)
     code.call(
         "row_scores", VOID, queries, k_units, begin * n, stop * n, room.keys, high, room.scores
     )
+    _weigh(code, given, rows, room.scores, goal)
+    _add_values(code, isa, given, rows, room, goal)
+    code.builder.ret_void()
 
-    def span(row: Value) -> tuple[Value, Value]:
-        """Return the interval of the block's positions that a row sees."""
-        low = code.load(firsts + row * 8, I64) - block
-        seen = code.min_signed(first_position + row + 1 - block, code.number(BLOCK))
-        return code.where(low < 0, zero, low), seen
 
-    with code.loop(begin, stop) as row:
-        low, seen = span(row)
-        with code.loop(zero, n) as one:
-            index = row * n + one
-            _softmax(
-                given, code, head + one, room.scores + index * SCORE_BYTES, low, seen,
-                block - first_position - row, goal + (index + 1) * row_bytes - STATE_BYTES,
-            )  # fmt: skip
-    units = n_units(given["head_dim_v"])
+def _weigh(code: Code, given: Named, rows: _Rows, scores: Value, goal: Value) -> None:
+    """Turn the scores of some rows into weights, and update the states of their results."""
+    n, row_bytes, slopes = rows.n, given["result_bytes"], _slopes(given, code, rows.head)
+    factor = code.call(
+        "cap", I64, rows.begin * n, rows.stop * n, scores, given["scale"], given["softcap"]
+    )
+    yes = code.constant(I1, 1)
+    for first, last, is_masked in (
+        (rows.begin, rows.begin_whole, yes),
+        (rows.begin_whole, rows.stop_whole, slopes.differs(0)),
+        (rows.stop_whole, rows.stop, yes),
+    ):
+        own = code.variable(factor)
+        with code.when(is_masked):
+            own.set(code.number(ONE))
+            with code.loop(first, last) as row:
+                place, distance = scores + row * n * SCORE_BYTES, rows.block - rows.position - row
+                span = rows.span(code, row)
+                code.call("mask", VOID, n, place, *span, distance, factor, slopes)
+        states = goal + row_bytes - STATE_BYTES
+        code.call("softmax", VOID, first * n, last * n, scores, own.get(), states, row_bytes)
+
+
+def _add_values(
+    code: Code, isa: Isa, given: Named, rows: _Rows, room: Scratch, goal: Value
+) -> None:
+    """Add a block's values times the weights of some rows to their results."""
+    n, units = rows.n, n_units(given["head_dim_v"])
     wide = 4 * tile_width(isa, 1)
-    with code.loop(zero, units * UNIT_BYTES, wide) as column:
+    with code.loop(code.number(0), units * UNIT_BYTES, wide) as column:
         width = code.min_signed(units * UNIT_BYTES - column, code.number(wide)) // 4
 
         def add(first: Value, last: Value, low: Value, seen: Value) -> None:
             code.call(
                 "plain_sum", VOID, first * n, last * n, room.scores, low, seen, room.values, units,
-                column, width, goal, row_bytes,
+                column, width, goal, given["result_bytes"],
             )  # fmt: skip
 
-        for some in ((begin, begin_whole), (stop_whole, stop)):
+        for some in ((rows.begin, rows.begin_whole), (rows.stop_whole, rows.stop)):
             with code.loop(*some) as row:
-                add(row, row + 1, *span(row))
-        add(begin_whole, stop_whole, zero, code.number(BLOCK))
-    code.builder.ret_void()
+                add(row, row + 1, *rows.span(code, row))
+        add(rows.begin_whole, rows.stop_whole, code.number(0), code.number(BLOCK))
 
 
 def _row_range(

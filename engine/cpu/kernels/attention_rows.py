@@ -13,26 +13,35 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from engine.config.kv_types import KVTypes
-from engine.cpu.kernels.attention_tile import add_weighted_sum, for_heads, sizes
+from engine.cpu.kernels.attention_softmax import SCORE_BYTES
+from engine.cpu.kernels.attention_tile import add_weighted_sum, place_ahead, sizes
+from engine.cpu.kernels.attention_words import (
+    UNIT_BYTES,
+    add_key_words,
+    add_word_scores,
+    in_words,
+    transposed,
+)
 from engine.cpu.kernels.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.cpu.kernels.head_tiles import for_heads
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.values import F32, FLOATS, LANES, VOID, Value, function
 from engine.forward.state import ATTENTION_BLOCK as BLOCK
 
-UNIT_BYTES = 4 * LANES
-"""Bytes of 16 F32 numbers."""
-
-SCORE_BYTES = 4 * BLOCK
-"""Bytes of a row's scores in a block."""
-
 
 def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     """Write `decode_keys`, `decode_values`, `row_scores` and `plain_sum`: see the functions."""
-    _add_transpose(module, isa, types.k)
-    _add_decode_keys(module, isa)
+    if in_words(isa, types.k):
+        add_key_words(module, isa, types.k)
+        add_word_scores(module, isa, score_rows())
+        n_vectors = BLOCK // LANES
+    else:
+        _add_transpose(module, isa, types.k)
+        _add_tile_scores(module, isa)
+        n_vectors = _n_vectors(isa)
+    _add_decode_keys(module, n_vectors)
+    _add_row_scores(module, n_vectors)
     _add_decode_values(module, isa, types.v)
-    _add_tile_scores(module, isa)
-    _add_row_scores(module, isa)
     for size in sizes(isa):
         add_weighted_sum(module, isa, "plain_sum", "f32", size, prefetches=False)
     _add_plain_sum(module, isa)
@@ -54,12 +63,13 @@ def _n_vectors(isa: Isa) -> int:
 
 
 def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
-    """Write `transpose(k, stride, last, head_dim, goal)`: decodes 16 keys, transposed.
+    """Write `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
 
     Element 16 j + l of the keys becomes a vector: number l × (head_dim / 16) + j behind `goal`, if
-    `_n_vectors` lie between two of them. Keys after the `last` are not read.
+    `_n_vectors` lie between two of them. Keys after the `last` are not read. As many bytes at
+    `ahead` are prefetched.
     """
-    code, (k, stride, last, dim, goal) = function(module, "transpose", 5)
+    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
     code.builder.function.linkage = "internal"
     codec = CODECS[type_k](code, isa)
     rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
@@ -70,7 +80,10 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
         for lane, vector in enumerate(transposed(keys)):
             code.store(vector, goal + unit * step + lane_bytes * lane)
 
+    n_bytes = LANES * codec.n_bytes
     with code.loop(code.number(0), dim // codec.width) as index:
+        for line in range(0, n_bytes, 64):
+            code.prefetch(ahead + index * n_bytes + line, cache=2)
         read = [codec.read(row + index * codec.n_bytes) for row in rows]
         n_parts = codec.width // LANES
         for part in range(n_parts):
@@ -82,31 +95,21 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
     code.builder.ret_void()
 
 
-def transposed(rows: Sequence[Value]) -> list[Value]:
-    """Return the columns of 16 rows of 16 numbers."""
-    found = list(rows)
-    for size in (1, 2, 4, 8):
-        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
-        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
-        for n in range(LANES):
-            if not n & size:
-                a, b = found[n], found[n + size]
-                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
-    return found
+def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
+    """Write `decode_keys(k, stride, start, stop, head_dim, ahead, goal)`.
 
-
-def _add_decode_keys(module: ir.Module, isa: Isa) -> None:
-    """Write `decode_keys(k, stride, start, stop, head_dim, goal)`.
-
-    Decodes at least the keys at start … stop - 1 of a block, for `row_scores`.
+    Decodes at least the keys at start … stop - 1 of a block, for `row_scores`, so that as many
+    vectors of positions as `tile_scores` takes at once lie together. Others are prefetched as by
+    `scores`.
     """
-    code, (k, stride, start, stop, dim, goal) = function(module, "decode_keys", 6)
+    code, (k, stride, start, stop, dim, ahead, goal) = function(module, "decode_keys", 7)
     code.builder.function.linkage = "internal"
-    n = _n_vectors(isa) * LANES
+    n = n_vectors * LANES
     part_bytes = (dim + (LANES - 1)) // LANES * (LANES * 4 * n)
     with code.loop(start - start % LANES, stop, LANES) as near:
         place = goal + near // n * part_bytes + near % n * 4
-        code.call("transpose", VOID, k + near * stride, stride, stop - near - 1, dim, place)
+        last, later = stop - near - 1, place_ahead(code, k, stride, near, stop, ahead)
+        code.call("transpose", VOID, k + near * stride, stride, last, dim, later, place)
     code.builder.ret_void()
 
 
@@ -180,7 +183,7 @@ def _add_tile_scores(module: ir.Module, isa: Isa) -> None:
     code.builder.ret_void()
 
 
-def _add_row_scores(module: ir.Module, isa: Isa) -> None:
+def _add_row_scores(module: ir.Module, n_vectors: int) -> None:
     """Write `row_scores(q, n_units, first, last, k, stop, out)`.
 
     Computes q·k for the rows first … last - 1 and at least the positions of a block before `stop`.
@@ -188,7 +191,7 @@ def _add_row_scores(module: ir.Module, isa: Isa) -> None:
     """
     code, (q, n_units, first, last, k, stop, out) = function(module, "row_scores", 7)
     code.builder.function.linkage = "internal"
-    step, n_rows = _n_vectors(isa) * LANES, score_rows()
+    step, n_rows = n_vectors * LANES, score_rows()
     end = last - n_rows  # where the last tile begins, unless there are fewer rows
     with (
         code.loop(code.number(0), stop, step) as near,

@@ -7,16 +7,22 @@ in tiles of every size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from llvmlite import ir
 
 from engine.config.kv_types import KVTypes
 from engine.cpu.kernels.attention_softmax import FACTOR, FRESH
+from engine.cpu.kernels.attention_words import QUERY_BYTES, in_words, word_products
 from engine.cpu.kernels.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.cpu.kernels.head_tiles import for_heads, sums_of
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.values import F32, FLOATS, LANES, VOID, Code, Value, Variable, function
 from engine.forward.state import ATTENTION_BLOCK as BLOCK
+
+MOST_WORD_DOTS = 2
+"""Largest number of heads for which keys of words are multiplied as they lie: the sums over lanes
+of more heads take longer than to transpose the keys."""
 
 AHEAD_BYTES = 8 << 10
 """Bytes of keys or values that are prefetched ahead: some are read meanwhile, and both stay in the
@@ -25,10 +31,14 @@ first cache."""
 
 def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     """Write `scores` and `weighted_sum`: see the functions below."""
+    has_words = in_words(isa, types.k)
     for size in sizes(isa):
-        _add_dots(module, isa, types.k, size)
+        if not has_words:
+            _add_dots(module, isa, types.k, size)
+        elif size <= MOST_WORD_DOTS:
+            _add_word_dots(module, isa, types.k, size)
         add_weighted_sum(module, isa, "weighted_sum", types.v, size)
-    _add_scores(module, isa)
+    _add_scores(module, isa, MOST_WORD_DOTS if has_words else sizes(isa)[0])
     _add_weighted_sum(module, isa)
 
 
@@ -64,40 +74,21 @@ def sizes(isa: Isa) -> tuple[int, ...]:
     return (8, 4, 2, 1) if isa.tile_tokens >= 8 else (2, 1)
 
 
-def for_heads(
-    code: Code,
-    tiles: Sequence[int],
-    start: Value,
-    stop: Value,
-    body: Callable[[int, Value], object],
-) -> None:
-    """Write a loop over heads start … stop - 1, in the largest tiles that they fill.
-
-    Args:
-        tiles: sizes of tiles: a power of two and all smaller ones, largest first.
-    """
-    most, *fewer = tiles
-    n = stop - start
-    with code.loop(start, stop - n % most, most) as head:
-        body(most, head)
-    for size in fewer:
-        with code.when((n & size) > 0):
-            body(size, stop - n % (2 * size))
-
-
-def _add_scores(module: ir.Module, isa: Isa) -> None:
+def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
     """Write `scores(n, q, head_dim, k, stride, start, stop, ahead, out)`.
 
     Computes q·k for n heads and the positions start … stop - 1 of a block. Meanwhile the keys that
     are read `rows_ahead` later are prefetched, and behind them what lies at `ahead`. Results at
     other positions mean nothing.
+
+    Args:
+        most: largest number of heads of a tile.
     """
     code, (n, q, dim, k, stride, start, stop, ahead, out) = function(module, "scores", 9)
     code.builder.function.linkage = "internal"
-    distance = rows_ahead(code, stride)
     with code.loop(start - start % LANES, stop, LANES) as near:
-        end, later = code.min_signed(near + LANES, stop), near + distance
-        place = code.where(later < stop, k + later * stride, ahead + (later - stop) * stride)
+        end = code.min_signed(near + LANES, stop)
+        place = place_ahead(code, k, stride, near, stop, ahead)
 
         def tiles(size: int, head: Value) -> None:
             with code.loop(near, end, n_sums(isa) // size) as position:
@@ -107,8 +98,22 @@ def _add_scores(module: ir.Module, isa: Isa) -> None:
                     out + (head * BLOCK + position) * 4,
                 )  # fmt: skip
 
-        for_heads(code, sizes(isa), code.number(0), n, tiles)
+        used = [size for size in sizes(isa) if size <= most]
+        for_heads(code, used, code.number(0), n, tiles)
     code.builder.ret_void()
+
+
+def place_ahead(
+    code: Code, k: Value, stride: Value, near: Value, stop: Value, ahead: Value
+) -> Value:
+    """Return what to prefetch while the keys from position `near` on are read.
+
+    Args:
+        stop: position after the last one that is read of the block, whose keys are k.
+        ahead: address of what is read after them.
+    """
+    later = near + rows_ahead(code, stride)
+    return code.where(later < stop, k + later * stride, ahead + (later - stop) * stride)
 
 
 def rows_ahead(code: Code, stride: Value) -> Value:
@@ -170,30 +175,27 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     code.builder.ret_void()
 
 
-def sums_of(vectors: Sequence[Value]) -> Value:
-    """Return the sum over the lanes of each of 1, 2, 4, … vectors, each in the same order."""
-    n_groups = 1
-    while len(vectors) > 1:
-        vectors = [
-            _folded(a, b, n_groups) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-        n_groups *= 2
-    (total,) = vectors
-    while total.kind.count > n_groups:
-        total = _folded(total, None, n_groups)
-    return total
-
-
-def _folded(a: Value, b: Value | None, n_groups: int) -> Value:
-    """Add the two halves of each group of lanes; the results of b follow those of a."""
-    n = a.kind.count
-    size = n // n_groups
-    starts = range(0, n if b is None else 2 * n, size)
-    low, high = (
-        [start + lane for start in starts for lane in part]
-        for part in (range(size // 2), range(size // 2, size))
-    )
-    return a.shuffle(low, b) + a.shuffle(high, b)
+def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
+    """Write `dots_m` as `_add_dots` does, for queries that `query_words` wrote."""
+    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
+    code.builder.function.linkage = "internal"
+    codec = CODECS[type_k]
+    n_positions = n_sums(isa) // size
+    rows = [k]
+    for n in range(1, n_positions):
+        rows.append(rows[-1] + code.where(last < n, code.number(0), stride))
+    total, n_bytes = code.variable(code.constant(FLOATS, 0.0)), n_positions * codec.n_bytes
+    with code.loop(code.number(0), dim // codec.width) as index:
+        for line in range(0, n_bytes, 64):
+            code.prefetch(ahead + index * n_bytes + line, cache=2)
+        queries = [q + dim * (4 * head) + index * QUERY_BYTES for head in range(size)]
+        keys = [row + index * codec.n_bytes for row in rows]
+        products, scales, factors = word_products(code, isa, type_k, queries, keys)
+        total.set(code.fma(sums_of(products).to(FLOATS) * scales, factors, total.get()))
+    for head in range(size):
+        mine = total.get().shuffle(range(head * n_positions, (head + 1) * n_positions))
+        code.store(mine, out + head * (4 * BLOCK))
+    code.builder.ret_void()
 
 
 def add_weighted_sum(

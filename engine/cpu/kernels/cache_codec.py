@@ -109,11 +109,27 @@ class BF16Codec(PlainCodec):
         return self.code.where(is_number, rounded, self.code.constant(INTS, 0x7FC0)).to(HALVES)
 
 
-class Q8Codec(CacheCodec):
-    """Q8_0 blocks."""
+class BlockCodec(CacheCodec):
+    """Blocks of 32 integers with a scale."""
 
     width = 32
+
+    @abstractmethod
+    def words(self, address: Value) -> Value:
+        """Read the integers of a block as 32 × i16."""
+
+    def scales(self, addresses: Sequence[Value]) -> Value:
+        """Read the scales of n blocks as n × F32."""
+        return self.isa.f16_to_f32(self.code, self.code.gathered(addresses, I16))
+
+
+class Q8Codec(BlockCodec):
+    """Q8_0 blocks."""
+
     n_bytes = 34
+
+    def words(self, address: Value) -> Value:
+        return self.code.load(address + 2, vector(I8, 32)).to(vector(I16, 32))
 
     def read(self, address: Value) -> list[Value]:
         code, scale = self.code, scale_at(self, address)
@@ -130,11 +146,15 @@ class Q8Codec(CacheCodec):
             code.store(rounded(code, value * factor).to(BYTES), address + 2 + LANES * n)
 
 
-class Q4Codec(CacheCodec):
+class Q4Codec(BlockCodec):
     """Q4_0 blocks."""
 
-    width = 32
     n_bytes = 18
+
+    def words(self, address: Value) -> Value:
+        both = self.code.load(address + 2, BYTES)
+        nibbles = (both & 15).shuffle(range(2 * LANES), both >> 4)
+        return (nibbles - 8).to(vector(I16, 32))
 
     def read(self, address: Value) -> list[Value]:
         code, scale = self.code, scale_at(self, address)

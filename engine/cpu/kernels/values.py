@@ -212,6 +212,14 @@ class Code:
         first = self.builder.insert_element(undefined, number.raw, ir.Constant(I32, 0))
         return Value(self, first).shuffle([0] * n)
 
+    def gathered(self, addresses: Sequence[Value], kind: Any) -> Value:
+        """Load a number of a type from each address, into a vector."""
+        whole = ir.Constant(vector(kind, len(addresses)), ir.Undefined)
+        for n, address in enumerate(addresses):
+            one = self.load(address, kind)
+            whole = self.builder.insert_element(whole, one.raw, ir.Constant(I32, n))
+        return Value(self, whole)
+
     def load(self, address: Value, kind: Any) -> Value:
         """Load a value of an LLVM type from an address, aligned or not."""
         value = self.builder.load(self._pointer(address, kind))

@@ -12,6 +12,7 @@ from engine.forward.operands import Activation, RopeParams, Routing, Scores
 from engine.forward.state import KVState
 from engine.ops.reference import ReferenceOps
 from engine.sharding.ranges import Ranges
+from tests.helpers.kv_layers import as_multiplied
 
 REFERENCE = ReferenceOps()
 
@@ -80,7 +81,8 @@ def test_attention(fast: CpuOps, kv_type: str, n_tokens: int) -> None:
         batch = Batch.of_one(30, n_tokens, 0)
         ops.write_cache(cache, k[:30], v[:30], Batch.of_one(0, 30, 0))
         ops.write_cache(cache, k[30 : 30 + n_tokens], v[30 : 30 + n_tokens], batch)
-        results.append(ops.attention(q, cache, batch, Scores(0.2, window=9)))
+        mine = q if ops is fast else as_multiplied(q, cache)
+        results.append(ops.attention(mine, cache, batch, Scores(0.2, window=9)))
     assert torch.equal(caches[0].k, caches[1].k)
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=2e-6)
 

@@ -20,7 +20,7 @@ from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores
 from engine.ops.attention import attend
 from engine.paging.keys import PAGE
-from tests.helpers.kv_layers import layer, numbers
+from tests.helpers.kv_layers import as_multiplied, layer, numbers
 from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import first_in_full, swept
 
@@ -113,6 +113,7 @@ def test_attention_for_groups_of_all_sizes(isa: Isa, kv_type: str, n_head: int, 
     for n_past in (0, 1, 16, 62, PAGE - 1, PAGE, 2 * PAGE + 17):
         q = numbers(7, 1, n_head, 64) * 2
         found = attended(steps, q, held, n_past, Scores(0.2))
+        q = as_multiplied(q, held, isa)
         expected = attend(q, held, Batch.of_one(n_past, len(q), 0), Scores(0.2), None, None)
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
 
@@ -153,6 +154,7 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
     slopes = numbers(10, n_head).abs() / 50 if case["slopes"] else None
     scores = Scores(0.15, case["window"], case["chunk"], case["softcap"])
     found = attended(CacheOps(Team(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
+    q = as_multiplied(q, held, case["isa"])
     for t in range(n_tokens):
         expected = attend(q[t : t + 1], held, Batch.of_one(n_past + t, 1, 0), scores, sinks, slopes)
         torch.testing.assert_close(found[t : t + 1], expected, rtol=2e-5, atol=8e-6)
@@ -164,6 +166,7 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
 def test_any_type_of_keys_goes_with_any_of_values(kv_type: str) -> None:
     held, q = layer(kv_type, 6, 2, 64, 96, PAGE + 20), numbers(7, 1, 6, 64) * 2
     found = attended(CacheOps(Team(2)), q, held, PAGE + 9, Scores(0.2))
+    q = as_multiplied(q, held)
     expected = attend(q, held, Batch.of_one(PAGE + 9, len(q), 0), Scores(0.2), None, None)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
 

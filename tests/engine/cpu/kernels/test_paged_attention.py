@@ -20,7 +20,7 @@ from engine.forward.operands import Scores
 from engine.ops.attention import attend
 from engine.paging.keys import PAGE
 from engine.paging.sequences import GONE
-from tests.helpers.kv_layers import layer, numbers
+from tests.helpers.kv_layers import as_multiplied, layer, numbers
 from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import first_in_full, swept
 
@@ -97,6 +97,7 @@ def test_any_sequences_on_any_pages(case: dict[str, Any]) -> None:
     sinks = numbers(9, n_head) if case["sinks"] else None
     slopes = numbers(10, n_head).abs() / 50 if case["slopes"] else None
     found = attended(CacheOps(Team(2), case["isa"]), q, held, pieces, case["scores"], sinks, slopes)
+    q = as_multiplied(q, held, case["isa"])
     expected = attend(q, held, batch, case["scores"], sinks, slopes)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
 
@@ -106,8 +107,10 @@ def test_any_types_for_many_rows(kv_type: str) -> None:
     held, q = layer(kv_type, 6, 2, 64, 96, N_PAGES * PAGE), numbers(7, 20, 6, 64) * 2
     pieces = (piece(0, 500, 20),)
     found = attended(CacheOps(Team(2)), q, held, pieces)
-    expected = attend(q, held, Batch(pieces, 0), PLAIN, None, None)
+    exact = attend(q, held, Batch(pieces, 0), PLAIN, None, None)
+    expected = attend(as_multiplied(q, held), held, Batch(pieces, 0), PLAIN, None, None)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
+    torch.testing.assert_close(found, exact, rtol=0.0, atol=4e-4)
 
 
 @KINDS
