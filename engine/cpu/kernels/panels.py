@@ -143,7 +143,7 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
         at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
         columns = [code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS) for half in range(2)]
-        sizes = [code.unary("fabs", column) for column in columns]
+        sizes = [size_bits(column) for column in columns]
         if x_bytes > 1:
             sizes = [code.maximum(*sizes)] * 2
         halves = [
@@ -170,11 +170,19 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
     """Return the largest size of a token's activations; NaN where one is NaN."""
-    most = code.variable(code.constant(FLOATS, 0.0))
+    most = code.variable(code.constant(INTS, 0))
     with code.loop(code.number(0), n_blocks * 2) as half:
         values = code.load(x + half * 64, FLOATS)
-        most.set(code.maximum(most.get(), code.unary("fabs", values)))
-    return code.reduce("max", most.get())
+        most.set(code.maximum(most.get(), size_bits(values)))
+    return code.reduce("max", most.get()).bitcast(F32)
+
+
+def size_bits(values: Value) -> Value:
+    """Return the bits of the sizes of floats.
+
+    As integers they are ordered as the sizes are, NaN above all; processors compare these faster.
+    """
+    return values.bitcast(INTS) & 0x7FFFFFFF
 
 
 def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value]:
@@ -193,14 +201,14 @@ def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[V
     """Quantise 16 numbers to integers within ±largest, as `_whole` returns them.
 
     Args:
-        sizes: 16 numbers, of which the largest decides the scale.
+        sizes: bits of 16 sizes, of which the largest decides the scale.
         steps: see `_steps_and_unit`.
 
     Returns:
         The integers, and the scale in units as i32, at least 1.
     """
     code = values.code
-    units = _integers(_whole(code.reduce("max", sizes) * steps)) + 1
+    units = _integers(_whole(code.reduce("max", sizes).bitcast(F32) * steps)) + 1
     units = code.min_signed(units, code.constant(I32, MOST_UNITS))
     units = code.where(units < 1, code.constant(I32, 1), units)  # of what is no number
     inverse = steps * float(largest) / units.to(F32)

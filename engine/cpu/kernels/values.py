@@ -306,8 +306,9 @@ class Code:
         return self.call(f"llvm.fmuladd.{suffix(a.kind)}", a.kind, a, b, c)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        """Return the larger of two floats, element by element; NaN where one is NaN."""
-        return self.call(f"llvm.maximum.{suffix(a.kind)}", a.kind, a, b)
+        """Return the larger of two numbers, element by element; NaN where one is NaN."""
+        name = "maximum" if a.is_float else "smax"
+        return self.call(f"llvm.{name}.{suffix(a.kind)}", a.kind, a, b)
 
     def minimum(self, a: Value, b: Value) -> Value:
         """Return the smaller of two floats, element by element; NaN where one is NaN."""
@@ -326,7 +327,7 @@ class Code:
         return Value(self, self.builder.select(condition.raw, a.raw, b.raw))
 
     def reduce(self, name: str, a: Value) -> Value:
-        """Reduce a vector of floats to one number, in a fixed order, by "add", "max" or "min"."""
+        """Reduce a vector to one number, in a fixed order, by "add", "max" or, floats, "min"."""
         while a.kind.count > 1:
             half = a.kind.count // 2
             low, high = a.shuffle(range(half)), a.shuffle(range(half, 2 * half))

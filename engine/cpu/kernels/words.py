@@ -24,7 +24,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.panels import ARGUMENTS, ROUNDER, ROUNDER_BITS, TINY
+from engine.cpu.kernels.panels import ARGUMENTS, ROUNDER, ROUNDER_BITS, TINY, size_bits
 from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (
@@ -146,10 +146,9 @@ def scale_of(
         most_word: largest size of each.
     """
     most = code.variable(code.constant(INTS, 0))
-    with code.loop(first, last) as index:  # as integers, sizes have the same order, NaN the last
-        size = code.unary("fabs", half(index)).bitcast(INTS)
-        most.set(code.call("llvm.smax.v16i32", INTS, most.get(), size))
-    size = code.reduce("max", most.get().bitcast(FLOATS))
+    with code.loop(first, last) as index:
+        most.set(code.maximum(most.get(), size_bits(half(index))))
+    size = code.reduce("max", most.get()).bitcast(F32)
     inverse = code.where(size < TINY, code.constant(F32, 0.0), code.constant(F32, 1.0) / size)
     squares = code.variable(code.constant(FLOATS, 0.0))
     with code.loop(first, last) as index:
