@@ -24,7 +24,7 @@ from engine.quants.extent import (
 )
 from engine.quants.layout import BLOCK, SUPER, TILE
 
-LEAST_TOKENS = 64
+LEAST_TOKENS = 32
 """Smallest number of tokens for which seven products are faster."""
 
 
