@@ -61,7 +61,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
         pairs = given["pairs"] + code.where(are_rows, code.number(0), first * 8)
         code.call(
             "pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], given["skip"], goal,
-            pairs, given["n_used"],
+            pairs, given["n_used"], code.number(0), code.number(1),
         )  # fmt: skip
     add_kernel(module, name, QUANTISE, lambda code, given: _n_parts(code, given, code.number(size)))
 

@@ -134,12 +134,15 @@ are cut; `panels` is the address of `quantised_bytes`."""
 
 
 def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `pack_token(x, n_blocks, skip, panel, n, t)`: packs token t of a panel of n."""
-    code, (x, n_blocks, _, panel, n, t) = function(module, "pack_token", 6)
+    """Write `pack_token(x, n_blocks, skip, panel, n, t, first, last)`.
+
+    It packs the blocks from `first` to `last` of token t of a panel of n.
+    """
+    code, (x, n_blocks, _, panel, n, t, first, last) = function(module, "pack_token", 8)
     code.builder.function.linkage = "internal"
     largest = _largest(code, x, n_blocks)
     steps, unit = _steps_and_unit(code, largest, LARGEST[x_bytes])
-    with code.loop(code.number(0), n_blocks) as index:
+    with code.loop(first, last) as index:
         at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
         columns = [code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS) for half in range(2)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.panels import ROUNDER, ROUNDER_BITS, TINY
-from engine.cpu.kernels.tile_reader import BlockGroup, for_each_group
+from engine.cpu.kernels.tile_reader import BlockGroup
 from engine.cpu.kernels.values import F32, FLOATS, I16, INTS, Value, function, vector
 from engine.cpu.kernels.words import joined, scale_of
 from engine.quants.extent import panel_block_bytes
@@ -63,8 +63,8 @@ def factor_of(n_tokens: int, token: int) -> int:
 
 
 def add_pack_token(module: ir.Module) -> None:
-    """Write `pack_token(x, n_blocks, skip, panel, n, t)`: packs token t of a panel of n."""
-    code, (x, n_blocks, skip, panel, n, t) = function(module, "pack_token", 6)
+    """Write `pack_token`, see `engine.cpu.kernels.panels`; `first` and `last` end groups."""
+    code, (x, n_blocks, skip, panel, n, t, first, last) = function(module, "pack_token", 8)
     code.builder.function.linkage = "internal"
 
     def half(index: Value) -> Value:
@@ -88,7 +88,8 @@ def add_pack_token(module: ir.Module) -> None:
                 code.store(sums[k], behind + n * 4 + t * 8 + 4 * k)
             code.store(factor, behind + n * 12 + t * 4)
 
-    for_each_group(code, n_blocks, skip, pack)
+    with code.loop((first + skip) // SUPER, (last + skip + (SUPER - 1)) // SUPER) as index:
+        pack(BlockGroup.at(index, n_blocks, skip))
     code.builder.ret_void()
 
 

@@ -1,6 +1,7 @@
 """Products of planes and panels against float64, and the same bits however they are computed."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -182,6 +183,18 @@ def test_activations_of_two_bytes_are_finer(kind: Kind, isa: Isa, team: Team) ->
     for n in range(1, 9):
         part = multiplied(planes, N_ROWS, x[:n], kind, isa, team, skip=FIRST % 8, x_bytes=2)
         assert np.array_equal(part, out[:n]), n
+
+
+@every_isa
+@pytest.mark.parametrize("x_bytes", [1, 2])
+def test_threads_that_share_columns_pack_the_same_bytes(isa: Isa, x_bytes: int) -> None:
+    """One thread packs whole tokens; the others of three take groups of 256 columns, also cut."""
+    with closing(Team(1)) as one, closing(Team(3)) as three:
+        for n_tokens, n_columns, skip in ((1, 8192, 0), (3, 2080, 5), (8, 576, 1), (9, 1024, 7)):
+            x = np.random.default_rng(skip).normal(0, 1, (n_tokens, n_columns)).astype(np.float32)
+            alone, shared = (quantised(x, isa, team, x_bytes, skip) for team in (one, three))
+            assert alone.any()
+            assert np.array_equal(alone, shared), (n_tokens, n_columns, skip)
 
 
 @every_isa
