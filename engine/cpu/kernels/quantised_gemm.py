@@ -24,7 +24,6 @@ from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.tile_reader import (
     AHEAD,
     FAR_AHEAD,
-    FAR_TOKENS,
     BlockGroup,
     TileReader,
     for_each_group,
@@ -57,7 +56,7 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
     offsets = PanelOffsets(n_tokens, x_bytes)
     near = AHEAD // 2 if layout.low == 8 else AHEAD  # bytes are read faster than decoded codes
-    ahead = near if n_tokens == 1 else FAR_AHEAD if n_tokens >= FAR_TOKENS else 0
+    ahead = near if n_tokens == 1 else FAR_AHEAD
 
     def add(group: BlockGroup) -> None:
         with code.loop(group.first, group.last) as block:

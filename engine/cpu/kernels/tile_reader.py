@@ -21,11 +21,8 @@ from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
 
 AHEAD, FAR_AHEAD = 4096, 8192
 """Distances at which weights are prefetched into the second cache, in bytes. From further away, or
-into the first cache, processors of AMD read slower than by themselves; only where the products of
-several tokens take longer than the reading is the greater distance faster."""
-
-FAR_TOKENS = 8
-"""Number of tokens from which on weights are prefetched from far away."""
+into the first cache, processors of AMD read one token's slower than by themselves; where products
+of several tokens take longer than the reading, the greater distance is faster."""
 
 EACH_BYTE = 0x01010101
 """Factor that repeats a byte in all bytes of an i32."""

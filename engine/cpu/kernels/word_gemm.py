@@ -19,7 +19,7 @@ from engine.cpu.kernels.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import ceil_div
 from engine.cpu.kernels.quantised_gemm import TileProducts, build_products
-from engine.cpu.kernels.tile_reader import AHEAD, FAR_AHEAD, FAR_TOKENS
+from engine.cpu.kernels.tile_reader import AHEAD, FAR_AHEAD
 from engine.cpu.kernels.values import F32, FLOATS, I32, INTS, VOID, Code, Value, Variable, function
 from engine.cpu.kernels.words import GROUP_BYTES, panel_factor, panel_words
 from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
@@ -51,7 +51,7 @@ def _add_tile(module: ir.Module, isa: Isa, n_tokens: int) -> None:
     code, (planes, n_blocks, _, panel, out, stride) = function(module, f"tile_{n_tokens}", 6)
     code.builder.function.linkage = "internal"
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
-    ahead = AHEAD if n_tokens == 1 else FAR_AHEAD if n_tokens >= FAR_TOKENS else 0
+    ahead = AHEAD if n_tokens == 1 else FAR_AHEAD
     group = _Group(code, isa, n_tokens, ahead)
     with code.loop(code.number(0), n_blocks, SUPER) as first:
         n = code.min_signed(n_blocks - first, code.number(SUPER))
