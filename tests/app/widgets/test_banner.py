@@ -39,4 +39,4 @@ def test_all_lines_of_a_narrow_banner_have_room(qtbot: QtBot) -> None:
     texts = [part for part in banner.findChildren(QLabel) if part.text()]
     assert len(texts) == 2
     for part in texts:
-        assert part.height() >= part.heightForWidth(part.width())
+        qtbot.waitUntil(lambda part=part: part.height() >= part.heightForWidth(part.width()))

@@ -133,7 +133,7 @@ def test_what_is_said_to_fit_on_two_cards_fits(folder: Path) -> None:
     rooms = [Room(device, CARD) for device in params.devices]
     fit = Fit(lambda p, free: make_plan(declare(file, p), p, free), rooms, 1 << 17, 80)
     longest = fit.largest_context(params)
-    assert longest >= 15360
+    assert longest >= 14336  # beside graphs of passes that check guesses; without them 15360
     others = CUDA_OVERHEAD_BYTES + link_bytes(2) - copying_bytes(2)
     params = load_params(file, 2, None, n_batch=2048, n_ctx=longest)
     simulated(file, params, 0, CARD - others)

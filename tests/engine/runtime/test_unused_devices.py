@@ -172,7 +172,9 @@ def test_keys_and_values_on_the_host_count_for_the_cpu(path: Path) -> None:
         d.memory.kv for d in at_home.devices[::2]
     ]
     assert [d.memory.weights for d in away.devices] == [d.memory.weights for d in at_home.devices]
-    assert away.total_bytes == at_home.total_bytes
+    working = [sum(d.memory.compute for d in plan.devices) for plan in (at_home, away)]
+    assert away.total_bytes - working[1] == at_home.total_bytes - working[0]
+    assert working[0] <= working[1] < 1.05 * working[0], "room for what is read from the host"
     moved = sum(d.memory.host_kv for d in away.devices)
     assert away.bytes_by_device()["cpu"] - at_home.bytes_by_device()["cpu"] == moved > 0
     assert away.shortages({"cpu": away.bytes_by_device()["cpu"] - 1}) == {"cpu": 1}
