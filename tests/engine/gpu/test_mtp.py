@@ -76,6 +76,7 @@ def check(
     assert model.fallbacks == ()
 
 
+@pytest.mark.slow
 def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path: Path) -> None:
     """The block reads what a device has computed by itself, and goes on from its hidden states."""
     path = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB)
