@@ -63,13 +63,9 @@ class WordWeight(PlaneWeight):
     def _by_seven_products(self, x: Tensor) -> Tensor:
         """Multiply whole quads and pairs by `seven_products`, the rest as usual: the same bits."""
         n_tokens, team, extent, per_pair = len(x), self.worker.team, self.extent, _pair_tokens()
+        n_quad, n_pair = self._n_quad, n_tokens // per_pair
         y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
-        out, stride, n_quad, n_pair = (
-            y.data_ptr(),
-            4 * self.n_rows,
-            self._n_quad,
-            len(x) // per_pair,
-        )
+        out, stride = y.data_ptr(), 4 * self.n_rows
         planes, tile_bytes, n_blocks, skip = self._planes
         n_pass = -(-n_pair // MOST_PAIRS)
         team.wake()

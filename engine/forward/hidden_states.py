@@ -63,20 +63,21 @@ class HiddenStates:
 
     def keep(self, hidden: Tensor, level: int = 0, first: int = 0) -> None:
         """Keep the hidden states of a pass, (T, n_embd), from its row `first` on."""
-        own = self._own[: len(self._pieces)]
-        if not self._is_of_singles:
-            own = self._rows_of(0)
+        own = self._rows_of(self._own, 0)
         self._levels[level].index_copy_(0, own[first:], hidden[first:])
 
     def before(self, level: int = 0) -> Tensor:
         """Return the kept hidden states (T, n_embd) of the tokens before those of the pass."""
-        before = self._before[: len(self._pieces)]
-        if not self._is_of_singles:
-            before = self._rows_of(-1)
-        return self._levels[level].index_select(0, before)
+        return self._levels[level].index_select(0, self._rows_of(self._before, -1))
 
-    def _rows_of(self, distance: int) -> Tensor:
-        """Return the row of each token of the pass, or of the one at a distance from it, (T,)."""
+    def _rows_of(self, of_singles: Tensor, distance: int) -> Tensor:
+        """Return the row of each token of the pass, or of the one at a distance from it, (T,).
+
+        Args:
+            of_singles: memory where `begin` has written these rows for single tokens.
+        """
+        if self._is_of_singles:
+            return of_singles[: len(self._pieces)]
         rows = [_row(piece, at + distance) for piece in self._pieces for at in _positions(piece)]
         return torch.tensor(rows, device=self._own.device)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Stamp = tuple[int, int]
 """Time of the last change of a file or folder in ns, and its size in bytes."""
 
+MTP_MARK = "mtp-"
+"""Beginning of the names of files that hold nothing but a model's MTP blocks."""
+
 
 def stamp_of(path: Path) -> Stamp:
     """Return what changes with a file or folder; zeros where there is none."""

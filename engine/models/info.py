@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 from engine.errors import EngineError, InvalidGGUF
-from engine.gguf.companions import files_beside
+from engine.gguf.companions import MTP_MARK, files_beside
 from engine.gguf.reader import GGUFFile
+from engine.layers.mtp import JOINT
 from engine.models.description import Inspection, ModelInfo, TensorSummary
 from engine.sharding.parts import SplitPart, split_parts
 from engine.text.thinking import can_think, has_effort, thinking_marks
@@ -30,12 +31,6 @@ SAMPLING_KEYS = {
 """Keys behind "general.sampling." by field of `SamplingParams`; GGUF has them since 2025."""
 
 UNKNOWN = "unknown"
-MTP_TENSOR = ".nextn.eh_proj.weight"
-"""End of the name of a tensor that each block for guesses has."""
-
-MTP_FILE = "mtp-"
-"""Beginning of the names of files with nothing but such a block."""
-
 MAX_NAME = 200  # characters of a model's name to show
 MAX_LIST = 4096  # elements of a list of counts to look at
 MAX_TEMPLATE = 1 << 17  # characters of a chat template to look at
@@ -127,9 +122,9 @@ def describe(file: GGUFFile) -> ModelInfo:
 
 def _has_mtp(file: GGUFFile) -> bool:
     """Return whether there is an MTP block, without a look into files beside that may have it."""
-    if any(name.endswith(MTP_TENSOR) for name in file.tensors):
+    if any(name.endswith(f".{JOINT}") for name in file.tensors):
         return True
-    return bool(files_beside(file.path, MTP_FILE, is_first=True))
+    return bool(files_beside(file.path, MTP_MARK, is_first=True))
 
 
 def _template(file: GGUFFile) -> str:

@@ -21,7 +21,6 @@ from engine.cpu.kernels import (
     jit,
     pack,
     panel_packing,
-    panels,
     quantised_gemm,
     seven_products,
     word_gemm,
@@ -45,11 +44,6 @@ def quantise_address(x_bytes: int) -> int:
         f"panels-{x_bytes}", isa, ["quantise"], lambda m: panel_packing.build(m, isa, x_bytes)
     )
     return found["quantise"]
-
-
-def quantise(x_bytes: int) -> Kernel:
-    """Return the kernel of `panel_packing` that quantises activations into panels."""
-    return callable_at(quantise_address(x_bytes), panels.ARGUMENTS)
 
 
 @cache
@@ -185,11 +179,6 @@ def quantise_words_address() -> int:
     isa, name = chosen(), "quantise"
     found = jit.addresses_by_source("word-panels", isa, [name], lambda m: words.build(m, isa))
     return found[name]
-
-
-def quantise_words() -> Kernel:
-    """Return the kernel of `words` that makes panels of words."""
-    return callable_at(quantise_words_address(), panels.ARGUMENTS)
 
 
 @cache

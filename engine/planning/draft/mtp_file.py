@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.devices.types import CPU
 from engine.errors import EngineError, ModelFileError
-from engine.gguf.companions import Stamp, files_beside, stamp_of, with_blocks_of
+from engine.gguf.companions import MTP_MARK, Stamp, files_beside, stamp_of, with_blocks_of
 from engine.gguf.reader import GGUFFile
 from engine.gguf.tensors import quote, split_name
 from engine.layers.hparams import n_trunk_blocks
@@ -27,9 +27,6 @@ from engine.models.draft_tokens import MAP, draft_map, draft_tokens, is_named
 if TYPE_CHECKING:
     from engine.config.load import LoadParams
     from engine.gguf.tensors import TensorInfo
-
-MARK = "mtp-"
-"""Beginning of the names of such files."""
 
 SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 """Tensors that they share with the model, whose own are used."""
@@ -97,7 +94,7 @@ def mtp_path(file: GGUFFile, params: LoadParams) -> str:
 
 @lru_cache(MOST_KEPT)
 def _beside(model: str, stamp: Stamp) -> str:
-    for path in files_beside(Path(model), MARK, is_first=True):
+    for path in files_beside(Path(model), MTP_MARK, is_first=True):
         if is_mtp_file(str(path)):
             try:
                 with GGUFFile.open(model) as file, GGUFFile.open(path) as other:

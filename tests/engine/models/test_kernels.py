@@ -27,9 +27,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 ROUTED_BAR = 1e-6
 """Activations have two bytes where a router chooses experts."""
 
-SPREAD = 1.1
-"""By how much an error may exceed llama.cpp's, which is one draw of rounding as ours is: values
-with finer activations moved gemma3-62l from 7.0e-4 to 1.11e-3 on one rank, and from 8.5e-4 to
+SPREAD = {"gemma3-62l-q4_0": 1.1}
+"""By how much an error may exceed llama.cpp's, by model: that is one draw of rounding, as ours is.
+Values with finer activations moved this one from 7.0e-4 to 1.11e-3 on one rank, and from 8.5e-4 to
 8.8e-4 on two."""
 
 SPLITS = (CASES[0], CASES[3])
@@ -39,7 +39,8 @@ SPLITS = (CASES[0], CASES[3])
     ("name", "case"), paired(list(golden_models()) or ["none"], SPLITS), ids=str
 )
 def test_logits_are_as_close_as_llama_cpps(name: str, case: Case) -> None:
-    assert golden_error(name, case) <= SPREAD * kernel_bars().get(name, LEAST_BAR)
+    bar = SPREAD.get(name, 1) * kernel_bars().get(name, LEAST_BAR)
+    assert golden_error(name, case) <= bar
 
 
 @pytest.mark.parametrize("name", ["mixtral-q4_k_m", "gptoss-mxfp4", "phimoe-q4_k_m"])

@@ -1,4 +1,4 @@
-"""Of several MTP blocks, the k-th guesses the k-th token, and reads the one before."""
+"""Files with several MTP blocks: the k-th guesses the k-th token, and reads the one before."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +69,7 @@ RIGHT = ((3, 3), (0, 2), (3, 1), (1, 3), (2, 0), (3, 3), (0, 0), (1, 1))
 def test_guesses_behind_right_and_wrong_ones_are_those_of_the_formulas(
     tmp_path: Path, arch: str, split: tuple[int, ...]
 ) -> None:
-    """Of two sequences at once, also from recorded passes; the texts follow the guesses."""
+    """Check two sequences at once, also from recorded passes; the texts follow the guesses."""
     path = mtp_gguf(tmp_path / "m.gguf", arch, n_mtp=N_BLOCKS)
     plain, texts, lengths = PlainMTP(path), [IDS[:10], IDS[20:27]], [9, 6]
     with opened(path, split, parallel=2) as model:
