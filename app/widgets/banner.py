@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from PySide6.QtCore import Qt, QTimer, Slot
+from PySide6.QtCore import QEvent, Qt, QTimer, Slot
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
@@ -69,7 +69,6 @@ class Banner(QFrame):
         self.setAccessibleName(self._text.text())
         self.setAccessibleDescription(self._hint.text())
         self.show()
-        self._keep_height()
         if notice.kind == "info" and not notice.stays:
             self._timer.start()
         else:
@@ -103,6 +102,13 @@ class Banner(QFrame):
         is_narrow = self.width() < px(NARROW)
         self._content.setDirection(direction.TopToBottom if is_narrow else direction.LeftToRight)
         self._keep_height()
+
+    def event(self, event: QEvent) -> bool:
+        """Keep the height whenever texts, fonts or the style have changed it."""
+        is_done = super().event(event)
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._keep_height()
+        return is_done
 
     def _keep_height(self) -> None:
         """Ask for room for all lines; a layout without it would squeeze them into each other."""

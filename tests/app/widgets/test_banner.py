@@ -4,6 +4,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QVBoxLayout, QW
 from pytestqt.qtbot import QtBot
 
 from app.notice import Notice
+from app.theme import apply_theme
 from app.widgets.banner import NARROW, Banner
 
 ERROR = Notice("The model needs 9.3 GiB.", "Close other programs.", "error", "Load again", print)
@@ -24,8 +25,9 @@ def _end(banner: Banner) -> int:
     return banner._hint.geometry().bottom()
 
 
-def test_all_lines_of_a_narrow_banner_have_room(qtbot: QtBot) -> None:
-    """A layout that is too low would squeeze them into each other."""
+def test_all_lines_of_a_narrow_banner_have_room(qtbot: QtBot, qapp: QApplication) -> None:
+    """A layout that is too low would squeeze them into each other; the style comes last."""
+    apply_theme(qapp, "dark")
     around = QWidget()
     qtbot.addWidget(around)
     column, banner, other = QVBoxLayout(around), Banner(), QWidget()
