@@ -12,9 +12,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch.nn.functional import linear
 
 from engine.cpu.kernels import compiled
-from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.panels import quantised_bytes
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.products.panels import quantised_bytes
+from engine.cpu.kernels.running.team import Team
 from engine.forward.batch_sizes import BF16_BATCH
 from engine.quants.extent import WORD_PANEL_BYTES, Extent, word_tile_bytes
 from engine.quants.layout import BLOCK, LAYOUTS, TILE

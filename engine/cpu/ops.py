@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.cpu.angles import RopeAngles
-from engine.cpu.kernels.cache_ops import CacheOps
-from engine.cpu.kernels.small_ops import SmallOps
+from engine.cpu.kernels.cache.cache_ops import CacheOps
+from engine.cpu.kernels.small.small_ops import SmallOps
 from engine.cpu.plain_weights import float_product
 from engine.cpu.recurrent import RecurrentOps
 from engine.cpu.routing import RoutingOps
@@ -22,7 +22,7 @@ from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
 
 if TYPE_CHECKING:
-    from engine.cpu.kernels.team import Team
+    from engine.cpu.kernels.running.team import Team
     from engine.forward.batch import Batch
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups

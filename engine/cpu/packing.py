@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import word_pack
+from engine.cpu.kernels.packing import word_pack
 from engine.cpu.plain_weights import PlainWeight
 from engine.cpu.weights import FineWeight, JoinedColumns, PlaneWeight
 from engine.cpu.word_weights import WordWeight

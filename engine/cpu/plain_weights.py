@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.cpu.kernels import compiled
-from engine.cpu.kernels.result_memory import result
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.running.result_memory import result
+from engine.cpu.kernels.running.team import Team
 from engine.cpu.worker import Worker
 from engine.forward.expert_rows import Groups
 from engine.forward.weight import ALL

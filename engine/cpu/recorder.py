@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import CallLog, current_log
-from engine.cpu.kernels.replay import KernelReplay
-from engine.cpu.kernels.small_ops import SmallOps
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.running.call_log import CallLog, current_log
+from engine.cpu.kernels.running.replay import KernelReplay
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.small.small_ops import SmallOps
 from engine.errors import LeftAlone
 from engine.forward.recording import recording_to, refuse_replay
 from engine.ops.replay import DispatchMode, ReplayedOp, is_allocation, is_fit, is_view

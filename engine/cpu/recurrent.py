@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import conv, delta_net, delta_strip, jit, state_space
-from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.isa import chosen, named
-from engine.cpu.kernels.small_ops import F32, SHORT_CALL, f32_bits, is_plain
-from engine.cpu.kernels.state_rows import StateRows
+from engine.cpu.kernels.language.isa import chosen, named
+from engine.cpu.kernels.recurrent import conv, delta_net, delta_strip, state_space
+from engine.cpu.kernels.recurrent.state_rows import StateRows
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.cpu.kernels.small.small_ops import F32, SHORT_CALL, f32_bits, is_plain
 from engine.forward.batch import MOST_AT_ONCE
 from engine.forward.operands import SILU, PlacedStates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.cpu.kernels.isa import Isa
-    from engine.cpu.kernels.team import Team
+    from engine.cpu.kernels.language.isa import Isa
+    from engine.cpu.kernels.running.team import Team
     from engine.forward.batch import Batch
     from engine.forward.operands import Activation, DeltaInputs, ScanInputs, States
 

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import jit, routing
-from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.isa import chosen as chosen_isa
-from engine.cpu.kernels.isa import named
-from engine.cpu.kernels.small_ops import f32_bits
+from engine.cpu.kernels.language.isa import chosen as chosen_isa
+from engine.cpu.kernels.language.isa import named
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.cpu.kernels.small import routing
+from engine.cpu.kernels.small.small_ops import f32_bits
 from engine.forward.batch import MOST_AT_ONCE
 from engine.forward.expert_rows import Groups
 from engine.ops.reference import SMALLEST_SUM
 
 if TYPE_CHECKING:
-    from engine.cpu.kernels.isa import Isa
-    from engine.cpu.kernels.team import Team
+    from engine.cpu.kernels.language.isa import Isa
+    from engine.cpu.kernels.running.team import Team
     from engine.forward.operands import Routing
 
 SHORT = 8

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.cpu.kernels import compiled
-from engine.cpu.kernels.fastcall import Kernel
-from engine.cpu.kernels.group_gemm import MOST_TILES
-from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.panels import quantised_bytes
-from engine.cpu.kernels.quantised_gemm import LEAST_PANELS
-from engine.cpu.kernels.result_memory import result
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.products.group_gemm import MOST_TILES
+from engine.cpu.kernels.products.panels import quantised_bytes
+from engine.cpu.kernels.products.quantised_gemm import LEAST_PANELS
+from engine.cpu.kernels.running.fastcall import Kernel
+from engine.cpu.kernels.running.result_memory import result
 from engine.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.cpu.worker import PackedRows, Worker
 from engine.forward.expert_rows import Groups
@@ -122,7 +122,7 @@ class PlaneWeight:
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Return the arguments of the GEMM kernel (`engine.cpu.kernels.quantised_gemm`).
+        """Return the arguments of the GEMM kernel (`engine.cpu.kernels.products.quantised_gemm`).
 
         Args:
             panels: address of the quantised activations.
@@ -302,7 +302,7 @@ class JointProduct:
         """Return `act(first product) * second product` of two matrices with equally many rows.
 
         Args:
-            activation: address of a kernel of `engine.cpu.kernels.activation`.
+            activation: address of a kernel of `engine.cpu.kernels.small.activation`.
             limit: limit of the activation, as the bits of an F32 number.
         """
         worker, n_tokens = self._worker, x.shape[0]

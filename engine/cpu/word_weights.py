@@ -1,4 +1,4 @@
-"""F16 and BF16 matrices in words (`engine.cpu.kernels.words`)."""
+"""F16 and BF16 matrices in words (`engine.cpu.kernels.words.words`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import compiled
-from engine.cpu.kernels.fastcall import Kernel
-from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.result_memory import result
-from engine.cpu.kernels.seven_products import MOST_PAIRS, MOST_QUADS, PAIR, QUAD, fits
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.running.fastcall import Kernel
+from engine.cpu.kernels.running.result_memory import result
+from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, PAIR, QUAD, fits
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import PackedRows
 from engine.ops.weights import gathered_rows

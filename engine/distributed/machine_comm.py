@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import take_step
+from engine.cpu.kernels.running.call_log import take_step
 from engine.gpu.launch.graph import host_step, host_step_value
 
 if TYPE_CHECKING:

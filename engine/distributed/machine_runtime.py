@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.language.isa import chosen
 from engine.distributed.kept_cache import KeptCache
 from engine.distributed.machine_comm import FarCommunicator, MachineCommunicator
 from engine.distributed.machine_runner import MachineRunner

@@ -58,7 +58,7 @@ def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
     """Return the bytes of attention on the CPU beside queries and results, at most.
 
     These are each thread's scratch memory for a tile, with the keys and values of a block, and the
-    results of few tokens for all pages; see `engine.cpu.kernels.query_heads`.
+    results of few tokens for all pages; see `engine.cpu.kernels.cache.query_heads`.
     """
     width = cache.row if cache.is_shared else cache.row // 2
     result = result_bytes(width)

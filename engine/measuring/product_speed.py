@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.language.isa import chosen
 from engine.devices.host import usable_cores
 from engine.gguf.types import TYPES
 from engine.measuring.weight_speed import READ_BYTES, Probe, measurable

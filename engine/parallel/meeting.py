@@ -12,9 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import CallLog
-from engine.cpu.kernels.small_ops import is_plain
-from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP, ThreadAllReduce
+from engine.cpu.kernels.running.call_log import CallLog
+from engine.cpu.kernels.running.thread_all_reduce import (
+    ADDED,
+    NO_NUMBERS,
+    OTHERS_SLEEP,
+    ThreadAllReduce,
+)
+from engine.cpu.kernels.small.small_ops import is_plain
 from engine.forward.recording import refuse_replay
 
 SPIN_TURNS = 30_000

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import current_log
-from engine.cpu.kernels.small_ops import is_plain
+from engine.cpu.kernels.running.call_log import current_log
+from engine.cpu.kernels.small.small_ops import is_plain
 from engine.errors import LeftAlone
 from engine.forward.recording import recording_to, refuse_replay
 from engine.parallel.agreement import check_alike, check_fit

@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads shall sle
 import torch
 from llvmlite import ir
 
-from engine.cpu.kernels import jit
-from engine.cpu.kernels.cache_ops import CacheOps
-from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.team import Team
-from engine.cpu.kernels.values import FLOATS, LANES, function
+from engine.cpu.kernels.cache.cache_ops import CacheOps
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.language.values import FLOATS, LANES, function
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.team import Team
 from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores

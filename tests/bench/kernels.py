@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.cpu.file_packing import pack_rows
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.language.isa import chosen
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
 from engine.measuring.weight_speed import ONE_MATRIX_TOKENS, Probe

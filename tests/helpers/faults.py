@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import CHECKED
-from engine.cpu.kernels.replay import KernelReplay
+from engine.cpu.kernels.running.call_log import CHECKED
+from engine.cpu.kernels.running.replay import KernelReplay
 from engine.forward.communicator import Group
 from engine.parallel.thread_comm import ThreadCommunicator
 

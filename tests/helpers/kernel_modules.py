@@ -7,31 +7,19 @@ from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
 from engine.config.kv_types import kv_types
-from engine.cpu.kernels import (  # fmt: skip
-    activation,
-    attention,
-    cache_write,
-    conv,
-    delta_net,
-    dequantise,
-    elementwise,
+from engine.cpu.kernels.cache import attention, cache_write
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.packing import dequantise, pack
+from engine.cpu.kernels.products import (
     experts,
-    fastcall,
     float_gemm,
     fused_gemv,
-    norm,
-    pack,
     panel_packing,
     quantised_gemm,
-    replay,
-    rope,
-    routing,
-    state_space,
-    team,
-    thread_all_reduce,
-    timestamp_counter,
 )
-from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.recurrent import conv, delta_net, state_space
+from engine.cpu.kernels.running import fastcall, replay, team, thread_all_reduce, timestamp_counter
+from engine.cpu.kernels.small import activation, elementwise, norm, rope, routing
 from engine.quants.layout import LAYOUTS
 
 Build = Callable[[ir.Module], None]

@@ -9,9 +9,12 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panel_packing, panels, plane_words, quantised_gemm
-from engine.cpu.kernels.isa import ISAS, Isa
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import ISAS, Isa
+from engine.cpu.kernels.packing import pack
+from engine.cpu.kernels.products import panel_packing, panels, quantised_gemm
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.words import plane_words
 from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import LAYOUTS
 
@@ -156,7 +159,7 @@ def units_of(pairs: Bytes, isa: Isa) -> NDArray[np.int64]:
 def activations(
     panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa, x_bytes: int = 1
 ) -> NDArray[np.float64]:
-    """Return the values of panels, (tokens, columns); see `engine.cpu.kernels.panels`."""
+    """Return the values of panels, (tokens, columns); see `engine.cpu.kernels.products.panels`."""
     x = np.empty((n_tokens, n_blocks, 32))
     token, size, per_token = 0, isa.tile_tokens, panel_block_bytes(x_bytes)
     while token < n_tokens:

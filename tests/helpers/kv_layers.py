@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.attention_words import in_words
-from engine.cpu.kernels.isa import Isa, chosen
+from engine.cpu.kernels.cache.attention_words import in_words
+from engine.cpu.kernels.language.isa import Isa, chosen
 from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState

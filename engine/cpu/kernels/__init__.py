@@ -1,6 +1,6 @@
 """Kernels of the CPU: LLVM IR, written for this processor and compiled when a model is loaded.
 
-From the bottom up: `values` writes single instructions and `isa` those that differ between
-processors, `jit` compiles, `fastcall` calls from Python, `team` shares work among threads. The
-other modules are the kernels. Imports nothing of GPUs.
+From the bottom up: `language` is what kernels are written in, `running` compiles and calls them and
+shares their work among threads; the other folders are the kernels. `compiled` has those of products
+as Python functions. Imports nothing of GPUs.
 """

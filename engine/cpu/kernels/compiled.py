@@ -1,7 +1,7 @@
 """Compiled kernels as Python functions, each compiled at its first use, once for all models.
 
 `type_number` is the number of a GGML type; `x_bytes` the number of bytes of a quantised activation
-(`engine.cpu.kernels.panels`).
+(`kernels.products.panels`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,18 @@ from functools import cache
 
 from llvmlite import ir
 
-from engine.cpu.kernels import (
-    dequantise,
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.packing import dequantise, file_pack, file_read, pack
+from engine.cpu.kernels.products import (
     experts,
-    file_pack,
-    file_read,
     float_gemm,
     fused_gemv,
-    jit,
-    pack,
     panel_packing,
     quantised_gemm,
-    seven_products,
-    word_gemm,
-    words,
 )
-from engine.cpu.kernels.fastcall import Kernel, bind
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.fastcall import Kernel, bind
+from engine.cpu.kernels.words import seven_products, word_gemm, words
 from engine.quants.layout import LAYOUTS
 
 

@@ -23,7 +23,7 @@ from engine.gpu.kernels.plane_words import (
 from engine.gpu.kernels.planes import byte_of, has_minimum, joined
 
 BASE = tl.constexpr(255)
-"""Weight of the first of two bytes of a number, see `engine.cpu.kernels.panels`."""
+"""Weight of the first of two bytes of a number, see `engine.cpu.kernels.products.panels`."""
 
 
 @triton.jit

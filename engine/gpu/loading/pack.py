@@ -1,7 +1,8 @@
 """Packs blocks of the file into planes, on the device: the same bits in another order.
 
-It does with torch, and so on every device, what the CPU's packer does (`engine.cpu.kernels.pack`).
-It packs some rows at a time: beside input and output it takes `PACK_BYTES` of memory.
+It does with torch, and so on every device, what the CPU's packer does
+(`engine.cpu.kernels.packing.pack`). It packs some rows at a time: beside input and output it takes
+`PACK_BYTES` of memory.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import load_model
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.language.isa import chosen
 from engine.cpu.ops import CpuOps
 from engine.cpu.weights import FineWeight, PlaneWeight
 from engine.cpu.worker import Worker

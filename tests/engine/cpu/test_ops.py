@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.running.team import Team
 from engine.cpu.ops import CpuOps
 from engine.forward.batch import Batch
 from engine.forward.cache import LayerCache

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.small_ops import SmallOps
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.small.small_ops import SmallOps
 from engine.cpu.recorder import Recorder, Recording
 from engine.forward.recording import refuse_replay
 

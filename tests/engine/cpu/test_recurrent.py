@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cpu.kernels import delta_net
-from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import supported
+from engine.cpu.kernels.recurrent import delta_net
+from engine.cpu.kernels.running.team import Team
 from engine.cpu.ops import CpuOps
 from engine.cpu.recorder import Recorder
 from engine.cpu.recurrent import RecurrentOps

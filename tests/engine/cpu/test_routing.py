@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import supported
+from engine.cpu.kernels.running.team import Team
 from engine.cpu.routing import RoutingOps
 from engine.forward.expert_rows import Groups
 from engine.forward.operands import Routing

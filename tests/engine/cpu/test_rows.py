@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.cpu import gemm_choice
 from engine.cpu.kernels import compiled
-from engine.cpu.kernels.group_gemm import MOST_PANELS
-from engine.cpu.kernels.isa import Isa, chosen, supported
+from engine.cpu.kernels.language.isa import Isa, chosen, supported
+from engine.cpu.kernels.products.group_gemm import MOST_PANELS
 from engine.cpu.ops import CpuOps
 from engine.cpu.plain_weights import KINDS, PlainWeight
 from engine.cpu.weights import JoinedColumns, JointProduct, PlaneWeight

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine import LoadParams, Planner, load_model
 from engine.cpu.file_packing import pack_rows
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.language.isa import chosen
 from engine.cpu.weights import JointProduct
 from engine.cpu.word_weights import LEAST_TOKENS, WordWeight
 from engine.cpu.worker import Worker

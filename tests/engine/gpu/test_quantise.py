@@ -1,11 +1,11 @@
-"""Activations quantised to bytes, against those of `engine.cpu.kernels.panels`."""
+"""Activations quantised to bytes, against those of `engine.cpu.kernels.products.panels`."""
 
 from unittest import mock
 
 import pytest
 import torch
 
-from engine.cpu.kernels.panels import LARGEST
+from engine.cpu.kernels.products.panels import LARGEST
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.quantise import quantise
 from engine.quants.extent import Extent

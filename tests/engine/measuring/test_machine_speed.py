@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine import DeviceSpeed, EngineError, NoDevice, list_devices, measure_device
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.language.isa import chosen
 from engine.devices.host import usable_cores
 from engine.devices.types import DeviceInfo
 from engine.measuring.machine_speed import measure_facts

@@ -123,7 +123,7 @@ def test_what_cannot_be_repeated_is_computed(
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
         expected = singly(model, IDS)
-    monkeypatch.setattr("engine.cpu.kernels.small_ops.SmallOps.rope", lambda *_: None)
+    monkeypatch.setattr("engine.cpu.kernels.small.small_ops.SmallOps.rope", lambda *_: None)
     monkeypatch.setattr("engine.ops.reference.ReferenceOps.rope", asking_rope)
     with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
         found = singly(model, IDS)

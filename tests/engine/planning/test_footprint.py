@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import LoadParams
-from engine.cpu.kernels import attention_page
+from engine.cpu.kernels.cache import attention_page
 from engine.forward import attention_sizes
 from engine.gguf.reader import GGUFFile
 from engine.models.declare import Declaration, declare

@@ -8,9 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack
-from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.packing import pack
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.team import Team
 from engine.gguf.types import TYPES
 from engine.quants import codes
 from engine.quants.codes import coded_rows

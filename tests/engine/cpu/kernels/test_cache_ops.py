@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cpu.kernels.cache_ops import CacheOps
-from engine.cpu.kernels.call_log import CallLog
-from engine.cpu.kernels.isa import Isa, supported
-from engine.cpu.kernels.replay import KernelReplay
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.cache.cache_ops import CacheOps
+from engine.cpu.kernels.language.isa import Isa, supported
+from engine.cpu.kernels.running.call_log import CallLog
+from engine.cpu.kernels.running.replay import KernelReplay
+from engine.cpu.kernels.running.team import Team
 from engine.forward.batch import Batch, Piece
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Scores

@@ -10,10 +10,11 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import experts, jit, panel_packing, panels, quantised_gemm
-from engine.cpu.kernels.isa import Isa, supported
-from engine.cpu.kernels.panels import quantised_bytes
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import Isa, supported
+from engine.cpu.kernels.products import experts, panel_packing, panels, quantised_gemm
+from engine.cpu.kernels.products.panels import quantised_bytes
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.team import Team
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import n_tiles
 from engine.quants.layout import BLOCK, LAYOUTS, Layout

@@ -9,9 +9,10 @@ import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from engine.cpu.kernels import jit, word_gemm
-from engine.cpu.kernels.isa import ISAS, Isa, Neon, chosen, supported
-from engine.cpu.kernels.values import F16, F32, function
+from engine.cpu.kernels.language.isa import ISAS, Isa, Neon, chosen, supported
+from engine.cpu.kernels.language.values import F16, F32, function
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.words import word_gemm
 from engine.errors import EngineError
 from tests.helpers.kernel_modules import LIKE_OTHERS, MODULES, unresolved
 from tests.helpers.kernels import isa_named
@@ -102,7 +103,7 @@ def test_arm_is_asked_whether_it_multiplies_bytes(
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"neon": True})
     monkeypatch.setattr("platform.machine", lambda: "arm64" if system == "darwin" else "aarch64")
     monkeypatch.setattr("sys.platform", system)
-    monkeypatch.setattr("engine.cpu.kernels.isa.CPU_FACTS", path)
+    monkeypatch.setattr("engine.cpu.kernels.language.isa.CPU_FACTS", path)
     assert supported()[0].name == expected
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from llvmlite import ir
 
-from engine.cpu.kernels import jit
-from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.values import I64, function
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.language.values import I64, function
+from engine.cpu.kernels.running import jit
 from engine.files import exposed, exposure
 from tests.helpers.golden import REPO
 
@@ -226,8 +226,10 @@ def test_the_folder_is_the_users_cache_unless_it_is_named(monkeypatch: pytest.Mo
 PROGRAM = """
 import ctypes
 from gguf.constants import GGMLQuantizationType as Kind
-from engine.cpu.kernels import jit, pack, panel_packing, quantised_gemm
-from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.packing import pack
+from engine.cpu.kernels.products import panel_packing, quantised_gemm
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.language.isa import chosen
 from engine.quants.layout import LAYOUTS
 isa, kind = chosen(), Kind.Q4_K
 builds = {
@@ -262,10 +264,10 @@ def test_all_that_is_wanted_is_there(folder: Path) -> None:
 
 
 def test_the_key_of_our_modules_covers_all_that_their_ir_is_written_from() -> None:
-    package = Path(jit.__file__).parent
+    package = Path(jit.__file__).parents[1]
     imported = {
         node.module
-        for file in package.glob("*.py")
+        for file in package.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("engine.")
     }

@@ -10,9 +10,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.isa import Isa, supported
-from engine.cpu.kernels.panel_packing import are_words
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import Isa, supported
+from engine.cpu.kernels.products.panel_packing import are_words
+from engine.cpu.kernels.running.team import Team
 from engine.quants.layout import LAYOUTS
 from tests.helpers.kernels import (
     F16_OFFSETS,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import call_log as logs
-from engine.cpu.kernels.call_log import CHECKED, MAX_ARGUMENTS, CallLog, current_log
-from engine.cpu.kernels.fastcall import bind
-from engine.cpu.kernels.replay import KernelReplay
-from engine.cpu.kernels.small_ops import SmallOps
-from engine.cpu.kernels.team import Team
-from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
+from engine.cpu.kernels.running import call_log as logs
+from engine.cpu.kernels.running.call_log import CHECKED, MAX_ARGUMENTS, CallLog, current_log
+from engine.cpu.kernels.running.fastcall import bind
+from engine.cpu.kernels.running.replay import KernelReplay
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.running.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
+from engine.cpu.kernels.small.small_ops import SmallOps
 from engine.forward.recording import recording_to, refuse_replay
 
 

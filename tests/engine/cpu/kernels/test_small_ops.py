@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import fastcall
-from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.small_ops import SmallOps
-from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.language.isa import supported
+from engine.cpu.kernels.running import fastcall
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.small.small_ops import SmallOps
 from engine.forward.operands import Activation
 from engine.ops.reference import ReferenceOps
 

@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, NO_NUMBERS, ThreadAllReduce
+from engine.cpu.kernels.running.thread_all_reduce import (
+    ADDED,
+    COMPLETE,
+    NO_NUMBERS,
+    ThreadAllReduce,
+)
 from engine.errors import CommError
 from engine.parallel.meeting import MOST_ADDED
 from engine.parallel.rank_threads import RankThreads

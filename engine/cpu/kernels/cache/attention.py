@@ -1,0 +1,273 @@
+"""Softmax attention of rows of several sequences over pages of the KV cache.
+
+A query head's result is `Σ_s exp(x_s) v_s / Σ_s exp(x_s)` with scores `x_s = scale × q·k_s`,
+further `softcap × tanh(x / softcap)`, plus `slope × (s - position of the query)`; a sink is a score
+without a value. A row (a token) sees the positions from its first visible one to its own. Each page
+goes through BLOCK positions at a time, at multiples of BLOCK, and keeps for each head the largest
+score m, `Σ exp(x - m)` and `Σ exp(x - m) v` (online softmax, arXiv 2205.14135); then the pages of a
+head are merged in order. So the bits of a row depend neither on other rows nor on the threads.
+
+The work is shared out by tiles: rows of one sequence, and query heads of one key-value head. Where
+there is memory for the results of all pages of all rows, each page of a tile is a piece of the
+work, and the pages are merged at the end; otherwise a piece goes through all pages of a tile. In a
+tile with few rows, each block is read as it is (`attention_tile`), with many, it is decoded into
+scratch (`attention_rows`); both give the same bits. Where keys are blocks of integers and the
+processor multiplies words, so are queries (`attention_words`).
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.cache.attention_merge import add_merges
+from engine.cpu.kernels.cache.attention_page import Scratch, add_pages, n_units, named
+from engine.cpu.kernels.cache.attention_rows import add_row_parts
+from engine.cpu.kernels.cache.attention_softmax import STATE_BYTES, add_softmax
+from engine.cpu.kernels.cache.attention_tile import add_parts
+from engine.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.parallel_for import Named, ceil_div, share
+from engine.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
+from engine.cpu.kernels.running.team import add_run
+from engine.paging.keys import PAGE
+
+LAYER = (
+    "k", "k_stride", "k_head_stride", "v", "v_stride", "v_head_stride", "head_dim_k", "head_dim_v",
+    "n_heads", "groups", "n_groups",
+)  # fmt: skip
+"""64-bit integers that describe a layer's cache and its query heads. k and v are the cache's rows
+of each slot, `k_stride` bytes apart, with `k_head_stride` bytes from head to head. groups:
+(n_groups, 3) 64-bit integers: a key-value head, the first query head that uses it, and the number
+of these."""
+
+ROWS = ("positions", "firsts", "tables", "n_rows", "n_first")
+"""64-bit integers that describe the rows of a pass: for each row its position, the first one that
+it sees, and the address of its sequence's table of pages. The first `n_first` rows are neighbouring
+tokens of one sequence, the others single tokens."""
+
+ARGUMENTS = (
+    "layer", "rows", "q", "scale", "softcap", "sinks", "slopes", "tile_rows", "tile_heads",
+    "is_direct", "n_threads", "scratch_bytes", "n_results", "work", "out",
+)  # fmt: skip
+"""Arguments of the kernel. layer, rows: addresses of `LAYER` and `ROWS`. q is (n_rows, n_heads,
+head_dim_k) F32, out (n_rows, n_heads, head_dim_v) F32. scale and softcap are the bits of F32; sinks
+and slopes are (n_heads,) F32, or 0. tile_rows, tile_heads: largest numbers of rows of a tile, and
+of its rows times heads. is_direct: whether blocks are read as they are; tiles have one row then,
+and groups DIRECT_HEADS at most. work: `scratch_bytes` of memory for each of `n_threads`, then
+memory for `n_results` results of `result_bytes`."""
+
+INNER = (
+    *LAYER, *ROWS, *ARGUMENTS[2:], "n_prompt_tiles", "n_tiles", "result_bytes", "n_items",
+    "is_whole", "next",
+)  # fmt: skip
+"""What pieces are given. n_prompt_tiles: number of tiles of the first rows. result_bytes: size of a
+result. n_items: number of items of work; is_whole: whether an item is all pages of a tile, or one.
+next: number of items that threads have taken."""
+
+TILE_WORDS = 4
+
+MERGED_ALONE = 128
+"""Largest number of results that the calling thread merges alone."""
+
+
+def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
+    """Write `attend(team, *ARGUMENTS)` for the types of the cache."""
+    add_run(module)
+    add_softmax(module, isa)
+    add_parts(module, isa, types)
+    add_row_parts(module, isa, types)
+    add_merges(module, isa)
+    add_pages(module, isa, types, INNER)
+    _add_tile_at(module)
+    has_words = in_words(isa, types.k)
+    _add_whole(module, has_words=has_words)
+    _add_part(module, has_words=has_words)
+    _add_attend_piece(module)
+    _add_merge_piece(module)
+    code, (team, layer, rows, *values) = function(module, "attend", 1 + len(ARGUMENTS))
+    known = [*code.load_array(layer, len(LAYER)), *code.load_array(rows, len(ROWS)), *values]
+    given = dict(zip(INNER, known, strict=False))
+    zero = code.number(0)
+    n_prompt_tiles = ceil_div(given["n_first"], given["tile_rows"])
+    n_tiles = n_prompt_tiles + given["n_rows"] - given["n_first"]
+    row_bytes = n_units(given["head_dim_v"]) * UNIT_BYTES + STATE_BYTES
+    place = code.stack_array([*known, n_prompt_tiles, n_tiles, row_bytes, *3 * [zero]])
+    words = code.stack_buffer(I64, TILE_WORDS)
+    n_pages, n_results = code.variable(zero), code.variable(zero)
+    with code.loop(zero, n_tiles) as tile:
+        _, n_rows, first, stop = _tile_at(code, place, tile, words)
+        n_pages.set(n_pages.get() + (stop - first))
+        n_results.set(n_results.get() + (stop - first) * n_rows * given["n_heads"])
+    is_whole = n_results.get() > given["n_results"]
+    n_groups = given["n_groups"]
+    n_items = code.where(is_whole, n_tiles, n_pages.get()) * n_groups
+    code.store(n_items, place + 8 * INNER.index("n_items"))
+    code.store(is_whole.to(I64, signed=False), place + 8 * INNER.index("is_whole"))
+    share(code, "attend", team, place, code.min_signed(n_items, given["n_threads"]))
+    with code.when(is_whole.equals(0)):
+        n_merges = n_tiles * n_groups
+        with code.if_else(n_results.get() > MERGED_ALONE) as (many, few):
+            with many:
+                share(code, "merge", team, place, n_merges)
+            with few, code.loop(zero, n_merges) as index:
+                code.call("merge_piece", VOID, place, index)
+    code.builder.ret_void()
+
+
+def _add_tile_at(module: ir.Module) -> None:
+    """Write `tile_at(place, tile, words)`: stores TILE_WORDS numbers about a tile.
+
+    They are its first row, its number of rows, the first page that any of them sees, and the page
+    after the last of these.
+    """
+    code, (place, tile, words) = function(module, "tile_at", 3)
+    code.builder.function.linkage = "internal"
+    given = named(code, place, INNER)
+    per_tile, n_first = given["tile_rows"], given["n_first"]
+    is_prompt = tile < given["n_prompt_tiles"]
+    single = n_first + tile - given["n_prompt_tiles"]
+    row = code.where(is_prompt, tile * per_tile, single)
+    n = code.where(is_prompt, code.min_signed(per_tile, n_first - row), code.number(1))
+    first = code.load(given["firsts"] + row * 8, I64) // PAGE
+    stop = code.load(given["positions"] + (row + n - 1) * 8, I64) // PAGE + 1
+    for number, word in enumerate((row, n, first, stop)):
+        code.store(word, words + 8 * number)
+    code.builder.ret_void()
+
+
+def _tile_at(code: Code, place: Value, tile: Value, words: Value) -> list[Value]:
+    """Write the call of `tile_at` and return the numbers; `words` is memory for them."""
+    code.call("tile_at", VOID, place, tile, words)
+    return code.load_array(words, TILE_WORDS)
+
+
+def _add_attend_piece(module: ir.Module) -> None:
+    """Write `attend_piece(place, index)`: does items of work until all are taken.
+
+    The threads, one for each piece, so have scratch memory of their own.
+    """
+    code, (place, index) = function(module, "attend_piece", 2)
+    given = named(code, place, INNER)
+    scratch = given["work"] + index * given["scratch_bytes"]
+    counter = code.builder.inttoptr((place + 8 * INNER.index("next")).raw, I64.as_pointer())
+    with code.forever() as leave:
+        one = code.number(1)
+        item = Value(code, code.builder.atomic_rmw("add", counter, one.raw, "seq_cst"))
+        leave(item >= given["n_items"])
+        with code.if_else(given["is_whole"].differs(0)) as (whole, part):
+            with whole:
+                code.call("attend_whole", VOID, place, item, scratch)
+            with part:
+                code.call("attend_part", VOID, place, item, scratch)
+    code.builder.ret_void()
+
+
+def _add_part(module: ir.Module, *, has_words: bool) -> None:
+    """Write `attend_part(place, item, scratch)`: one page of a tile, for `merge_piece`."""
+    code, (place, item, scratch) = function(module, "attend_part", 3)
+    code.builder.function.linkage = "internal"
+    given = named(code, place, INNER)
+    words = code.stack_buffer(I64, TILE_WORDS)
+    zero = code.number(0)
+    left, before, tile = code.variable(item), code.variable(zero), code.variable(zero)
+    with code.forever() as leave:
+        row, n_rows, first, stop = _tile_at(code, place, tile.get(), words)
+        n_pages = stop - first
+        leave(left.get() < n_pages * given["n_groups"])
+        left.set(left.get() - n_pages * given["n_groups"])
+        before.set(before.get() + n_pages * n_rows)
+        tile.set(tile.get() + 1)
+    row, n_rows, first, stop = code.load_array(words, TILE_WORDS)
+    group = given["groups"] + left.get() // (stop - first) * 24
+    number = left.get() % (stop - first)
+    head = code.load(group + 8, I64)
+    index = (before.get() + number * n_rows) * given["n_heads"] + head * n_rows
+    goal = _results(given) + index * given["result_bytes"]
+    is_loaded = given["is_direct"].equals(0)
+    with code.when(is_loaded | code.constant(I1, int(has_words))):
+        code.call("load_queries", VOID, place, group, row, n_rows, scratch)
+    code.call("attend_page", VOID, place, group, row, n_rows, first + number, goal, scratch)
+    code.builder.ret_void()
+
+
+def _results(given: Named) -> Value:
+    """Return the address of the results of all pages."""
+    return given["work"] + given["n_threads"] * given["scratch_bytes"]
+
+
+def _add_merge_piece(module: ir.Module) -> None:
+    """Write `merge_piece(place, index)`: merges the pages of all rows and heads of a tile."""
+    code, (place, index) = function(module, "merge_piece", 2)
+    given = named(code, place, INNER)
+    words, zero = code.stack_buffer(I64, TILE_WORDS), code.number(0)
+    tile, group = index // given["n_groups"], given["groups"] + index % given["n_groups"] * 24
+    before = code.variable(zero)
+    with code.loop(zero, tile) as other:
+        _, n_rows, first, stop = _tile_at(code, place, other, words)
+        before.set(before.get() + (stop - first) * n_rows)
+    begin, n_rows, first, _ = _tile_at(code, place, tile, words)
+    _, head, n = code.load_array(group, 3)
+    row_bytes = given["result_bytes"]
+    page_bytes = n_rows * given["n_heads"] * row_bytes
+    results = _results(given) + (before.get() * given["n_heads"] + head * n_rows) * row_bytes
+    with code.loop(zero, n_rows) as number, code.loop(zero, n) as one:
+        row = begin + number
+        own_first, own_stop = _pages(code, given, row)
+        result = results + (own_first - first) * page_bytes + (number * n + one) * row_bytes
+        code.call(
+            "merge_all", VOID, result, row_bytes - STATE_BYTES, page_bytes, own_stop - own_first,
+            given["head_dim_v"], given["sinks"], head + one, _out(given, row, head + one),
+        )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _pages(code: Code, given: Named, row: Value) -> tuple[Value, Value]:
+    """Return the first page that a row sees, and the one after the last."""
+    first, position = (code.load(given[name] + row * 8, I64) for name in ("firsts", "positions"))
+    return first // PAGE, position // PAGE + 1
+
+
+def _out(given: Named, row: Value, head: Value) -> Value:
+    """Return the address of a row's result for a head."""
+    return given["out"] + (row * given["n_heads"] + head) * given["head_dim_v"] * 4
+
+
+def _add_whole(module: ir.Module, *, has_words: bool) -> None:
+    """Write `attend_whole(place, item, scratch)`: all pages of a tile.
+
+    The last tiles, which see most, come first.
+    """
+    code, (place, item, scratch) = function(module, "attend_whole", 3)
+    code.builder.function.linkage = "internal"
+    given = named(code, place, INNER)
+    n_groups, words, zero = given["n_groups"], code.stack_buffer(I64, TILE_WORDS), code.number(0)
+    tile = given["n_tiles"] - 1 - item // n_groups
+    group = given["groups"] + item % n_groups * 24
+    begin, n_rows, first, stop = _tile_at(code, place, tile, words)
+    _, head, n = code.load_array(group, 3)
+    row_bytes, room = given["result_bytes"], Scratch.at(scratch, given)
+    offset = row_bytes - STATE_BYTES
+    is_loaded = given["is_direct"].equals(0)
+    with code.when(is_loaded | code.constant(I1, int(has_words))):
+        code.call("load_queries", VOID, place, group, begin, n_rows, scratch)
+    with code.loop(zero, n_rows) as row, code.loop(zero, n) as one:
+        result = room.rows + (row * n + one) * row_bytes
+        code.call("begin_row", VOID, result + offset, given["sinks"], head + one)
+    with code.loop(first, stop) as page:
+        code.call("attend_page", VOID, place, group, begin, n_rows, page, room.page, scratch)
+        with code.loop(zero, n_rows) as row:
+            own_first, own_stop = _pages(code, given, begin + row)
+            with (
+                code.when((own_first <= page) & (page < own_stop)),
+                code.loop(row * n, (row + 1) * n) as index,
+            ):
+                at = index * row_bytes
+                code.call(
+                    "add_page", VOID, room.page + at, room.rows + at, offset, offset // UNIT_BYTES
+                )
+    with code.loop(zero, n_rows) as row, code.loop(zero, n) as one:
+        result = room.rows + (row * n + one) * row_bytes
+        goal = _out(given, begin + row, head + one)
+        code.call("end_row", VOID, result, offset, given["head_dim_v"], goal)
+    code.builder.ret_void()

@@ -1,0 +1,400 @@
+"""Attention of a tile of rows over one page of the cache.
+
+A tile is some rows of one sequence and the query heads of one group, which share a key-value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.cache.attention_softmax import ONE, SCORE_BYTES, STATE_BYTES, mark_fresh
+from engine.cpu.kernels.cache.attention_tile import MOST_WORD_DOTS, tile_width
+from engine.cpu.kernels.cache.attention_words import UNIT_BYTES, add_query_words, in_words
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.parallel_for import Named, ceil_div
+from engine.cpu.kernels.language.values import F32, I1, I64, LANES, VOID, Code, Value, function
+from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
+from engine.forward.state import ATTENTION_HEADS as GROUP_HEADS
+from engine.paging.keys import PAGE
+
+SCORE_ROWS = GROUP_HEADS
+"""Number of rows times heads for which a thread has memory for scores."""
+
+DIRECT_HEADS = 8
+"""Largest number of query heads of a group whose blocks are read as they are."""
+
+
+def padded_bytes(head_dim: int) -> int:
+    """Return the bytes of a head as whole vectors of F32 numbers."""
+    return -(-head_dim // LANES) * UNIT_BYTES
+
+
+def result_bytes(head_dim_v: int) -> int:
+    """Return the size of a row's result for one head, of one page or of several."""
+    return padded_bytes(head_dim_v) + STATE_BYTES
+
+
+def scratch_bytes(tile_heads: int, head_dim_k: int, head_dim_v: int) -> int:
+    """Return the scratch memory of a thread; see `Scratch`."""
+    per_head = padded_bytes(head_dim_k) + 2 * result_bytes(head_dim_v)
+    block = BLOCK * (padded_bytes(head_dim_k) + padded_bytes(head_dim_v))
+    return tile_heads * per_head + SCORE_ROWS * SCORE_BYTES + block
+
+
+class Scratch(NamedTuple):
+    """Addresses in a thread's scratch memory.
+
+    Attributes:
+        queries: queries of a tile, in whole vectors.
+        scores: scores of some rows with the positions of a block, which become weights.
+        keys, values: a block's keys and values as F32.
+        page: results of a tile for a page.
+        rows: results of a tile for the pages so far.
+    """
+
+    queries: Value
+    scores: Value
+    keys: Value
+    values: Value
+    page: Value
+    rows: Value
+
+    @classmethod
+    def at(cls, address: Value, given: Named) -> Scratch:
+        """Lay out the scratch memory at an address."""
+        n, k_bytes = given["tile_heads"], n_units(given["head_dim_k"]) * UNIT_BYTES
+        scores = address + n * k_bytes
+        keys = scores + SCORE_ROWS * SCORE_BYTES
+        values = keys + k_bytes * BLOCK
+        page = values + n_units(given["head_dim_v"]) * (UNIT_BYTES * BLOCK)
+        return cls(address, scores, keys, values, page, page + n * given["result_bytes"])
+
+
+def n_units(head_dim: Value) -> Value:
+    """Return the number of vectors of a head."""
+    return ceil_div(head_dim, LANES)
+
+
+class Tile(NamedTuple):
+    """A tile, as arguments of the functions below.
+
+    Attributes:
+        group: address of the group in `groups`.
+        row, n_rows: index of the first row, and the number of rows.
+    """
+
+    group: Value
+    row: Value
+    n_rows: Value
+
+    def heads(self, code: Code) -> tuple[Value, Value, Value]:
+        """Return the key-value head, the first query head, and the number of query heads."""
+        kv, head, n = code.load_array(self.group, 3)
+        return kv, head, n
+
+
+def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str]) -> None:
+    """Write `load_queries` and `attend_page`: see the functions.
+
+    Args:
+        inner: names of the 64-bit integers at the address `place` that both take first.
+    """
+    has_words = in_words(isa, types.k)
+    if has_words:
+        add_query_words(module)
+    _add_load_queries(module, inner, has_words=has_words)
+    _add_direct_page(module, inner, has_words=has_words)
+    _add_row_page(module, isa, inner)
+    code, arguments = function(module, "attend_page", 7)
+    code.builder.function.linkage = "internal"
+    is_direct = code.load(arguments[0] + 8 * inner.index("is_direct"), I64)
+    with code.if_else(is_direct.differs(0)) as (direct, others):
+        with direct:
+            code.call("direct_page", VOID, *arguments)
+        with others:
+            code.call("row_page", VOID, *arguments)
+    code.builder.ret_void()
+
+
+def named(code: Code, place: Value, inner: Sequence[str]) -> Named:
+    """Load the integers at an address, by their names."""
+    return dict(zip(inner, code.load_array(place, len(inner)), strict=True))
+
+
+def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
+    """Write `load_queries(place, group, row, n_rows, scratch)`: copies a tile's queries.
+
+    Args:
+        has_words: whether they are converted by `query_words`.
+    """
+    code, (place, *parts, scratch) = function(module, "load_queries", 5)
+    code.builder.function.linkage = "internal"
+    given, tile = named(code, place, inner), Tile(*parts)
+    _, head, n = tile.heads(code)
+    dim = given["head_dim_k"]
+    stride = n_units(dim) * UNIT_BYTES
+    zero = code.number(0)
+    with code.loop(zero, tile.n_rows) as row, code.loop(zero, n) as one:
+        source = given["q"] + ((tile.row + row) * given["n_heads"] + head + one) * dim * 4
+        goal = scratch + (row * n + one) * stride
+        if has_words:
+            code.call("query_words", VOID, source, dim, goal)
+        else:
+            for_each_vector(code, dim, partial(_copied, code, source, goal))
+    code.builder.ret_void()
+
+
+def _copied(code: Code, source: Value, goal: Value, lanes: SimdLanes) -> None:
+    """Copy a vector, or the part that is left, padded by zeros."""
+    code.store(lanes.load(source), goal + lanes.index * 4)
+
+
+def _cells(given: Named, code: Code, kv: Value, row: Value, page: Value) -> tuple[Value, Value]:
+    """Return the addresses of a page's keys and values of one key-value head."""
+    table = code.load(given["tables"] + row * 8, I64)
+    slot = code.load(table + page * 8, I64) * PAGE
+    k = given["k"] + kv * given["k_head_stride"] + slot * given["k_stride"]
+    return k, given["v"] + kv * given["v_head_stride"] + slot * given["v_stride"]
+
+
+def _seen(given: Named, code: Code, row: Value, last: Value, page: Value) -> tuple[Value, Value]:
+    """Return the interval of a page's positions that any of the rows `row` to `last` sees."""
+    zero, start = code.number(0), page * PAGE
+    first = code.load(given["firsts"] + row * 8, I64) - start
+    stop = code.load(given["positions"] + last * 8, I64) + 1 - start
+    return code.where(first < 0, zero, first), code.min_signed(stop, code.number(PAGE))
+
+
+def _slopes(given: Named, code: Code, head: Value) -> Value:
+    """Return the address of the slopes from a query head on; 0 if there are none."""
+    slopes = given["slopes"]
+    return code.where(slopes.differs(0), slopes + head * 4, slopes)
+
+
+def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
+    """Write `direct_page(place, group, row, n_rows, page, goal, scratch)`, for a single row.
+
+    See `_add_row_page`; queries lie in the scratch memory only if they are converted.
+    """
+    code, (place, *parts, page, goal, scratch) = function(module, "direct_page", 7)
+    code.builder.function.linkage = "internal"
+    given, tile = named(code, place, inner), Tile(*parts)
+    kv, head, n = tile.heads(code)
+    k, v = _cells(given, code, kv, tile.row, page)
+    k_stride, v_stride, dim_k = given["k_stride"], given["v_stride"], given["head_dim_k"]
+    row_bytes = given["result_bytes"]
+    state = goal + row_bytes - STATE_BYTES
+    given_q = given["q"] + (tile.row * given["n_heads"] + head) * dim_k * 4
+    q = scratch if has_words else given_q
+    position = code.load(given["positions"] + tile.row * 8, I64)
+    scores = code.stack_buffer(F32, DIRECT_HEADS * BLOCK)
+    panel, zero, k_units = Scratch.at(scratch, given).keys, code.number(0), n_units(dim_k)
+    most = MOST_WORD_DOTS if has_words else DIRECT_HEADS
+    with code.loop(code.number(0), n) as one:
+        mark_fresh(code, state + one * row_bytes)
+    slopes = _slopes(given, code, head)
+    begin, stop = _seen(given, code, tile.row, tile.row, page)
+    next_k, _ = _cells(given, code, kv, tile.row, _next_page(given, code, page, position))
+    with code.loop(begin - begin % BLOCK, stop, BLOCK) as at:
+        low = code.where(at < begin, begin - at, code.number(0))
+        high = code.min_signed(stop - at, code.number(BLOCK))
+        values = v + (at + low) * v_stride
+        keys = k + at * k_stride, k_stride
+        with code.if_else(n > most) as (many, few):
+            with many:
+                code.call("decode_keys", VOID, *keys, low, high, dim_k, values, panel)
+                code.call("row_scores", VOID, q, k_units, zero, n, panel, high, scores)
+            with few:
+                code.call("scores", VOID, n, q, dim_k, *keys, low, high, values, scores)
+        factor = code.variable(
+            code.call("cap", I64, zero, n, scores, given["scale"], given["softcap"])
+        )
+        with code.when(low.differs(0) | high.differs(BLOCK) | slopes.differs(0)):
+            distance = page * PAGE + at - position
+            code.call("mask", VOID, n, scores, low, high, distance, factor.get(), slopes)
+            factor.set(code.number(ONE))
+        code.call("softmax", VOID, zero, n, scores, factor.get(), state, row_bytes)
+        later = code.where(at + BLOCK < stop, k + (at + BLOCK) * k_stride, next_k)
+        code.call(
+            "weighted_sum", VOID, n, scores + low * 4, high - low, values, v_stride,
+            later, given["head_dim_v"], row_bytes - STATE_BYTES, goal, row_bytes,
+        )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _next_page(given: Named, code: Code, page: Value, position: Value) -> Value:
+    """Return the page that the thread probably reads next of a row; `page` itself at the end."""
+    step = code.where(given["is_whole"].equals(0), given["n_threads"], code.number(1))
+    return code.where(page + step <= position // PAGE, page + step, page)
+
+
+def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
+    """Write `row_page(place, group, row, n_rows, page, goal, scratch)`.
+
+    Computes attention of a tile over a page. The results, `result_bytes` apart at `goal`, are the
+    rows' one after the other, each with those of all heads of the group; those of rows that do not
+    see the page mean nothing. The queries lie in the scratch memory already.
+    """
+    _add_block(module, isa, inner)
+    code, (place, *parts, page, goal, scratch) = function(module, "row_page", 7)
+    code.builder.function.linkage = "internal"
+    given, tile = named(code, place, inner), Tile(*parts)
+    kv, _, n = tile.heads(code)
+    k, v = _cells(given, code, kv, tile.row, page)
+    states = goal + given["result_bytes"] - STATE_BYTES
+    with code.loop(code.number(0), tile.n_rows * n) as one:
+        mark_fresh(code, states + one * given["result_bytes"])
+    begin, stop = _seen(given, code, tile.row, tile.row + tile.n_rows - 1, page)
+    room = Scratch.at(scratch, given)
+    first = code.variable(code.number(0))
+    with code.loop(begin - begin % BLOCK, stop, BLOCK) as at:
+        first.set(code.number(0))
+        low = code.where(at < begin, begin - at, code.number(0))
+        high = code.min_signed(stop - at, code.number(BLOCK))
+        keys, values = k + at * given["k_stride"], v + at * given["v_stride"]
+        code.call(
+            "decode_keys", VOID, keys, given["k_stride"], low, high, given["head_dim_k"], values,
+            room.keys,
+        )  # fmt: skip
+        code.call(
+            "decode_values", VOID, values, given["v_stride"], low, high, given["head_dim_v"],
+            room.values,
+        )  # fmt: skip
+        with code.forever() as leave:
+            leave(first.get() >= tile.n_rows)
+            code.call(
+                "attend_block", VOID, place, *parts, first.get(), page * PAGE + at, high, goal,
+                scratch,
+            )  # fmt: skip
+            first.set(first.get() + _n_rows_at_once(code, n))
+    code.builder.ret_void()
+
+
+def _n_rows_at_once(code: Code, n: Value) -> Value:
+    """Return the number of rows whose scores with a block are computed before their weights."""
+    some = code.number(SCORE_ROWS // 2) // n
+    return code.where(some > 1, some, code.number(1))
+
+
+class _Rows(NamedTuple):
+    """The rows of a tile that a block is added to at once.
+
+    Attributes:
+        block: first position of the block.
+        firsts: address of the first position that each row sees.
+        position: position of the first row.
+        head, n: the first query head of each row, and how many there are.
+        begin, stop: range of the rows that see some of the block.
+        begin_whole, stop_whole: range of those among them that see all of it.
+    """
+
+    block: Value
+    firsts: Value
+    position: Value
+    head: Value
+    n: Value
+    begin: Value
+    stop: Value
+    begin_whole: Value
+    stop_whole: Value
+
+    def span(self, code: Code, row: Value) -> tuple[Value, Value]:
+        """Return the interval of the block's positions that a row sees."""
+        low = code.load(self.firsts + row * 8, I64) - self.block
+        seen = code.min_signed(self.position + row + 1 - self.block, code.number(BLOCK))
+        return code.where(low < 0, code.number(0), low), seen
+
+
+def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
+    """Write `attend_block(place, group, row, n_rows, first, block, high, goal, scratch)`.
+
+    Adds the block of positions from `block` on, as far as decoded, to the tile's results at `goal`,
+    for `_n_rows_at_once` of its rows, of which the first is row `first`.
+    """
+    code, (place, *parts, first, block, high, goal, scratch) = function(module, "attend_block", 9)
+    code.builder.function.linkage = "internal"
+    given, whole = named(code, place, inner), Tile(*parts)
+    _, head, n = whole.heads(code)
+    k_units = n_units(given["head_dim_k"])
+    room = Scratch.at(scratch, given)
+    queries = room.queries + first * n * k_units * UNIT_BYTES
+    goal = goal + first * n * given["result_bytes"]
+    n_rows = code.min_signed(whole.n_rows - first, _n_rows_at_once(code, n))
+    firsts = given["firsts"] + (whole.row + first) * 8
+    position = code.load(given["positions"] + (whole.row + first) * 8, I64)
+    begin, stop = _row_range(code, firsts, block - position, n_rows, block + BLOCK)
+    seeing_all = _row_range(code, firsts, block + (BLOCK - 1) - position, stop, block + 1)
+    rows = _Rows(block, firsts, position, head, n, begin, stop, *seeing_all)
+    code.call(
+        "row_scores", VOID, queries, k_units, begin * n, stop * n, room.keys, high, room.scores
+    )
+    _weigh(code, given, rows, room.scores, goal)
+    _add_values(code, isa, given, rows, room, goal)
+    code.builder.ret_void()
+
+
+def _weigh(code: Code, given: Named, rows: _Rows, scores: Value, goal: Value) -> None:
+    """Turn the scores of some rows into weights, and update the states of their results."""
+    n, row_bytes, slopes = rows.n, given["result_bytes"], _slopes(given, code, rows.head)
+    factor = code.call(
+        "cap", I64, rows.begin * n, rows.stop * n, scores, given["scale"], given["softcap"]
+    )
+    yes = code.constant(I1, 1)
+    for first, last, is_masked in (
+        (rows.begin, rows.begin_whole, yes),
+        (rows.begin_whole, rows.stop_whole, slopes.differs(0)),
+        (rows.stop_whole, rows.stop, yes),
+    ):
+        own = code.variable(factor)
+        with code.when(is_masked):
+            own.set(code.number(ONE))
+            with code.loop(first, last) as row:
+                place, distance = scores + row * n * SCORE_BYTES, rows.block - rows.position - row
+                span = rows.span(code, row)
+                code.call("mask", VOID, n, place, *span, distance, factor, slopes)
+        states = goal + row_bytes - STATE_BYTES
+        code.call("softmax", VOID, first * n, last * n, scores, own.get(), states, row_bytes)
+
+
+def _add_values(
+    code: Code, isa: Isa, given: Named, rows: _Rows, room: Scratch, goal: Value
+) -> None:
+    """Add a block's values times the weights of some rows to their results."""
+    n, units = rows.n, n_units(given["head_dim_v"])
+    wide = 4 * tile_width(isa, 1)
+    with code.loop(code.number(0), units * UNIT_BYTES, wide) as column:
+        width = code.min_signed(units * UNIT_BYTES - column, code.number(wide)) // 4
+
+        def add(first: Value, last: Value, low: Value, seen: Value) -> None:
+            code.call(
+                "plain_sum", VOID, first * n, last * n, room.scores, low, seen, room.values, units,
+                column, width, goal, given["result_bytes"],
+            )  # fmt: skip
+
+        for some in ((rows.begin, rows.begin_whole), (rows.stop_whole, rows.stop)):
+            with code.loop(*some) as row:
+                add(row, row + 1, *rows.span(code, row))
+        add(rows.begin_whole, rows.stop_whole, code.number(0), code.number(BLOCK))
+
+
+def _row_range(
+    code: Code, firsts: Value, begin: Value, n_rows: Value, limit: Value
+) -> tuple[Value, Value]:
+    """Return a range of rows: from `begin`, at least 0, as far as rows see what is before `limit`.
+
+    Args:
+        firsts: address of the first position that each of n_rows rows sees.
+    """
+    begin = code.min_signed(code.where(begin < 0, code.number(0), begin), n_rows)
+    stop = code.variable(n_rows)
+    with code.forever() as leave:
+        leave(stop.get() <= begin)
+        leave(code.load(firsts + (stop.get() - 1) * 8, I64) < limit)
+        stop.set(stop.get() - 1)
+    return begin, stop.get()

@@ -1,0 +1,229 @@
+"""Attention of many query heads over a block: keys and values are decoded once, into scratch.
+
+The rows of a tile are the query heads of several tokens of one sequence that share a key-value
+head, those of a token side by side. Keys are decoded transposed, so that a vector has the scores of
+16 positions. Their sums over the head are made in the very order of `attention_tile`: a sum for
+each of 16 lanes of the head, then the sum of these, by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.cache.attention_softmax import SCORE_BYTES
+from engine.cpu.kernels.cache.attention_tile import add_weighted_sum, place_ahead, sizes
+from engine.cpu.kernels.cache.attention_words import (
+    UNIT_BYTES,
+    add_key_words,
+    add_word_scores,
+    in_words,
+    transposed,
+)
+from engine.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.cpu.kernels.cache.head_tiles import for_heads
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.values import F32, FLOATS, LANES, VOID, Value, function
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
+
+
+def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
+    """Write `decode_keys`, `decode_values`, `row_scores` and `plain_sum`: see the functions."""
+    if in_words(isa, types.k):
+        add_key_words(module, isa, types.k)
+        add_word_scores(module, isa, score_rows())
+        n_vectors = BLOCK // LANES
+    else:
+        _add_transpose(module, isa, types.k)
+        _add_tile_scores(module, isa)
+        n_vectors = _n_vectors(isa)
+    _add_decode_keys(module, n_vectors)
+    _add_row_scores(module, n_vectors)
+    _add_decode_values(module, isa, types.v)
+    for size in sizes(isa):
+        add_weighted_sum(module, isa, "plain_sum", "f32", size, prefetches=False)
+    _add_plain_sum(module, isa)
+
+
+def score_rows() -> int:
+    """Return the number of rows whose scores are summed up at once."""
+    return 4
+
+
+def _n_lanes(isa: Isa) -> int:
+    """Return the number of lanes of the head whose sums are made at once."""
+    return 2 if isa.tile_tokens >= 8 else 1
+
+
+def _n_vectors(isa: Isa) -> int:
+    """Return the number of vectors of positions whose scores are summed up at once."""
+    return 2 if isa.tile_tokens >= 8 else 1
+
+
+def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
+    """Write `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
+
+    Element 16 j + l of the keys becomes a vector: number l × (head_dim / 16) + j behind `goal`, if
+    `_n_vectors` lie between two of them. Keys after the `last` are not read. As many bytes at
+    `ahead` are prefetched.
+    """
+    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
+    code.builder.function.linkage = "internal"
+    codec = CODECS[type_k](code, isa)
+    rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
+    step = UNIT_BYTES * _n_vectors(isa)
+    lane_bytes = (dim + (LANES - 1)) // LANES * step
+
+    def store(unit: Value, keys: Sequence[Value]) -> None:
+        for lane, vector in enumerate(transposed(keys)):
+            code.store(vector, goal + unit * step + lane_bytes * lane)
+
+    n_bytes = LANES * codec.n_bytes
+    with code.loop(code.number(0), dim // codec.width) as index:
+        for line in range(0, n_bytes, 64):
+            code.prefetch(ahead + index * n_bytes + line, cache=2)
+        read = [codec.read(row + index * codec.n_bytes) for row in rows]
+        n_parts = codec.width // LANES
+        for part in range(n_parts):
+            store(index * n_parts + part, [vectors[part] for vectors in read])
+    if isinstance(codec, PlainCodec):
+        with code.when(dim % LANES > 0):
+            index, left = dim // LANES, dim % LANES
+            store(index, [codec.read_part(row + index * codec.n_bytes, left) for row in rows])
+    code.builder.ret_void()
+
+
+def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
+    """Write `decode_keys(k, stride, start, stop, head_dim, ahead, goal)`.
+
+    Decodes at least the keys at start … stop - 1 of a block, for `row_scores`, so that as many
+    vectors of positions as `tile_scores` takes at once lie together. Others are prefetched as by
+    `scores`.
+    """
+    code, (k, stride, start, stop, dim, ahead, goal) = function(module, "decode_keys", 7)
+    code.builder.function.linkage = "internal"
+    n = n_vectors * LANES
+    part_bytes = (dim + (LANES - 1)) // LANES * (LANES * 4 * n)
+    with code.loop(start - start % LANES, stop, LANES) as near:
+        place = goal + near // n * part_bytes + near % n * 4
+        last, later = stop - near - 1, place_ahead(code, k, stride, near, stop, ahead)
+        code.call("transpose", VOID, k + near * stride, stride, last, dim, later, place)
+    code.builder.ret_void()
+
+
+def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
+    """Write `decode_values(v, stride, start, stop, head_dim, goal)`.
+
+    Decodes values start … stop - 1 of a block, in rows of whole vectors, padded by zeros.
+    """
+    code, (v, stride, start, stop, dim, goal) = function(module, "decode_values", 6)
+    code.builder.function.linkage = "internal"
+    codec: CacheCodec = CODECS[type_v](code, isa)
+    row_bytes = (dim + (LANES - 1)) // LANES * UNIT_BYTES
+    n_units = dim // codec.width
+    with code.loop(start, stop) as position:
+        source, row = v + position * stride, goal + position * row_bytes
+        with code.loop(code.number(0), n_units) as unit:
+            for n, part in enumerate(codec.read(source + unit * codec.n_bytes)):
+                code.store(part, row + unit * (4 * codec.width) + n * UNIT_BYTES)
+        if isinstance(codec, PlainCodec):
+            with code.when(dim % LANES > 0):
+                part = codec.read_part(source + n_units * codec.n_bytes, dim % LANES)
+                code.store(part, row + n_units * UNIT_BYTES)
+    code.builder.ret_void()
+
+
+def _add_tile_scores(module: ir.Module, isa: Isa) -> None:
+    """Write `tile_scores(q, n_units, k, out)`: q·k of `score_rows` and `_n_vectors` of positions.
+
+    The rows of q have `n_units` vectors, and k is laid out by `transpose`. The sums over four lanes
+    each are kept on the stack.
+    """
+    code, (q, n_units, k, out) = function(module, "tile_scores", 4)
+    code.builder.function.linkage = "internal"
+    n_vectors, n_rows = _n_vectors(isa), score_rows()
+    q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
+    tile_bytes = n_rows * n_vectors * UNIT_BYTES
+    quarters = code.stack_buffer(F32, 4 * tile_bytes // 4)
+
+    def of_lanes(lanes: Sequence[Value]) -> list[list[Value]]:
+        """Return the sums of some lanes: a list for each, of all rows and vectors."""
+        zero = code.constant(FLOATS, 0.0)
+        sums = [[[code.variable(zero) for _ in range(n_vectors)] for _ in q_rows] for _ in lanes]
+        starts = [k + n_units * lane * (UNIT_BYTES * n_vectors) for lane in lanes]
+        with code.loop(code.number(0), n_units) as unit:
+            for lane, start, rows in zip(lanes, starts, sums, strict=True):
+                place = start + unit * (UNIT_BYTES * n_vectors)
+                keys = [code.load(place + UNIT_BYTES * n, FLOATS) for n in range(n_vectors)]
+                for row, totals in zip(q_rows, rows, strict=True):
+                    query = code.splat(code.load(row + unit * UNIT_BYTES + lane * 4, F32))
+                    for key, total in zip(keys, totals, strict=True):
+                        total.set(code.fma(query, key, total.get()))
+        return [[total.get() for totals in rows for total in totals] for rows in sums]
+
+    def of_pair(lane: Value) -> list[Value]:
+        """Return the sums of a lane and of that which is 8 on."""
+        pair = lane, lane + 8
+        found = of_lanes(pair) if _n_lanes(isa) == 2 else [of_lanes([one])[0] for one in pair]
+        return [a + b for a, b in zip(*found, strict=True)]
+
+    with code.loop(code.number(0), code.number(4)) as lane:
+        place = quarters + lane * tile_bytes
+        for n, (a, b) in enumerate(zip(of_pair(lane), of_pair(lane + 4), strict=True)):
+            code.store(a + b, place + n * UNIT_BYTES)
+    for n in range(n_rows * n_vectors):
+        row, part = divmod(n, n_vectors)
+        a, b, c, d = (
+            code.load(quarters + (tile_bytes * lane + n * UNIT_BYTES), FLOATS)
+            for lane in (0, 2, 1, 3)
+        )
+        code.store((a + b) + (c + d), out + (SCORE_BYTES * row + UNIT_BYTES * part))
+    code.builder.ret_void()
+
+
+def _add_row_scores(module: ir.Module, n_vectors: int) -> None:
+    """Write `row_scores(q, n_units, first, last, k, stop, out)`.
+
+    Computes q·k for the rows first … last - 1 and at least the positions of a block before `stop`.
+    Scores of `score_rows` others may be overwritten; there is memory for so many rows.
+    """
+    code, (q, n_units, first, last, k, stop, out) = function(module, "row_scores", 7)
+    code.builder.function.linkage = "internal"
+    step, n_rows = n_vectors * LANES, score_rows()
+    end = last - n_rows  # where the last tile begins, unless there are fewer rows
+    with (
+        code.loop(code.number(0), stop, step) as near,
+        code.loop(first, last, n_rows) as index,
+    ):
+        row = code.min_signed(index, end)
+        row = code.where(row < 0, code.number(0), row)
+        code.call(
+            "tile_scores", VOID, q + row * n_units * UNIT_BYTES, n_units,
+            k + near * n_units * UNIT_BYTES, out + row * SCORE_BYTES + near * 4,
+        )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
+    """Write `plain_sum(first, last, weights, start, stop, v, n_units, column, …)`.
+
+    The last arguments are `width, goal, row_bytes`. Adds, for the rows first … last - 1, weights ×
+    `width` elements from byte `column` on of the values start … stop - 1 of a block. `v` are rows
+    of `n_units` vectors; the sums at `goal` are rows `row_bytes` apart, each with its state behind
+    as many vectors.
+    """
+    code, arguments = function(module, "plain_sum", 11)
+    first, last, weights, start, stop, v, n_units, column, width, goal, row_bytes = arguments
+    code.builder.function.linkage = "internal"
+    stride = n_units * UNIT_BYTES
+    for_heads(
+        code, sizes(isa), first, last,
+        lambda size, row: code.call(
+            f"plain_sum_{size}", VOID, weights + row * SCORE_BYTES + start * 4, stop - start,
+            v + start * stride + column, stride, width, stride - column,
+            goal + row * row_bytes + column, row_bytes,
+        ),
+    )  # fmt: skip
+    code.builder.ret_void()

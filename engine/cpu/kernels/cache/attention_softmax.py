@@ -1,0 +1,186 @@
+"""Softmax of attention over blocks of positions: scores become weights, relative to the largest.
+
+Scores count in powers of two, as processors compute these with fewer instructions than those of e:
+they are multiplied by log2(e) with their scale.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import partial, reduce
+
+from llvmlite import ir
+
+from engine.cpu.kernels.cache.head_tiles import for_heads, sums_of
+from engine.cpu.kernels.language import maths
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.values import (  # fmt: skip
+    F32,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    function,
+    vector,
+)
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
+
+LARGEST, SUM, FACTOR, SUMS = 0, 4, 8, 32
+"""Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,
+the factor by which the values so far are to be rescaled, and, in a page's state, `N_SUMS` parts of
+the sum in place of the whole."""
+
+N_SUMS = 8
+"""Number of parts of the sum of a page's weights, each of which has every eighth one."""
+
+SCORE_BYTES = 4 * BLOCK
+"""Bytes of a row's scores in a block."""
+
+STATE_BYTES = 64
+"""Size of a head's state, in bytes."""
+
+FRESH = -1.0
+"""Sum and factor in a head's state where nothing has been added up yet: what lies in the memory of
+its values means nothing."""
+
+ONE = 0x3F800000
+"""Bits of the F32 1."""
+
+MINUS_INFINITY = float("-inf")
+
+
+def add_softmax(module: ir.Module, isa: Isa) -> None:
+    """Write `cap`, `mask` and `softmax`: see the functions."""
+    _add_cap(module)
+    _add_mask(module)
+    for size in _sizes(isa):
+        _add_tile_softmax(module, isa, size)
+    _add_softmax(module, isa)
+
+
+def _sizes(isa: Isa) -> tuple[int, ...]:
+    """Return the numbers of heads whose weights are computed side by side, largest first.
+
+    Those of one head are a chain of instructions that each wait for the one before.
+    """
+    return (4, 2, 1) if isa.tile_tokens >= 8 else (1,)
+
+
+def _add_cap(module: ir.Module) -> None:
+    """Write `cap(first, last, x, scale, softcap)`: returns the factor of scores, bits of F32.
+
+    If there is a cap, the scores x of the heads first … last - 1 are scaled and capped.
+    """
+    code, (first, last, x, *factors) = function(module, "cap", 5, I64)
+    code.builder.function.linkage = "internal"
+    scale, softcap = (factor.to(I32).bitcast(F32) for factor in factors)
+    factor = code.variable(scale * maths.LOG2_E)
+    with code.when(factors[1].differs(0)):
+        factor.set(code.constant(F32, maths.LOG2_E))
+        spread, limit = code.splat(scale), code.splat(softcap)
+        with code.loop(first * SCORE_BYTES, last * SCORE_BYTES, 4 * LANES) as place:
+            score = code.load(x + place, FLOATS) * spread
+            code.store(limit * maths.tanh(code, score / limit), x + place)
+    code.builder.ret(factor.get().bitcast(I32).to(I64).raw)
+
+
+def _add_mask(module: ir.Module) -> None:
+    """Write `mask(n, x, start, stop, distance, factor, slopes)`, for n heads of one token.
+
+    Scales their scores x in a block, adds what their slopes give, and replaces the scores of all
+    positions but start … stop - 1 by -inf. `distance` is the block's first position minus that of
+    the token, factor the bits of F32, and slopes the address of the heads' slopes, or 0.
+    """
+    code, (n, x, start, stop, distance, factor, slopes) = function(module, "mask", 7)
+    code.builder.function.linkage = "internal"
+    spread = code.splat(factor.to(I32).bitcast(F32))
+    begin, end = code.splat(start.to(I32)), code.splat(stop.to(I32))
+    before, lowest = code.splat(distance.to(F32)), code.constant(FLOATS, MINUS_INFINITY)
+    with code.loop(code.number(0), n) as head:
+        slope = code.variable(code.constant(F32, 0.0))
+        with code.when(slopes.differs(0)):
+            slope.set(code.load(slopes + head * 4, F32) * maths.LOG2_E)
+        for first in range(0, BLOCK, LANES):
+            numbers, at = range(first, first + LANES), x + head * SCORE_BYTES + 4 * first
+            lanes = code.vector_of(INTS, numbers)
+            place = before + code.vector_of(FLOATS, numbers)
+            sloped = code.fma(place, code.splat(slope.get()), code.load(at, FLOATS) * spread)
+            code.store(code.where((lanes >= begin) & (lanes < end), sloped, lowest), at)
+    code.builder.ret_void()
+
+
+def _add_softmax(module: ir.Module, isa: Isa) -> None:
+    """Write `softmax(first, last, x, factor, state, row_bytes)`.
+
+    Does the work of `_add_tile_softmax` for the heads first … last - 1.
+    """
+    code, (first, last, x, factor, state, row_bytes) = function(module, "softmax", 6)
+    code.builder.function.linkage = "internal"
+    for_heads(
+        code, _sizes(isa), first, last,
+        lambda size, head: code.call(
+            f"softmax_{size}", VOID, x + head * SCORE_BYTES, factor, state + head * row_bytes,
+            row_bytes,
+        ),
+    )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
+    """Write `softmax_m(x, factor, state, row_bytes)`, for m heads.
+
+    Replaces their scores x in a block, times the factor, by weights and updates their states, which
+    are `row_bytes` apart. factor is the bits of F32.
+    """
+    code, (x, factor, state, row_bytes) = function(module, f"softmax_{size}", 4)
+    code.builder.function.linkage = "internal"
+    spread = code.splat(factor.to(I32).bitcast(F32))
+    heads = range(size)
+    rows = [[x + (SCORE_BYTES * head + n) for n in range(0, SCORE_BYTES, 64)] for head in heads]
+    scores = [[code.load(place, FLOATS) * spread for place in row] for row in rows]
+    states = [state + row_bytes * head for head in heads]
+    greater = partial(larger, code)
+    before = code.gathered([each + LARGEST for each in states], F32)
+    largest = greater(sums_of([reduce(greater, row) for row in scores], greater), before)
+    least, zero = (code.constant(before.kind, number) for number in (MINUS_INFINITY, 0.0))
+    base = code.where(largest > least, largest, zero)
+    factors = maths.exp2(code, isa, (before - base).shuffle([n % size for n in range(LANES)]))
+    low, high = (range(n, n + N_SUMS) for n in (0, N_SUMS))
+    for head, (row, places, at) in enumerate(zip(scores, rows, states, strict=True)):
+        own = base.shuffle([head] * LANES)
+        weights = [maths.exp2(code, isa, score - own) for score in row]
+        for weight, place in zip(weights, places, strict=True):
+            code.store(weight, place)
+        total = reduce(operator.add, weights)
+        past = code.load(at + SUMS, vector(F32, N_SUMS))
+        total = total.shuffle(low) + total.shuffle(high)
+        code.store(code.fma(past, factors.shuffle([head] * N_SUMS), total), at + SUMS)
+        code.store(largest[head], at + LARGEST)
+        fresh = code.load(at + SUM, F32) < 0.0
+        code.store(code.constant(F32, 0.0), at + SUM)
+        code.store(code.where(fresh, code.constant(F32, FRESH), factors[head]), at + FACTOR)
+    code.builder.ret_void()
+
+
+def larger(code: Code, a: Value, b: Value) -> Value:
+    """Return the larger of two floats, element by element: one instruction; b where one is NaN.
+
+    The weight of a score that is NaN is NaN whatever the largest one.
+    """
+    return code.where(a > b, a, b)
+
+
+def mark_fresh(code: Code, state: Value) -> None:
+    """Write into the state of a head and page that nothing has been added up yet."""
+    code.store(code.constant(F32, MINUS_INFINITY), state + LARGEST)
+    code.store(code.constant(F32, FRESH), state + SUM)
+    code.store(code.constant(vector(F32, N_SUMS), 0.0), state + SUMS)
+
+
+def page_sum(code: Code, state: Value) -> Value:
+    """Return the sum of the weights of a page by its state."""
+    return code.reduce("add", code.load(state + SUMS, vector(F32, N_SUMS)))

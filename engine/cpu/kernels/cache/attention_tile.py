@@ -1,0 +1,281 @@
+"""The products of attention over a block of positions: scores, and the weighted sum of values.
+
+Query heads of one key-value head are computed in tiles that fit the registers, so that each key and
+value is decoded once for all of them. The sum for one head and position is made in the same order
+in tiles of every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.cache.attention_softmax import FACTOR, FRESH
+from engine.cpu.kernels.cache.attention_words import QUERY_BYTES, in_words, word_products
+from engine.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.cpu.kernels.cache.head_tiles import for_heads, sums_of
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    Variable,
+    function,
+)
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
+
+MOST_WORD_DOTS = 2
+"""Largest number of heads for which keys of words are multiplied as they lie: the sums over lanes
+of more heads take longer than to transpose the keys."""
+
+AHEAD_BYTES = 8 << 10
+"""Bytes of keys or values that are prefetched ahead: some are read meanwhile, and both stay in the
+first cache."""
+
+
+def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
+    """Write `scores` and `weighted_sum`: see the functions below."""
+    has_words = in_words(isa, types.k)
+    for size in sizes(isa):
+        if not has_words:
+            _add_dots(module, isa, types.k, size)
+        elif size <= MOST_WORD_DOTS:
+            _add_word_dots(module, isa, types.k, size)
+        add_weighted_sum(module, isa, "weighted_sum", types.v, size)
+    _add_scores(module, isa, MOST_WORD_DOTS if has_words else sizes(isa)[0])
+    _add_weighted_sum(module, isa)
+
+
+def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
+    """Write `weighted_sum(n, weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
+
+    See `add_weighted_sum`, which does the same for a tile of heads and as many positions as stay in
+    the first cache.
+    """
+    code, arguments = function(module, "weighted_sum", 10)
+    n, weights, count, v, stride, ahead, dim, offset, row, row_bytes = arguments
+    code.builder.function.linkage = "internal"
+    step, start = rows_ahead(code, stride), code.variable(code.number(0))
+    with code.forever() as leave:
+        at = start.get()
+        leave(at >= count)
+        later = at + step
+        next_v = code.where(later < count, v + later * stride, ahead)
+        n_positions = code.min_signed(step, count - at)
+        for_heads(
+            code, sizes(isa), code.number(0), n,
+            lambda size, head: code.call(
+                f"weighted_sum_{size}", VOID, weights + head * (4 * BLOCK) + at * 4, n_positions,
+                v + at * stride, stride, next_v, dim, offset, row + head * row_bytes, row_bytes,
+            ),
+        )  # fmt: skip
+        start.set(later)
+    code.builder.ret_void()
+
+
+def sizes(isa: Isa) -> tuple[int, ...]:
+    """Return the numbers of heads of a tile, largest first."""
+    return (8, 4, 2, 1) if isa.tile_tokens >= 8 else (2, 1)
+
+
+def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
+    """Write `scores(n, q, head_dim, k, stride, start, stop, ahead, out)`.
+
+    Computes q·k for n heads and the positions start … stop - 1 of a block. Meanwhile the keys that
+    are read `rows_ahead` later are prefetched, and behind them what lies at `ahead`. Results at
+    other positions mean nothing.
+
+    Args:
+        most: largest number of heads of a tile.
+    """
+    code, (n, q, dim, k, stride, start, stop, ahead, out) = function(module, "scores", 9)
+    code.builder.function.linkage = "internal"
+    with code.loop(start - start % LANES, stop, LANES) as near:
+        end = code.min_signed(near + LANES, stop)
+        place = place_ahead(code, k, stride, near, stop, ahead)
+
+        def tiles(size: int, head: Value) -> None:
+            with code.loop(near, end, n_sums(isa) // size) as position:
+                code.call(
+                    f"dots_{size}", VOID, q + head * dim * 4, dim, k + position * stride, stride,
+                    stop - position - 1, place + (position - near) * stride,
+                    out + (head * BLOCK + position) * 4,
+                )  # fmt: skip
+
+        used = [size for size in sizes(isa) if size <= most]
+        for_heads(code, used, code.number(0), n, tiles)
+    code.builder.ret_void()
+
+
+def place_ahead(
+    code: Code, k: Value, stride: Value, near: Value, stop: Value, ahead: Value
+) -> Value:
+    """Return what to prefetch while the keys from position `near` on are read.
+
+    Args:
+        stop: position after the last one that is read of the block, whose keys are k.
+        ahead: address of what is read after them.
+    """
+    later = near + rows_ahead(code, stride)
+    return code.where(later < stop, k + later * stride, ahead + (later - stop) * stride)
+
+
+def rows_ahead(code: Code, stride: Value) -> Value:
+    """Return how many positions ahead rows are prefetched: some 8 KiB, 16 to BLOCK positions."""
+    some = code.where(stride > 2 * AHEAD_BYTES // BLOCK, code.number(16), code.number(32))
+    return code.where(stride > AHEAD_BYTES // BLOCK, some, code.number(BLOCK))
+
+
+def n_sums(isa: Isa) -> int:
+    """Return the number of vectors that a tile sums up at once."""
+    return 16 if isa.tile_tokens >= 8 else 4
+
+
+def tile_width(isa: Isa, size: int) -> int:
+    """Return the number of elements of values that a tile of `size` heads sums up at once."""
+    return LANES * max(2, min(n_sums(isa) // size, sizes(isa)[0] // 2))
+
+
+def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
+    """Write `dots_m(q, head_dim, k, stride, last, ahead, out)`: q·k for m heads.
+
+    These are the products with adjacent positions. As many bytes at `ahead` are prefetched.
+    Positions after the `last` are not read; their results in `out` mean nothing.
+    """
+    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
+    code.builder.function.linkage = "internal"
+    codec = CODECS[type_k](code, isa)
+    n_positions = n_sums(isa) // size
+    rows = [k]
+    for n in range(1, n_positions):
+        rows.append(rows[-1] + code.where(last < n, code.number(0), stride))
+    zero = code.constant(FLOATS, 0.0)
+    sums = [[code.variable(zero) for _ in rows] for _ in range(size)]
+
+    def add(queries: list[Value], keys: list[Value]) -> None:
+        for query, row in zip(queries, sums, strict=True):
+            for key, total in zip(keys, row, strict=True):
+                total.set(code.fma(query, key, total.get()))
+
+    n_units = dim // codec.width
+    n_bytes = n_positions * codec.n_bytes
+    with code.loop(code.number(0), n_units) as unit:
+        for line in range(0, n_bytes, 64):
+            code.prefetch(ahead + unit * n_bytes + line, cache=2)
+        keys = [codec.read(row + unit * codec.n_bytes) for row in rows]
+        for part in range(codec.width // LANES):
+            at = q + unit * (4 * codec.width) + 64 * part
+            queries = [code.load(at + dim * (4 * head), FLOATS) for head in range(size)]
+            add(queries, [key[part] for key in keys])
+    if isinstance(codec, PlainCodec):
+        with code.when(dim % LANES > 0):
+            left, at = dim % LANES, q + n_units * (4 * LANES)
+            queries = [code.load_part(at + dim * (4 * h), FLOATS, left) for h in range(size)]
+            add(queries, [codec.read_part(row + n_units * codec.n_bytes, left) for row in rows])
+    totals = sums_of([total.get() for row in sums for total in row])
+    for head in range(size):
+        mine = totals.shuffle(range(head * n_positions, (head + 1) * n_positions))
+        code.store(mine, out + head * (4 * BLOCK))
+    code.builder.ret_void()
+
+
+def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
+    """Write `dots_m` as `_add_dots` does, for queries that `query_words` wrote."""
+    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
+    code.builder.function.linkage = "internal"
+    codec = CODECS[type_k]
+    n_positions = n_sums(isa) // size
+    rows = [k]
+    for n in range(1, n_positions):
+        rows.append(rows[-1] + code.where(last < n, code.number(0), stride))
+    total, n_bytes = code.variable(code.constant(FLOATS, 0.0)), n_positions * codec.n_bytes
+    with code.loop(code.number(0), dim // codec.width) as index:
+        for line in range(0, n_bytes, 64):
+            code.prefetch(ahead + index * n_bytes + line, cache=2)
+        queries = [q + dim * (4 * head) + index * QUERY_BYTES for head in range(size)]
+        keys = [row + index * codec.n_bytes for row in rows]
+        products, scales, factors = word_products(code, isa, type_k, queries, keys)
+        total.set(code.fma(sums_of(products).to(FLOATS) * scales, factors, total.get()))
+    for head in range(size):
+        mine = total.get().shuffle(range(head * n_positions, (head + 1) * n_positions))
+        code.store(mine, out + head * (4 * BLOCK))
+    code.builder.ret_void()
+
+
+def add_weighted_sum(
+    module: ir.Module, isa: Isa, name: str, type_v: str, size: int, *, prefetches: bool = True
+) -> None:
+    """Write `name_m(weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
+
+    Rescales the sums of m heads by the factors in their states and adds weights × values of `count`
+    positions. The sums are rows `row_bytes` apart, each with its state `offset` bytes on. As many
+    bytes at `ahead` are prefetched, and the factors become 1.
+
+    Args:
+        prefetches: whether the kernel does the latter, and takes `ahead`.
+    """
+    code, (weights, count, v, stride, *others) = function(
+        module, f"{name}_{size}", 9 if prefetches else 8
+    )
+    *ahead, dim, offset, row, row_bytes = others
+    state = row + offset
+    code.builder.function.linkage = "internal"
+    codec = CODECS[type_v](code, isa)
+
+    def columns(start: Value, n_units: int, left: Value | None = None) -> None:
+        column, n_bytes = start // codec.width * codec.n_bytes, n_units * codec.n_bytes
+        places = v + column
+        goals = [row + row_bytes * head + start * 4 for head in range(size)]
+        sums = _begun(code, goals, state, row_bytes, n_units * codec.width // LANES)
+        with code.loop(code.number(0), count) as position:
+            for line in range(0, n_bytes if ahead else 0, 64):
+                code.prefetch(ahead[0] + column * count + position * n_bytes + line, cache=2)
+            values = _values(codec, places + position * stride, n_units, left)
+            for head, totals in enumerate(sums):
+                weight = code.load(weights + head * (4 * BLOCK) + position * 4, F32)
+                for total, value in zip(totals, values, strict=True):
+                    total.set(code.fma(code.splat(weight), value, total.get()))
+        for goal, totals in zip(goals, sums, strict=True):
+            for n, total in enumerate(totals):
+                code.store(total.get(), goal + 64 * n)
+
+    wide = tile_width(isa, size)
+    with code.loop(code.number(0), dim - dim % wide, wide) as start:
+        columns(start, wide // codec.width)
+    with code.loop(dim - dim % wide, dim - dim % codec.width, codec.width) as start:
+        columns(start, 1)
+    if isinstance(codec, PlainCodec):
+        with code.when(dim % LANES > 0):
+            columns(dim - dim % LANES, 1, dim % LANES)
+    if prefetches:
+        for head in range(size):
+            code.store(code.constant(F32, 1.0), state + row_bytes * head + FACTOR)
+    code.builder.ret_void()
+
+
+def _begun(
+    code: Code, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
+) -> list[list[Variable]]:
+    """Return the sums to start from: each head's n vectors at its goal, rescaled, or zeros."""
+    zero = code.constant(FLOATS, 0.0)
+    sums = []
+    for head, goal in enumerate(goals):
+        factor = code.splat(code.load(state + row_bytes * head + FACTOR, F32))
+        parts = [code.load(goal + 64 * part, FLOATS) * factor for part in range(n)]
+        fresh = factor.equals(FRESH)
+        sums.append([code.variable(code.where(fresh, zero, part)) for part in parts])
+    return sums
+
+
+def _values(codec: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
+    """Read adjacent values of the cache as F32: n units, or the first `left` elements of one."""
+    if left is not None and isinstance(codec, PlainCodec):
+        return [codec.read_part(address, left)]
+    return [
+        value for unit in range(n_units) for value in codec.read(address + unit * codec.n_bytes)
+    ]

@@ -1,0 +1,187 @@
+"""Products of queries and keys in whole numbers, where the cache has blocks of integers.
+
+A query's head is written as words with a scale for each 32 elements, as far as 16 bits hold them:
+256 times as fine as the bytes of Q8_0. Its dot product with a block of the cache is exact, so it
+may be summed up in any order. A score is the sum over the blocks, in order, of this product times
+the key's scale times the query's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+from llvmlite import ir
+
+from engine.cpu.kernels.cache.attention_softmax import larger
+from engine.cpu.kernels.cache.cache_codec import CODECS, BlockCodec
+from engine.cpu.kernels.cache.head_tiles import sums_of
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.values import (  # fmt: skip
+    F32,
+    FLOATS,
+    I16,
+    I32,
+    INTS,
+    LANES,
+    Code,
+    Value,
+    function,
+    vector,
+)
+from engine.forward.state import ATTENTION_BLOCK as BLOCK
+
+UNIT_BYTES = 4 * LANES
+"""Bytes of a vector: 16 F32 numbers, or 32 words."""
+
+QUERY_BYTES = 2 * UNIT_BYTES
+"""Bytes of a block of a query: its words, and a vector of its scale. F32 numbers take as many."""
+
+N_PAIRS = 16
+"""Number of pairs of words of a block of the cache."""
+
+PAIR_BYTES = 4 * BLOCK
+"""Bytes of a pair of words of a block of positions."""
+
+PANEL_BYTES = (N_PAIRS + 1) * PAIR_BYTES
+"""Bytes of a block of 32 elements of a block of positions: words, then scales."""
+
+LARGEST_WORD = 32767.0
+
+SIZE_BITS = 0x7FFFFFFF
+"""Bits of an F32 without its sign; as integers they are in the order of the sizes."""
+
+LEAST_QUERY = 1e-30
+"""Size below which all elements of a block of a query count as 0."""
+
+
+def in_words(isa: Isa, type_k: str) -> bool:
+    """Return whether queries are multiplied with such keys in whole numbers."""
+    return isa.has_word_dots and issubclass(CODECS[type_k], BlockCodec)
+
+
+def add_query_words(module: ir.Module) -> None:
+    """Write `query_words(q, head_dim, goal)`: converts a query's head from F32."""
+    code, (q, dim, goal) = function(module, "query_words", 3)
+    code.builder.function.linkage = "internal"
+    greater = partial(larger, code)
+    with code.loop(code.number(0), dim // 32) as index:
+        place, values = goal + index * QUERY_BYTES, q + index * QUERY_BYTES
+        parts = [code.load(values + at, FLOATS) for at in (0, UNIT_BYTES)]
+        sizes = [part.bitcast(INTS) & SIZE_BITS for part in parts]  # NaN has the largest
+        largest = sums_of([greater(*sizes)], greater)[0].bitcast(F32)
+        is_zero, zero = largest < LEAST_QUERY, code.constant(F32, 0.0)
+        factor = code.constant(F32, LARGEST_WORD) / largest
+        spread = code.splat(code.where(is_zero, zero, factor))
+        for n, part in enumerate(parts):
+            words = code.unary("rint", part * spread).to(INTS).to(vector(I16))
+            code.store(words, place + 2 * LANES * n)
+        scale = code.where(is_zero, zero, largest * (1 / LARGEST_WORD))
+        code.store(code.splat(scale), place + UNIT_BYTES)
+    code.builder.ret_void()
+
+
+def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
+    """Write `transpose(k, stride, last, head_dim, ahead, goal)`: reads 16 keys for `tile_scores`.
+
+    Each pair of words becomes a vector of the 16 positions, `PAIR_BYTES` from pair to pair, and
+    behind those of 32 elements comes the vector of scales. Keys after the `last` are not read. As
+    many bytes at `ahead` are prefetched.
+    """
+    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
+    code.builder.function.linkage = "internal"
+    codec = _codec(code, isa, type_k)
+    n_bytes = LANES * codec.n_bytes
+    rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
+    with code.loop(code.number(0), dim // codec.width) as index:
+        for line in range(0, n_bytes, 64):
+            code.prefetch(ahead + index * n_bytes + line, cache=2)
+        places = [row + index * codec.n_bytes for row in rows]
+        panel = goal + index * PANEL_BYTES
+        pairs = transposed([codec.words(place).bitcast(INTS) for place in places])
+        for n, pair in enumerate(pairs):
+            code.store(pair, panel + n * PAIR_BYTES)
+        code.store(codec.scales(places), panel + N_PAIRS * PAIR_BYTES)
+    code.builder.ret_void()
+
+
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """Return the columns of 16 rows of 16 numbers."""
+    found = list(rows)
+    for size in (1, 2, 4, 8):
+        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
+        for n in range(LANES):
+            if not n & size:
+                a, b = found[n], found[n + size]
+                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
+    return found
+
+
+def add_word_scores(module: ir.Module, isa: Isa, n_rows: int) -> None:
+    """Write `tile_scores(q, n_units, k, out)`: q·k of n rows and a block of positions.
+
+    The rows of q are written by `query_words`, `n_units` vectors each, and k by `transpose`.
+    """
+    code, (q, n_units, k, out) = function(module, "tile_scores", 4)
+    code.builder.function.linkage = "internal"
+    q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
+    vectors = range(0, PAIR_BYTES, UNIT_BYTES)
+
+    def add_block(index: Value, *, is_first: bool) -> None:
+        queries, panel = [row + index * QUERY_BYTES for row in q_rows], k + index * PANEL_BYTES
+        sums = [[code.constant(INTS, 0)] * len(vectors) for _ in queries]
+        for pair in range(N_PAIRS):
+            keys = [code.load(panel + pair * PAIR_BYTES + at, INTS) for at in vectors]
+            for row, query in enumerate(queries):
+                words = code.splat(code.load(query + 4 * pair, I32))
+                sums[row] = [
+                    isa.word_dots(code, total, key, words)
+                    for key, total in zip(keys, sums[row], strict=True)
+                ]
+        scales = [code.load(panel + N_PAIRS * PAIR_BYTES + at, FLOATS) for at in vectors]
+        for row, query in enumerate(queries):
+            own = code.load(query + UNIT_BYTES, FLOATS)
+            for at, total, scale in zip(vectors, sums[row], scales, strict=True):
+                place = out + (PAIR_BYTES * row + at)
+                before = code.constant(FLOATS, 0.0) if is_first else code.load(place, FLOATS)
+                code.store(code.fma(total.to(FLOATS) * scale, own, before), place)
+
+    add_block(code.number(0), is_first=True)
+    with code.loop(code.number(1), n_units // 2) as index:
+        add_block(index, is_first=False)
+    code.builder.ret_void()
+
+
+def word_products(
+    code: Code, isa: Isa, type_k: str, queries: Sequence[Value], keys: Sequence[Value]
+) -> tuple[list[Value], Value, Value]:
+    """Multiply a block of some queries with that of some keys, as they lie in memory.
+
+    Args:
+        queries: addresses of blocks that `query_words` wrote.
+        keys: addresses of blocks of the cache.
+
+    Returns:
+        For each query, and each key of it, 16 integers whose sum is the dot product; and as vectors
+        in this order the scales of the keys and of the queries.
+    """
+    codec = _codec(code, isa, type_k)
+    words = [codec.words(key).bitcast(INTS) for key in keys]
+    zero, products = code.constant(INTS, 0), []
+    for query in queries:
+        own = code.load(query, INTS)
+        products += [isa.word_dots(code, zero, key, own) for key in words]
+    n = len(keys)
+    scales = codec.scales(keys).shuffle([lane % n for lane in range(LANES)])
+    factors = code.load(queries[0] + UNIT_BYTES, FLOATS)
+    for number, query in enumerate(queries[1:], 1):
+        lanes = [lane + LANES * (lane // n == number) for lane in range(LANES)]
+        factors = factors.shuffle(lanes, code.load(query + UNIT_BYTES, FLOATS))
+    return products, scales, factors
+
+
+def _codec(code: Code, isa: Isa, type_k: str) -> BlockCodec:
+    """Return the codec of keys that are blocks of integers."""
+    return cast("BlockCodec", CODECS[type_k](code, isa))

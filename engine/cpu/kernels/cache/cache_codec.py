@@ -1,0 +1,241 @@
+"""The types of the KV cache, read and written: rows of F32, F16 or BF16, or of GGML blocks.
+
+A block has 32 elements: an F16 scale d, then integers q. In Q8_0 they are signed bytes, x = d q; in
+Q4_0 nibbles, x = d (q - 8), and byte j holds elements j (low nibble) and j + 16 (high nibble).
+Blocks are written with the bits that the gguf package writes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.maths import ints_like
+from engine.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I8,
+    I16,
+    INTS,
+    LANES,
+    Code,
+    Value,
+    vector,
+)
+
+BYTES, HALVES = vector(I8), vector(I16)
+HALF_BITS = 0x3F000000
+"""Bits of the F32 0.5, whose last bit is worth as much as that of subnormal F16 numbers."""
+
+SMALLEST_NORMAL = 0x38800000
+"""Bits of the smallest normal F16 number, as F32."""
+
+INFINITE, NO_NUMBER = 0x7C00, 0x7E00
+"""Bits of infinity and NaN, as F16."""
+
+
+class CacheCodec(ABC):
+    """Reads and writes one type of the cache.
+
+    Attributes:
+        width: number of elements read or written at once, 16 or 32.
+        n_bytes: size of these in the cache, in bytes.
+    """
+
+    width: ClassVar[int]
+    n_bytes: ClassVar[int]
+
+    def __init__(self, code: Code, isa: Isa) -> None:
+        self.code = code
+        self.isa = isa
+
+    @abstractmethod
+    def read(self, address: Value) -> list[Value]:
+        """Read `width` elements as F32, 16 in each vector."""
+
+    @abstractmethod
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        """Write `width` elements, given as F32, 16 in each vector."""
+
+
+class PlainCodec(CacheCodec):
+    """F32 numbers side by side, and the base of F16 and BF16; a row may have any length."""
+
+    width = LANES
+    n_bytes = 4 * LANES
+    kind: ClassVar[Any] = FLOATS
+
+    def read(self, address: Value) -> list[Value]:
+        return [self._floats(self.code.load(address, self.kind))]
+
+    def read_part(self, address: Value, n: Value) -> Value:
+        """Read the first n of 16 elements, zeros after them."""
+        return self._floats(self.code.load_part(address, self.kind, n))
+
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        self.code.store(self._held(values[0]), address)
+
+    def write_part(self, value: Value, address: Value, n: Value) -> None:
+        """Write the first n of 16 elements."""
+        self.code.store_part(self._held(value), address, n)
+
+    def _floats(self, held: Value) -> Value:
+        """Convert from the cache's type to F32."""
+        return held
+
+    def _held(self, floats: Value) -> Value:
+        """Convert from F32 to the cache's type."""
+        return floats
+
+
+class F16Codec(PlainCodec):
+    """F16 numbers."""
+
+    n_bytes = 2 * LANES
+    kind = HALVES
+
+    def _floats(self, held: Value) -> Value:
+        return self.isa.f16_to_f32(self.code, held)
+
+    def _held(self, floats: Value) -> Value:
+        return f32_to_f16(self.code, floats)
+
+
+class BF16Codec(PlainCodec):
+    """BF16 numbers: the upper halves of F32."""
+
+    n_bytes = 2 * LANES
+    kind = HALVES
+
+    def _floats(self, held: Value) -> Value:
+        return (held.to(INTS, signed=False) << 16).bitcast(FLOATS)
+
+    def _held(self, floats: Value) -> Value:
+        bits = floats.bitcast(INTS)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # ties to even
+        is_number = floats.equals(floats)
+        return self.code.where(is_number, rounded, self.code.constant(INTS, 0x7FC0)).to(HALVES)
+
+
+class BlockCodec(CacheCodec):
+    """Blocks of 32 integers with a scale."""
+
+    width = 32
+
+    @abstractmethod
+    def words(self, address: Value) -> Value:
+        """Read the integers of a block as 32 × i16."""
+
+    def scales(self, addresses: Sequence[Value]) -> Value:
+        """Read the scales of n blocks as n × F32."""
+        return self.isa.f16_to_f32(self.code, self.code.gathered(addresses, I16))
+
+
+class Q8Codec(BlockCodec):
+    """Q8_0 blocks."""
+
+    n_bytes = 34
+
+    def words(self, address: Value) -> Value:
+        return self.code.load(address + 2, vector(I8, 32)).to(vector(I16, 32))
+
+    def read(self, address: Value) -> list[Value]:
+        code, scale = self.code, scale_at(self, address)
+        numbers = (code.load(address + 2 + at, BYTES) for at in (0, LANES))
+        return [number.to(INTS).to(FLOATS) * scale for number in numbers]
+
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        code = self.code
+        largest = code.reduce("max", code.maximum(*(code.unary("fabs", x) for x in values)))
+        scale = largest / code.constant(F32, 127.0)
+        write_scale(code, scale, address)
+        factor = code.splat(inverse(code, scale))
+        for n, value in enumerate(values):
+            code.store(rounded(code, value * factor).to(BYTES), address + 2 + LANES * n)
+
+
+class Q4Codec(BlockCodec):
+    """Q4_0 blocks."""
+
+    n_bytes = 18
+
+    def words(self, address: Value) -> Value:
+        both = self.code.load(address + 2, BYTES)
+        nibbles = (both & 15).shuffle(range(2 * LANES), both >> 4)
+        return (nibbles - 8).to(vector(I16, 32))
+
+    def read(self, address: Value) -> list[Value]:
+        code, scale = self.code, scale_at(self, address)
+        both = code.load(address + 2, BYTES).to(INTS, signed=False)
+        return [(half - 8).to(FLOATS) * scale for half in (both & 15, both >> 4)]
+
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        code = self.code
+        scale = self._extreme(values) * (-1 / 8)
+        write_scale(code, scale, address)
+        factor = code.splat(inverse(code, scale))
+        numbers = ((value * factor + 8.5).to(INTS) for value in values)
+        low, high = (code.where(n > 15, code.constant(INTS, 15), n) for n in numbers)
+        code.store((low | (high << 4)).to(BYTES), address + 2)
+
+    def _extreme(self, values: Sequence[Value]) -> Value:
+        """Return the number of largest size, the first where several are equally large."""
+        code = self.code
+        sizes = [code.unary("fabs", value) for value in values]
+        largest = code.reduce("max", code.maximum(*sizes))
+        spread, none = code.splat(largest), code.constant(FLOATS, 2.0 * LANES)
+        numbers = [code.vector_of(FLOATS, range(n, n + LANES)) for n in (0, LANES)]
+        low, high = (
+            code.where(size.equals(spread), number, none)
+            for size, number in zip(sizes, numbers, strict=True)
+        )
+        place = code.splat(code.reduce("min", code.minimum(low, high)))
+        low, high = (
+            code.where(number.equals(place), value, code.constant(FLOATS, -0.0))
+            for value, number in zip(values, numbers, strict=True)
+        )
+        return code.where(largest.equals(largest), code.reduce("add", low + high), largest)
+
+
+CODECS: Mapping[str, type[CacheCodec]] = {
+    "f32": PlainCodec, "f16": F16Codec, "bf16": BF16Codec, "q8_0": Q8Codec, "q4_0": Q4Codec,
+}  # fmt: skip
+"""Codec of each type of the cache."""
+
+
+def scale_at(codec: CacheCodec, address: Value) -> Value:
+    """Load a block's scale as F32, in all lanes."""
+    return codec.isa.f16_to_f32(codec.code, codec.code.splat(codec.code.load(address, I16)))
+
+
+def write_scale(code: Code, scale: Value, address: Value) -> None:
+    """Store a block's scale as F16."""
+    code.store(f32_to_f16(code, scale), address)
+
+
+def inverse(code: Code, scale: Value) -> Value:
+    """Return 1 / scale, 0 where the scale is 0."""
+    return code.where(scale.equals(0.0), scale, code.constant(F32, 1.0) / scale)
+
+
+def rounded(code: Code, x: Value) -> Value:
+    """Round floats to the nearest integers, halves away from zero."""
+    size = code.unary("fabs", x)
+    whole = size.to(INTS)
+    whole = whole + ((size - whole.to(FLOATS)) * 2.0).to(INTS)
+    return code.where(x < 0.0, whole * -1, whole)
+
+
+def f32_to_f16(code: Code, x: Value) -> Value:
+    """Convert F32 to F16 (as i16), ties to even; infinite from 65520 on."""
+    ints, half = ints_like(x.kind), ints_like(x.kind, I16)
+    bits = x.bitcast(ints)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0xFFF + ((size >> 13) & 1)) >> 13) - (112 << 10)
+    tiny = (size.bitcast(x.kind) + 0.5).bitcast(ints) - HALF_BITS
+    result = code.where(size < SMALLEST_NORMAL, tiny, normal)
+    result = code.where(result > INFINITE, code.constant(ints, INFINITE), result)
+    result = code.where(x.equals(x), result, code.constant(ints, NO_NUMBER))
+    return (result | ((bits >> 16) & 0x8000)).to(half)

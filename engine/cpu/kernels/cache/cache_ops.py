@@ -1,0 +1,216 @@
+"""Writes to the KV cache and attention over it, on torch tensors.
+
+As in `kernels.small.small_ops`, methods return None or False where the kernels do not take the
+tensors.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.cache import attention, cache_write
+from engine.cpu.kernels.cache.cache_tensor import CacheTensor
+from engine.cpu.kernels.cache.pass_rows import GroupTables, PassRows
+from engine.cpu.kernels.cache.query_heads import QueryHeads
+from engine.cpu.kernels.language.isa import Isa, chosen, named
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.cpu.kernels.running.result_memory import result
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
+from engine.forward.batch import MOST_AT_ONCE
+
+if TYPE_CHECKING:
+    from engine.forward.batch import Batch
+    from engine.forward.cache import LayerCache
+    from engine.forward.operands import Scores
+
+SHORT_READ = 1 << 18
+"""Largest number of elements of the cache, read in about 0.1 ms, for which a call keeps Python's
+lock."""
+
+
+@cache
+def _store(isa_name: str, kind: str) -> BoundKernel:
+    """Compile the write of keys or values of a type for an instruction set."""
+    isa = named(isa_name)
+    build = partial(cache_write.build, isa=isa, kind=kind)
+    address = jit.addresses_by_source(f"store-{kind}", isa, ["store"], build)["store"]
+    return bind_both(address, len(cache_write.ARGUMENTS))
+
+
+@cache
+def _attend(isa_name: str, types: KVTypes) -> BoundKernel:
+    """Compile attention over a cache of some types for an instruction set."""
+    isa, name = named(isa_name), "-".join(("attend", *types))
+    build = partial(attention.build, isa=isa, types=types)
+    address = jit.addresses_by_source(name, isa, ["attend"], build)["attend"]
+    return bind_both(address, len(attention.ARGUMENTS))
+
+
+class CacheLayer:
+    """The KV cache of one layer as kernels address it, prepared once.
+
+    Attributes:
+        k, v: keys and values.
+        is_served: whether the kernels can read both.
+        store_k, store_v, attend: the kernels for the cache's types.
+        heads: query heads, by their number; None where they do not fit.
+    """
+
+    def __init__(self, held: LayerCache, isa_name: str) -> None:
+        self._tensors = held.k, held.v
+        self._head_map = None if held.head_map is None else held.head_map.tolist()
+        self.k, self.v = CacheTensor(held.k, held.types.k), CacheTensor(held.v, held.types.v)
+        self.is_served = self.k.fits and self.v.fits
+        self.store_k, self.store_v = (_store(isa_name, kind) for kind in held.types)
+        self.attend = _attend(isa_name, held.types)
+        self.heads: dict[int, QueryHeads | None] = {}
+
+    def is_of(self, held: LayerCache) -> bool:
+        """Return whether the layer's cache still has the same tensors."""
+        k, v = self._tensors
+        return k is held.k and v is held.v
+
+    def make_heads(self, n_heads: int) -> QueryHeads | None:
+        """Group n query heads by key-value head; None if the cache is not for so many."""
+        n_kv, rows = self.k.n_kv, self._head_map
+        if rows is None and n_heads % n_kv == 0:
+            rows = [head * n_kv // n_heads for head in range(n_heads)]
+        if rows is None or len(rows) != n_heads or not all(0 <= row < n_kv for row in rows):
+            return None
+        return QueryHeads(self.k, self.v, rows)
+
+
+class CacheOps:
+    """The operations on the KV cache, computed by one team.
+
+    Args:
+        team: threads that compute.
+        isa: instruction set of the kernels; None for the best of this processor.
+    """
+
+    def __init__(self, team: Team, isa: Isa | None = None) -> None:
+        self._team = team
+        self._address = team.address
+        self._isa_name = (isa or chosen()).name
+        self._layers: WeakKeyDictionary[LayerCache, CacheLayer] = WeakKeyDictionary()
+        self._work = torch.empty(0, dtype=torch.uint8)
+        self._batch: Batch | None = None
+        self._rows = PassRows(1)
+        self._rows_of_singles = {1: self._rows}
+
+    @property
+    def memory(self) -> Tensor:
+        """Scratch memory that calls write to."""
+        return self._work
+
+    def begin(self, batch: Batch) -> None:
+        """Write where the rows of a pass lie, for its calls and for recorded ones."""
+        n_rows = batch.n_rows
+        if n_rows > MOST_AT_ONCE or not batch.is_of_singles:
+            self._rows = PassRows(n_rows)
+        elif n_rows in self._rows_of_singles:
+            self._rows = self._rows_of_singles[n_rows]
+        else:
+            self._rows = self._rows_of_singles[n_rows] = PassRows(n_rows)
+        self._rows.set(batch)
+        self._batch = batch
+
+    def write(self, held: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> bool:
+        """Write keys and values as `LayerCache.write` does; return whether the kernels could."""
+        rows, layer = self._rows_of(batch), self._layer(held)
+        tables = rows.tables(held.group)
+        first = _writing(k, layer.k, rows, tables)
+        second = () if v is None else _writing(v, layer.v, rows, tables)
+        if not layer.is_served or first is None or second is None:
+            return False
+        is_short = k.numel() <= SHORT_CALL
+        if not is_short:
+            self._team.wake()
+        for kernel, given in ((layer.store_k, first), (layer.store_v, second)):
+            if given:
+                run = kernel.with_gil if is_short else kernel.without_gil
+                run(self._address, *given)
+        return True
+
+    def attention(
+        self, q: Tensor, held: LayerCache, batch: Batch, scores: Scores,
+        sinks: Tensor | None, slopes: Tensor | None,
+    ) -> Tensor | None:  # fmt: skip
+        """Compute `ReferenceOps.attention`."""
+        rows, layer = self._rows_of(batch), self._layer(held)
+        n_rows, n_heads, head_dim = q.shape
+        if n_heads not in layer.heads:
+            layer.heads[n_heads] = layer.make_heads(n_heads)
+        heads = layer.heads[n_heads]
+        vectors: tuple[int | None, ...] = 0, 0
+        if sinks is not None or slopes is not None:
+            vectors = _address(sinks, n_heads), _address(slopes, n_heads)
+        if heads is None or not layer.is_served or not is_plain(q) or None in vectors:
+            return None
+        if head_dim != layer.k.head_dim or n_rows != rows.n_rows:
+            return None
+        if rows.tables(held.group).n_slots > layer.k.n_slots:
+            return None
+        out = result(n_rows, n_heads, layer.v.head_dim)
+        tiling = heads.tiling(rows, self._team.n_threads)
+        self._run(layer, rows.n_seen)(
+            self._address, tiling.layer, rows.words(scores, held.group), q.data_ptr(),
+            f32_bits(scores.scale), f32_bits(scores.softcap), *vectors, *tiling.arguments,
+            self._memory(tiling.n_bytes), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def _rows_of(self, batch: Batch) -> PassRows:
+        """Return the rows of a batch in memory; it is the one that `begin` was called for."""
+        if batch is not self._batch:
+            self.begin(batch)
+        return self._rows
+
+    def _layer(self, held: LayerCache) -> CacheLayer:
+        """Return a layer's cache as prepared, anew if its tensors have changed."""
+        layer = self._layers.get(held)
+        if layer is None or not layer.is_of(held):
+            layer = self._layers[held] = CacheLayer(held, self._isa_name)
+        return layer
+
+    def _memory(self, n_bytes: int) -> int:
+        """Return the address of `n_bytes` of scratch memory, which the next call overwrites."""
+        if self._work.numel() < n_bytes:
+            self._work = torch.empty(n_bytes, dtype=torch.uint8)
+        return self._work.data_ptr()
+
+    def _run(self, layer: CacheLayer, n_positions: int) -> Kernel:
+        """Return the binding of attention for so many positions; wake the workers if many."""
+        k, v = layer.k, layer.v
+        if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
+            return layer.attend.with_gil
+        self._team.wake()
+        return layer.attend.without_gil
+
+
+def _writing(
+    x: Tensor, cells: CacheTensor, rows: PassRows, tables: GroupTables
+) -> tuple[int, ...] | None:
+    """Return the arguments of `store` for x, None if it does not fit."""
+    layout = row_layout(x)
+    if layout is None or layout[2:] != (rows.n_rows, cells.n_kv, cells.head_dim):
+        return None
+    if tables.n_slots > cells.n_slots:
+        return None
+    places = cells.address, cells.stride, cells.head_stride, rows.positions, tables.address
+    return x.data_ptr(), *layout, *places
+
+
+def _address(vector: Tensor | None, n: int) -> int | None:
+    """Return the address of n F32 numbers, 0 if there are none, None if they do not fit."""
+    if vector is None:
+        return 0
+    return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

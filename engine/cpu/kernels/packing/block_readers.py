@@ -1,0 +1,330 @@
+"""Readers of GGML's block structures: codes and scales of 32 columns, of one row or of a tile.
+
+Byte offsets and bit positions are those of `ggml-common.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from gguf.constants import GGMLQuantizationType as Kind
+
+from engine.cpu.kernels.language.values import I8, I16, I32, I64, LANES, LINE, Code, Value, vector
+from engine.quants.layout import BLOCK, CODED, Layout
+
+CODES = vector(I8, BLOCK)
+HALF = vector(I8, BLOCK // 2)
+PIECE = BLOCK // 2
+"""Bytes of a row that are loaded at once."""
+
+NUMBERS = {1: I8, 2: I16, 4: I32}
+
+SPREAD = 0x00204081
+"""Factor that moves each of four bits to the lowest place of a byte of its own."""
+
+
+class Columns(Protocol):
+    """32 columns of a block of the file, of one row or of all rows of a tile.
+
+    Numbers are integers, one for each row; codes are bytes, one for each row and column, or two
+    columns.
+
+    Attributes:
+        index: index of the 32 columns in the block; a value of the kernel, or known to the writer.
+    """
+
+    @property
+    def index(self) -> Any: ...
+
+    def half(self, offset: Any) -> Value:
+        """Load 16 bytes of each row from an offset in the block."""
+
+    def codes(self, offset: Any) -> Value:
+        """Load 32 bytes of each row from an offset in the block."""
+
+    def number(self, offset: Any, n_bytes: int = 1) -> Value:
+        """Load an unsigned number of one, two or four bytes of each row."""
+
+    def shifted(self, codes: Value, shift: Any, mask: int) -> Value:
+        """Shift each byte right and mask it."""
+
+    def bits(self, offset: int) -> Value:
+        """Load 32 bits of each row as codes: bit c for column c."""
+
+    def either(self, is_last: Any, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
+        """Return a where a condition on the index holds, else b."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """Columns of one row, see `Columns`.
+
+    Attributes:
+        code: builder of the function that reads them.
+        block: address of the block.
+        index: index of the 32 columns in the block.
+    """
+
+    code: Code
+    block: Value
+    index: Value
+
+    def half(self, offset: Any) -> Value:
+        return self.code.load(self.block + offset, HALF)
+
+    def codes(self, offset: Any) -> Value:
+        return self.code.load(self.block + offset, CODES)
+
+    def number(self, offset: Any, n_bytes: int = 1) -> Value:
+        return self.code.load(self.block + offset, NUMBERS[n_bytes]).to(I64, signed=False)
+
+    def shifted(self, codes: Value, shift: Value, mask: int) -> Value:
+        by = self.code.splat(shift.to(I8), codes.kind.count)
+        return (codes >> by) & mask
+
+    def bits(self, offset: int) -> Value:
+        words = self.code.splat(self.number(offset, 4).to(I32), BLOCK)
+        numbers = self.code.vector_of(vector(I32, BLOCK), range(BLOCK))
+        return ((words >> numbers) & 1).to(CODES)
+
+    def either(self, is_last: Value, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
+        return self.code.where(is_last, a(), b())
+
+
+@dataclass(frozen=True, slots=True)
+class TileColumns:
+    """Columns of all rows of a tile, see `Columns`.
+
+    Codes are in the order of lines: four columns of each row, then the next four. What is loaded is
+    kept, as a block is read for several indices.
+
+    Attributes:
+        code: builder of the function that reads them.
+        blocks: address of the block in each row.
+        type_size: size of a block, in bytes.
+        index: index of the 32 columns in the block.
+        loaded: words of 16 bytes of each row, by their offset.
+    """
+
+    code: Code
+    blocks: Sequence[Value]
+    type_size: int
+    index: int = 0
+    loaded: dict[int, list[Value]] = field(default_factory=dict)
+
+    def at(self, index: int) -> TileColumns:
+        """Return other columns of the same block."""
+        return replace(self, index=index)
+
+    def half(self, offset: int) -> Value:
+        return joined([word.bitcast(LINE) for word in self._words(offset)])
+
+    def codes(self, offset: int) -> Value:
+        return joined([self.half(offset), self.half(offset + BLOCK // 2)])
+
+    def number(self, offset: int, n_bytes: int = 1) -> Value:
+        start = min(offset // PIECE * PIECE, self.type_size - PIECE)
+        if (offset - start) % 4 + n_bytes > 4:
+            start = offset
+        word = self._words(start)[(offset - start) // 4]
+        if n_bytes == 4:
+            return word
+        return (word >> (offset - start) % 4 * 8) & ((1 << 8 * n_bytes) - 1)
+
+    def shifted(self, codes: Value, shift: int, mask: int) -> Value:
+        return (codes >> shift) & mask
+
+    def bits(self, offset: int) -> Value:
+        words = self.number(offset, 4)
+        lines = [
+            ((((words >> 4 * line) & 15) * SPREAD) & 0x01010101).bitcast(LINE) for line in range(8)
+        ]
+        return joined(lines)
+
+    def either(self, is_last: bool, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
+        return a() if is_last else b()
+
+    def _words(self, offset: int) -> list[Value]:
+        """Load 16 bytes of each row: four vectors with one word of each row."""
+        if offset not in self.loaded:
+            rows = [self.code.load(block + offset, vector(I32, 4)) for block in self.blocks]
+            self.loaded[offset] = transposed(rows)
+        return self.loaded[offset]
+
+
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """Return word n of all 16 rows, for each of the four words of a row.
+
+    Rows 4 g to 4 g + 3 meet in the same quarter of a register, so that no word crosses these.
+    """
+    first, second, third, fourth = (joined([rows[k + 4 * g] for g in range(4)]) for k in range(4))
+    halves = [
+        (_zipped(first, second, 1, half), _zipped(third, fourth, 1, half)) for half in range(2)
+    ]
+    return [_zipped(*halves[n // 2], 2, n % 2) for n in range(4)]
+
+
+def _zipped(a: Value, b: Value, n: int, half: int) -> Value:
+    """Take n words of a and of b in turn, from the lower or the upper half of each quarter."""
+    chosen = [
+        quarter + half * 2 + step + word + (LANES if other else 0)
+        for quarter in range(0, LANES, 4)
+        for step in range(0, 2, n)
+        for other in (False, True)
+        for word in range(n)
+    ]
+    return a.shuffle(chosen, b)
+
+
+def joined(parts: Sequence[Value]) -> Value:
+    """Return vectors of the same size as one; their number is a power of two."""
+    while len(parts) > 1:
+        n = parts[0].kind.count
+        parts = [a.shuffle(range(2 * n), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+Read = Callable[[Columns], Value]
+"""Function that reads one part of 32 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReader:
+    """The structure of a GGML type's blocks.
+
+    Attributes:
+        type_size: size of a block, in bytes.
+        n_blocks: number of 32-column parts of a block.
+        low: reads the low bits of the codes: 32 bytes, or 16 with two codes each as in the plane.
+        scales: reads a row's entries in the plane of scales, as integers.
+        high: reads the high bits of the codes, 32 bytes; None if there are none.
+        supers: byte offsets of the F16 factors.
+    """
+
+    type_size: int
+    n_blocks: int
+    low: Read
+    scales: Callable[[Columns], list[Value]]
+    high: Read | None = None
+    supers: tuple[int, ...] = ()
+
+
+def _at(offset: int) -> Read:
+    """Read 16 bytes at a fixed offset."""
+    return lambda place: place.half(offset)
+
+
+def _high_bits(offset: int) -> Read:
+    """Read one bit for each column."""
+    return lambda place: place.bits(offset)
+
+
+def _halves(*offsets: int) -> Callable[[Columns], list[Value]]:
+    """Read F16 scales at fixed offsets."""
+    return lambda place: [place.number(at, 2) for at in offsets]
+
+
+def _nibbles_k(offset: int) -> Read:
+    """Read nibbles; two parts of 32 columns share 32 bytes."""
+
+    def read(place: Columns) -> Value:
+        codes = place.codes(place.index // 2 * 32 + offset)
+        return place.shifted(codes, place.index % 2 * 4, 15)
+
+    return read
+
+
+def _two_bits(offset: int) -> Read:
+    """Read two-bit codes; four parts of 32 columns share 32 bytes."""
+
+    def read(place: Columns) -> Value:
+        codes = place.codes(place.index // 4 * 32 + offset)
+        return place.shifted(codes, place.index % 4 * 2, 3)
+
+    return read
+
+
+def _one_bit(offset: int) -> Read:
+    """Read one-bit codes; eight parts of 32 columns share 32 bytes."""
+    return lambda place: place.shifted(place.codes(offset), place.index, 1)
+
+
+def _low_q6(place: Columns) -> Value:
+    """Read the low nibbles of Q6_K; parts 0 and 2 of a half block share 32 bytes, as do 1 and 3."""
+    half, part = place.index // 4, place.index % 4
+    codes = place.codes(half * 64 + part % 2 * 32)
+    return place.shifted(codes, part // 2 * 4, 15)
+
+
+def _scales_k(place: Columns) -> list[Value]:
+    """Read scale and minimum of Q4_K and Q5_K, six bits each; two are apart in the last four."""
+    low, index = place.index % 4 + 4, place.index
+    scale, minimum, rest = place.number(low), place.number(low + 4), place.number(low + 8)
+    is_last = index >= 4
+    return [
+        place.either(is_last, lambda: (rest & 15) | ((scale >> 6) << 4), lambda: scale & 63),
+        place.either(is_last, lambda: (rest >> 4) | ((minimum >> 6) << 4), lambda: minimum & 63),
+    ]
+
+
+def _pair(offset: int) -> Callable[[Columns], list[Value]]:
+    """Read one byte of scale for each 16 columns."""
+    return lambda place: [place.number(place.index * 2 + (offset + n)) for n in range(2)]
+
+
+def _scales_q3(place: Columns) -> list[Value]:
+    """Read the scales of Q3_K: six bits each, minus 32; four are in 8 bytes, two in 4 bytes."""
+    scales = []
+    for n in range(2):
+        number = place.index * 2 + n
+        low = (place.number(number % 8 + 96) >> (number // 8 * 4)) & 15
+        high = (place.number(number % 4 + 104) >> (number // 4 * 2)) & 3
+        scales.append((low | (high << 4)) - 32)
+    return scales
+
+
+def _scales_iq4_xs(place: Columns) -> list[Value]:
+    """Read the scale of IQ4_XS: six bits, minus 32; four are in 4 bytes, two in a 16-bit number."""
+    low = (place.number(place.index // 2 + 4) >> (place.index % 2 * 4)) & 15
+    high = (place.number(2, 2) >> (place.index * 2)) & 3
+    return [(low | (high << 4)) - 32]
+
+
+def _coded(layout: Layout) -> BlockReader:
+    """Return the structure of rows from `engine.quants.codes`: 32 bytes of codes, then scales."""
+    size = 4 if layout.scale == "f32" else 2
+    places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
+
+    def scales(place: Columns) -> list[Value]:
+        return [place.number(at, size) for at in places]
+
+    def low(place: Columns) -> Value:
+        return place.codes(0) & ((1 << layout.low) - 1)
+
+    def high(place: Columns) -> Value:
+        return place.codes(0) >> layout.low
+
+    return BlockReader(places.stop, 1, low, scales, high if layout.high else None)
+
+
+BLOCK_READERS: Mapping[int, BlockReader] = {
+    Kind.Q4_0: BlockReader(18, 1, _at(2), _halves(0)),
+    Kind.Q4_1: BlockReader(20, 1, _at(4), _halves(0, 2)),
+    Kind.Q5_0: BlockReader(22, 1, _at(6), _halves(0), _high_bits(2)),
+    Kind.Q5_1: BlockReader(24, 1, _at(8), _halves(0, 2), _high_bits(4)),
+    Kind.Q8_0: BlockReader(34, 1, lambda place: place.codes(2), _halves(0)),
+    Kind.Q2_K: BlockReader(84, 8, _two_bits(16), _pair(0), supers=(80, 82)),
+    Kind.Q3_K: BlockReader(110, 8, _two_bits(32), _scales_q3, _one_bit(0), (108,)),
+    Kind.Q4_K: BlockReader(144, 8, _nibbles_k(16), _scales_k, supers=(0, 2)),
+    Kind.Q5_K: BlockReader(176, 8, _nibbles_k(48), _scales_k, _one_bit(16), (0, 2)),
+    Kind.Q6_K: BlockReader(210, 8, _low_q6, _pair(192), _two_bits(128), (208,)),
+    Kind.IQ4_NL: BlockReader(18, 1, _at(2), _halves(0)),
+    Kind.IQ4_XS: BlockReader(
+        136, 8, lambda place: place.half(place.index * 16 + 8), _scales_iq4_xs, supers=(0,)
+    ),
+    Kind.MXFP4: BlockReader(17, 1, _at(1), lambda place: [place.number(0)]),
+    **{number: _coded(layout) for number, layout in CODED.items()},
+}
+"""Structure of each GGML type's blocks."""

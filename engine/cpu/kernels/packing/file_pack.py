@@ -1,0 +1,92 @@
+"""Packs rows of a matrix straight from a file: each thread reads some and packs them at once.
+
+A thread takes the next few tiles, reads their rows into memory of its own that stays in a cache,
+packs them from there, and goes on. So reads and packing overlap, in the order of the file, and a
+page of the planes is touched first by the thread that fills it.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.language.values import I64, VOID, Code, Value
+from engine.cpu.kernels.packing import pack, word_pack
+from engine.cpu.kernels.packing.file_read import add_fill
+from engine.quants.layout import TILE
+
+ARGUMENTS = (
+    "read", "descriptor", "offset", "file_stride", "row_bytes", "rows_per_read", "buffers",
+    "buffer_bytes", "buffer_stride", "progress", "tiles_per_turn", "tiles_per_read", "n_threads",
+    "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
+)  # fmt: skip
+"""Arguments of the kernel. `read` is the address of POSIX's pread, `descriptor` that of the file.
+The wanted `row_bytes` of the first row lie at `offset`, those of other rows `file_stride` apart.
+Each of `n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read
+brings up to `rows_per_read`, with what lies between them in the file if that is more than one row.
+A thread takes `tiles_per_turn` tiles at a time and reads `tiles_per_read` of them at once. At
+`progress` are two 64-bit words, zero before: the number of turns taken, and 1 where a read failed,
+which ends the work. For the others see `kernels.packing.pack`."""
+
+TAKEN, FAILED = 0, 8
+"""Byte offsets of the words at `progress`."""
+
+
+def build(module: ir.Module, isa: Isa, type_number: int) -> None:
+    """Write `pack_file(team, *ARGUMENTS)`, and `pack` of that module or of `word_pack`."""
+    if type_number in word_pack.KINDS:
+        word_pack.build(module, isa, type_number)
+    else:
+        pack.build(module, type_number)
+    add_fill(module)
+    with piece(module, "pack_file", ARGUMENTS) as (code, given, index):
+        _emit_turns(code, given, given["buffers"] + index * given["buffer_bytes"])
+    add_kernel(module, "pack_file", ARGUMENTS, lambda _, given: given["n_threads"])
+
+
+def _emit_turns(code: Code, given: Named, buffer: Value) -> None:
+    """Write a thread's turns, until there are no more tiles or a read has failed."""
+    n_tiles = ceil_div(given["goal_row"] % TILE + given["n_rows"], TILE)
+    per_turn, per_read = given["tiles_per_turn"], given["tiles_per_read"]
+    place = code.stack_array([given.get(name, buffer) for name in pack.ARGUMENTS])
+    code.store(given["buffer_stride"], place + 8 * pack.ARGUMENTS.index("row_bytes"))
+    with code.forever() as leave:
+        failed = code.load(given["progress"] + FAILED, I64)
+        first = _take(code, given["progress"] + TAKEN) * per_turn
+        leave((first >= n_tiles) | (failed > 0))
+        end = code.min_signed(first + per_turn, n_tiles)
+        with code.loop(code.number(0), ceil_div(end - first, per_read)) as read:
+            begin = first + read * per_read
+            stop = code.min_signed(begin + per_read, end)
+            _emit_read(code, given, buffer, place, begin, stop)
+            with code.loop(begin, stop) as tile:
+                code.call("pack_piece", VOID, place, tile)
+
+
+def _take(code: Code, counter: Value) -> Value:
+    """Return a counter's number and count it up."""
+    place = code.builder.inttoptr(counter.raw, I64.as_pointer())
+    return Value(code, code.builder.atomic_rmw("add", place, code.number(1).raw, "monotonic"))
+
+
+def _emit_read(
+    code: Code, given: Named, buffer: Value, place: Value, begin: Value, stop: Value
+) -> None:
+    """Write the reads of the rows of tiles `begin` to `stop`; where one fails, the thread ends."""
+    before = given["goal_row"] % TILE  # rows of the first tile that come from elsewhere
+    first = begin * TILE - before
+    first = code.where(first < 0, code.number(0), first)
+    n_rows = code.min_signed(stop * TILE - before, given["n_rows"]) - first
+    code.store(buffer - first * given["buffer_stride"], place)
+    per_read = given["rows_per_read"]
+    with code.loop(code.number(0), ceil_div(n_rows, per_read)) as read:
+        done = read * per_read
+        n = code.min_signed(n_rows - done, per_read)
+        n_bytes = (n - 1) * given["file_stride"] + given["row_bytes"]
+        offset = given["offset"] + (first + done) * given["file_stride"]
+        goal = buffer + done * given["buffer_stride"]
+        left = code.call("fill", I64, given["read"], given["descriptor"], goal, n_bytes, offset)
+        with code.when(left > 0):
+            code.store(code.number(1), given["progress"] + FAILED)
+            code.builder.ret_void()

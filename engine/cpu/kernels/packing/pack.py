@@ -1,0 +1,177 @@
+"""Packs the blocks of a file into planes: the same bits in another order.
+
+For each GGML type, a reader of `kernels.packing.block_readers` gives the codes and the scales of
+32 columns. Whole tiles are packed 16 rows at a time, in vectors that hold lines of the planes,
+and what is left at the edges of a part of a matrix row by row.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.language.values import I8, I16, I32, LANES, Code, Value, vector
+from engine.cpu.kernels.packing.block_readers import (
+    BLOCK_READERS,
+    BlockReader,
+    Columns,
+    RowColumns,
+    TileColumns,
+)
+from engine.cpu.kernels.products.tile_reader import BlockGroup
+from engine.cpu.kernels.running.team import add_run
+from engine.quants.layout import BLOCK, LAYOUTS, SUPER, TILE, Layout
+
+Interval = tuple[Value, Value]
+"""First number and end of some rows or blocks."""
+
+ARGUMENTS = (
+    "raw", "row_bytes", "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
+)  # fmt: skip
+"""Arguments of the kernel. `raw` is the address of the first wanted row in the file, with rows
+`row_bytes` apart; of each, `n_blocks` blocks of 32 columns from block `first` on are packed. The
+first row becomes row `goal_row` of the planes, whose tiles are `tile_bytes` apart."""
+
+
+def build(module: ir.Module, type_number: int) -> None:
+    """Write `pack(team, *ARGUMENTS)`; other rows of the tiles are left as they are."""
+    add_run(module)
+    with piece(module, "pack", ARGUMENTS) as (code, given, index):
+        _emit_tile(code, LAYOUTS[type_number], BLOCK_READERS[type_number], given, index)
+    add_kernel(
+        module, "pack", ARGUMENTS, lambda _, g: ceil_div(g["goal_row"] % TILE + g["n_rows"], TILE)
+    )
+
+
+def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, index: Value) -> None:
+    """Write a piece: the rows of one tile; tile 0 holds row `goal_row`."""
+    number = given["goal_row"] // TILE + index
+    begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
+    packer = TilePacker(code, layout, source, given, number, begin)
+    is_whole = (begin >= 0) & (given["n_rows"] >= begin + TILE)
+    with code.if_else(is_whole) as (whole, part):
+        with whole:
+            packer.emit_whole()
+        with part:
+            first = code.where(begin < 0, code.number(0), begin)
+            end = code.min_signed(given["n_rows"], begin + TILE)
+            packer.emit_rows((first, end), (code.number(0), given["n_blocks"]))
+            packer.emit_supers_of_rows((first, end))
+
+
+class TilePacker:
+    """Writer of the packing of one tile.
+
+    Args:
+        source: reader of the file's blocks.
+        given: arguments of the kernel.
+        number: number of the tile in the planes.
+        begin: number of the tile's first row among those at `raw`.
+    """
+
+    def __init__(
+        self, code: Code, layout: Layout, source: BlockReader, given: Named, number: Value,
+        begin: Value,
+    ) -> None:  # fmt: skip
+        self._code = code
+        self._layout = layout
+        self._source = source
+        self._begin = begin
+        self._raw, self._row_bytes = given["raw"], given["row_bytes"]
+        self._first, self._n_blocks = given["first"], given["n_blocks"]
+        self._tile = given["planes"] + number * given["tile_bytes"]
+        self._skip = self._first % SUPER
+        self._n_groups = ceil_div(self._n_blocks + self._skip, SUPER)
+
+    def emit_whole(self) -> None:
+        """Write the packing of all rows: whole blocks of the file, and what is left around them."""
+        code, n, first = self._code, self._source.n_blocks, self._first
+        end = first + self._n_blocks
+        begin_whole = code.min_signed(ceil_div(first, n) * n, end)
+        end_whole = end // n * n
+        end_whole = code.where(end_whole < begin_whole, begin_whole, end_whole)
+        with code.loop(begin_whole // n, end_whole // n) as number:
+            columns = self._whole_block(number)
+            for index in range(n):
+                self._put(columns.at(index), number * n + index - first)
+        if n > 1:
+            rows = self._begin, self._begin + TILE
+            self.emit_rows(rows, (code.number(0), begin_whole - first))
+            self.emit_rows(rows, (end_whole - first, self._n_blocks))
+        if self._source.supers:
+            with code.loop(code.number(0), self._n_groups) as number:
+                self._put_super(self._whole_block(self._first // SUPER + number), number)
+
+    def _whole_block(self, number: Value) -> TileColumns:
+        """Return the columns of a block of the file in all rows."""
+        at = self._raw + self._begin * self._row_bytes + number * self._source.type_size
+        rows = [at + self._row_bytes * row for row in range(TILE)]
+        return TileColumns(self._code, rows, self._source.type_size)
+
+    def emit_rows(self, rows: Interval, blocks: Interval) -> None:
+        """Write the packing of some rows of the tile, and some blocks of 32 columns of each."""
+        source = self._source
+        with self._code.loop(*rows) as row, self._code.loop(*blocks) as block:
+            whole = self._first + block
+            at = self._raw + row * self._row_bytes + whole // source.n_blocks * source.type_size
+            here = RowColumns(self._code, at, whole % source.n_blocks)
+            self._put(here, block, row - self._begin)
+
+    def emit_supers_of_rows(self, rows: Interval) -> None:
+        """Write the packing of the factors of some rows."""
+        if not self._source.supers:
+            return
+        code, size = self._code, self._source.type_size
+        with code.loop(*rows) as row, code.loop(code.number(0), self._n_groups) as number:
+            at = self._raw + row * self._row_bytes + (self._first // SUPER + number) * size
+            here = RowColumns(code, at, code.number(0))
+            self._put_super(here, number, row - self._begin)
+
+    def _put(self, here: Columns, block: Value, row: Value | int = 0) -> None:
+        """Store 32 columns of one row, or of all from row 0 on, as a block of the planes."""
+        layout, source = self._layout, self._source
+        group = BlockGroup.of(block, self._n_blocks, self._skip)
+        places = group.places(layout, self._tile, block)
+        low = source.low(here)
+        if layout.low == 4 and low.kind.count in (BLOCK, BLOCK * TILE):
+            n = low.kind.count // 2
+            low = low.shuffle(range(n)) | (low.shuffle(range(n, 2 * n)) << 4)
+        _store_lines(low, 2 if layout.low == 2 else 8, places.low + row * 4)
+        if source.high is not None:
+            _store_lines(source.high(here), layout.high, places.high + row * 4)
+        kind = {"f32": I32, "f16": I16, "f16_min": I16}.get(layout.scale, I8)
+        size = kind.width // 8
+        for part, number in enumerate(source.scales(here)):
+            _store_numbers(number, kind, places.scales + part * size * TILE + row * size)
+
+    def _put_super(self, here: Columns, number: Value, row: Value | int = 0) -> None:
+        """Store the factors of a group of blocks of one row, or of all from row 0 on."""
+        group = BlockGroup.at(number, self._n_blocks, self._skip)
+        goal = group.places(self._layout, self._tile, group.first).supers + row * 2
+        for part, offset in enumerate(self._source.supers):
+            _store_numbers(here.number(offset, 2), I16, goal + part * 2 * TILE)
+
+
+def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
+    """Store codes of `n_bits` bits; each stored line has those of 8 / n_bits lines.
+
+    Args:
+        codes: codes of one row, of which each line has four bytes, or of all, in lines of 64.
+    """
+    size = LANES if codes.kind.count > BLOCK else 1
+    words, per_line = codes.bitcast(vector(I32, codes.kind.count // 4)), 8 // n_bits
+    lines = [
+        words.shuffle(range(at, at + size)) if size > 1 else words[at]
+        for at in range(0, words.kind.count, size)
+    ]
+    for n, at in enumerate(range(0, len(lines), per_line)):
+        line = lines[at]
+        for place in range(1, per_line):
+            line = line | (lines[at + place] << (place * n_bits))
+        codes.code.store(line, goal + 64 * n)
+
+
+def _store_numbers(numbers: Value, kind: ir.IntType, goal: Value) -> None:
+    """Store the lowest bits of one row's number, or of all rows', one after another."""
+    goal_kind = vector(kind) if isinstance(numbers.kind, ir.VectorType) else kind
+    numbers.code.store(numbers if numbers.kind == goal_kind else numbers.to(goal_kind), goal)

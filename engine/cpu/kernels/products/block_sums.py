@@ -1,0 +1,239 @@
+"""Sums over a block of 16 rows × 32 columns of quantised weights, for a panel's tokens.
+
+Dot products of bytes within 16 columns are exact, and so is their sum, each times its scale in
+units (`kernels.products.panels`), where they fit in 16 bits; all else is added up in F32. Weights
+that may be negative were made positive by adding a number; the tokens' sums correct that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.cpu.kernels.language.values import F32, FLOATS, I32, I64, INTS, LINE, Value, Variable
+from engine.cpu.kernels.products.panels import SUM_FACTOR, PanelOffsets
+from engine.cpu.kernels.products.tile_reader import TileReader
+
+N_LINES = 8
+"""Lines of a block, each 16 rows × 4 columns."""
+
+Factors = tuple[Sequence[Value], Sequence[Value]]
+"""Scales of a block and factors of Σ x, see `TileReader.product_factors`."""
+
+
+def arranged(reader: TileReader, lines: list[Value], x_bytes: int) -> list[Value]:
+    """Return the lines of `TileReader.lines` as `add_block` wants them."""
+    is_joined = reader.isa.joins_halves and _adds_integers(reader, x_bytes)
+    return reader.isa.joined(lines) if is_joined else lines
+
+
+def _adds_integers(reader: TileReader, x_bytes: int) -> bool:
+    """Return whether scaled sums of a block are added up in integers."""
+    return reader.n_factors[0] == 1 and x_bytes == 1 and reader.fits_words
+
+
+def add_block(
+    reader: TileReader,
+    lines: Sequence[Value],
+    factors: Factors,
+    panel: Value,
+    offsets: PanelOffsets,
+    sums: Sequence[Variable],
+) -> None:
+    """Add the products of one block with a panel's tokens to their sums.
+
+    Args:
+        lines: weights of the block, see `arranged`.
+    """
+    block = _Block(reader, lines, panel, offsets)
+    scales, added = factors
+    if _adds_integers(reader, offsets.x_bytes):
+        numbers = block.joined_sums() if reader.isa.joins_halves else block.scaled_sums()
+        products = [[number] for number in numbers]
+    else:
+        products = block.float_sums(len(scales))
+    for token, total in enumerate(sums):
+        for scale, number in zip(scales, products[token], strict=True):
+            total.set(reader.code.fma(scale, number, total.get()))
+        for number, x_sum in zip(added, block.x_sums(token, len(added)), strict=True):
+            total.set(reader.code.fma(number, x_sum, total.get()))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """A block of a tile, and where its products with a panel's tokens are added.
+
+    Attributes:
+        lines: weights, see `arranged`.
+        factors: see `add_block`.
+        sums: sums of some tokens.
+    """
+
+    lines: Sequence[Value]
+    factors: Factors
+    sums: Sequence[Variable]
+
+
+def shares_numbers(reader: TileReader, x_bytes: int) -> bool:
+    """Return whether `add_blocks` is faster than `add_block`.
+
+    It is where loads limit the products, with AVX-512 and both halves of a block scaled in F32.
+    """
+    return reader.isa.joins_halves and x_bytes == 1 and not _adds_integers(reader, x_bytes)
+
+
+def add_blocks(
+    reader: TileReader, parts: Sequence[BlockPart], panel: Value, offsets: PanelOffsets,
+    first_token: int,
+) -> None:  # fmt: skip
+    """Add the products of a block of several tiles with some tokens to their sums.
+
+    A token's numbers are loaded once for all tiles. The bits are those of `add_block`, for tiles
+    of which `shares_numbers` says so.
+    """
+    code, n_tokens = reader.code, len(parts[0].sums)
+    tokens = range(first_token, first_token + n_tokens)
+    blocks = [_Block(reader, part.lines, panel, offsets) for part in parts]
+    halves = [_shared_sums(reader, blocks, half, tokens) for half in range(2)]
+    for index, token in enumerate(tokens):
+        for tile, part in enumerate(parts):
+            scales, added = part.factors
+            numbers = [halves[half][tile][index].to(FLOATS) for half in range(2)]
+            total = part.sums[index]
+            for scale, number in zip(
+                scales, blocks[tile].scaled(token, numbers, len(scales)), strict=True
+            ):
+                total.set(code.fma(scale, number, total.get()))
+            for factor, x_sum in zip(added, blocks[tile].x_sums(token, len(added)), strict=True):
+                total.set(code.fma(factor, x_sum, total.get()))
+
+
+def _shared_sums(
+    reader: TileReader, blocks: Sequence[_Block], half: int, tokens: Sequence[int]
+) -> list[list[Value]]:
+    """Return the integer dot products of each tile's 16 columns with each token."""
+    totals = [[block.correction(token, [half]) for token in tokens] for block in blocks]
+    for line in range(N_LINES // 2):
+        for index, token in enumerate(tokens):
+            x = blocks[0].four_numbers(token, half, line)
+            for tile, block in enumerate(blocks):
+                totals[tile][index] = block.with_line(half, line, x, totals[tile][index])
+    return totals
+
+
+class _Block:
+    """A block of weights and the part of a panel that it is multiplied by."""
+
+    def __init__(
+        self, reader: TileReader, lines: Sequence[Value], panel: Value, offsets: PanelOffsets
+    ) -> None:
+        self._code, self._reader = reader.code, reader
+        self._lines = [line.bitcast(LINE) for line in lines]
+        self._panel, self._offsets = panel, offsets
+        self._tokens = range(offsets.n_tokens)
+
+    def scaled_sums(self) -> list[Value]:
+        """Return the dot products with each token in units, F32; they are added up in integers."""
+        totals = [self._code.constant(INTS, 0) for _ in self._tokens]
+        for half in range(2):
+            for token, number in enumerate(self._sums([half])):
+                units = self._number(self._offsets.units(token, half), I32)
+                product = self._reader.isa.word_products(self._code, number, units)
+                totals[token] = totals[token] + product
+        return [total.to(FLOATS) for total in totals]
+
+    def joined_sums(self) -> list[Value]:
+        """Return what `scaled_sums` does, from lines that hold both halves."""
+        offsets, code, found = self._offsets, self._code, []
+        for token in self._tokens:
+            x = [
+                self._number(offsets.numbers(token, 0, 0, line), I64)
+                for line in range(len(self._lines) // 2)
+            ]
+            at = offsets.minus_sum(token, 0)
+            start = self._number(at, I64) if self._reader.zero_point else code.number(0)
+            units = self._number(offsets.units(token, 0), I32)
+            total = self._reader.isa.joined_products(code, self._lines, x, start, units)
+            found.append(total.to(FLOATS))
+        return found
+
+    def float_sums(self, n_scales: int) -> list[list[Value]]:
+        """Return for each token its dot products in units, F32: one, or one for each 16 columns."""
+        if n_scales == 1 and self._offsets.x_bytes > 1:
+            return [
+                [number.to(FLOATS) * self._code.splat(self._scale(token, 0))]
+                for token, number in enumerate(self._sums(range(2)))
+            ]
+        halves = [[number.to(FLOATS) for number in self._sums([half])] for half in range(2)]
+        return [
+            self.scaled(token, numbers, n_scales)
+            for token, numbers in enumerate(zip(*halves, strict=True))
+        ]
+
+    def scaled(self, token: int, halves: Sequence[Value], n_scales: int) -> list[Value]:
+        """Return a token's products with both halves, F32, in units: one sum or two."""
+        first, second = halves
+        scale = [self._code.splat(self._scale(token, half)) for half in range(2)]
+        if n_scales == 1:
+            return [self._code.fma(second, scale[1], first * scale[0])]
+        return [first * scale[0], second * scale[1]]
+
+    def four_numbers(self, token: int, half: int, line: int) -> Value:
+        """Load four numbers of a token, as i32."""
+        return self._number(self._offsets.numbers(token, 0, half, line), I32)
+
+    def with_line(self, half: int, line: int, x: Value, total: Value) -> Value:
+        """Return a total with the dot products of a line and four numbers added."""
+        reader, weights = self._reader, self._lines[4 * half + line]
+        return reader.isa.dots(self._code, [weights], [[x]], [total], reader.largest_weight)[0]
+
+    def x_sums(self, token: int, n: int) -> list[Value]:
+        """Return a token's sum over the block in units, or its sums of each 16 columns; n of them.
+
+        Each is a vector of equal numbers, F32.
+        """
+        if n < 2:
+            return [self._code.splat(self._number(self._offsets.sum(token), F32))][:n]
+        found = []
+        for half in range(n):
+            stored = self._number(self._offsets.minus_sum(token, half), I32).to(F32)
+            found.append(stored * (-1 / SUM_FACTOR) * self._scale(token, half))
+        return [self._code.splat(number) for number in found]
+
+    def _sums(self, halves: Sequence[int]) -> list[Value]:
+        """Return the integer dot products of 16 rows × one or both halves with each token."""
+        code, offsets = self._code, self._offsets
+        lines = [(half, n) for half in halves for n in range(4)]
+        weights = [self._lines[4 * half + n] for half, n in lines]
+        totals = [code.constant(INTS, 0) for _ in self._tokens]
+        for part in range(offsets.x_bytes):
+            if part == offsets.x_bytes - 1:
+                totals = [total + self.correction(t, halves) for t, total in enumerate(totals)]
+            x = [
+                [self._number(offsets.numbers(t, part, *line), I32) for line in lines]
+                for t in self._tokens
+            ]
+            totals = self._reader.isa.dots(code, weights, x, totals, self._reader.largest_weight)
+            if part < offsets.x_bytes - 1:
+                totals = [(total << 8) - total for total in totals]  # times BASE
+        return totals
+
+    def correction(self, token: int, halves: Sequence[int]) -> Value:
+        """Return what corrects a sum of products by weights that were made positive."""
+        zero_point = self._reader.zero_point
+        if not zero_point:
+            return self._code.constant(INTS, 0)
+        first, *others = [
+            self._number(self._offsets.minus_sum(token, half), I32) for half in halves
+        ]
+        stored = sum(others, first)
+        if zero_point < SUM_FACTOR:
+            stored = stored.arithmetic_shift((SUM_FACTOR // zero_point).bit_length() - 1)
+        return self._code.splat(stored)
+
+    def _scale(self, token: int, half: int) -> Value:
+        return self._number(self._offsets.scale(token, half), F32)
+
+    def _number(self, offset: int, kind: object) -> Value:
+        """Load a number of the panel."""
+        return self._code.load(self._panel + offset, kind)

@@ -1,0 +1,98 @@
+"""Kernel that packs rows of activations into panels, a group of tokens in a piece.
+
+Where there are fewer groups than threads, these share the columns, too.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.parallel_for import Named, ceil_div, piece, share
+from engine.cpu.kernels.language.values import I64, VOID, Code, Value, function
+from engine.cpu.kernels.products import panels
+from engine.cpu.kernels.products.panels import ARGUMENTS
+from engine.cpu.kernels.products.tile_reader import BlockGroup
+from engine.cpu.kernels.running.team import THREADS, add_run, load
+from engine.cpu.kernels.words import plane_words
+from engine.quants.extent import panel_block_bytes
+from engine.quants.layout import SUPER
+
+PART_BLOCKS = 48
+"""Least number of blocks, of all tokens together, that are worth a thread's part: some 1.2 us."""
+
+
+def are_words(isa: Isa, x_bytes: int) -> bool:
+    """Return whether activations of two bytes are words, as in `kernels.words.plane_words`."""
+    return x_bytes == 2 and isa.has_word_dots
+
+
+def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
+    """Write `quantise(team, *ARGUMENTS)`, see `kernels.products.panels`."""
+    add_run(module)
+    add_pack_tokens(module, isa, x_bytes)
+    with piece(module, "quantise", (*ARGUMENTS, "n_part")) as (code, given, index):
+        n_part, stride = given["n_part"], given["x_stride"]
+        first = index // n_part * isa.tile_tokens
+        n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
+        goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
+        code.call(
+            "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"],
+            given["skip"], goal, code.number(0), code.number(1), index % n_part, n_part,
+        )  # fmt: skip
+    code, (team, *values) = function(module, "quantise", 1 + len(ARGUMENTS))
+    given = dict(zip(ARGUMENTS, values, strict=True))
+    n_group = ceil_div(given["n_tokens"], isa.tile_tokens)
+    n_part = _n_part(code, given, n_group, load(code, team + THREADS))
+    share(code, "quantise", team, code.stack_array([*values, n_part]), n_group * n_part)
+    code.builder.ret_void()
+
+
+def _n_part(code: Code, given: Named, n_group: Value, n_threads: Value) -> Value:
+    """Return the number of parts of the columns of each group of tokens: 1 for many groups."""
+    n = code.min_signed(given["n_tokens"] * given["n_blocks"] // PART_BLOCKS, n_threads)
+    n = n // code.where(n_group < 1, code.number(1), n_group)  # there may be no token
+    n = code.min_signed(n, ceil_div(given["n_blocks"] + given["skip"], SUPER))
+    return code.where(n < 1, code.number(1), n)
+
+
+def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
+    """Write `pack_tokens(x, x_stride, n, n_blocks, skip, panels, pairs, n_used, part, n_part)`.
+
+    Packs up to `isa.tile_tokens` rows: one panel for each bit set in n, the largest first. Row i is
+    that of token `pairs[i] / n_used` where `pairs` is an address of 64-bit integers, and row i of x
+    where it is 0. Of `n_part` parts of the columns, only one is written.
+    """
+    if are_words(isa, x_bytes):
+        plane_words.add_pack_token(module)
+    else:
+        panels.add_pack_token(module, isa, x_bytes)
+    code, values = function(module, "pack_tokens", 10)
+    x, stride, n, n_blocks, skip, goal, pairs, n_used, part, n_part = values
+    code.builder.function.linkage = "internal"
+    n_group, token = ceil_div(n_blocks + skip, SUPER), code.variable(code.number(0))
+    begin, end = (
+        BlockGroup.at(number * n_group // n_part, n_blocks, skip).first
+        for number in (part, part + 1)
+    )
+    end = code.min_signed(end, n_blocks)
+
+    def group(size: int) -> None:
+        first = token.get()
+        with code.loop(code.number(0), code.number(size)) as t:
+            number = code.variable(first + t)
+            with code.when(pairs.differs(0)):
+                number.set(code.load(pairs + (first + t) * 8, I64) // n_used)
+            row = x + number.get() * stride
+            panel = goal + first * n_blocks * panel_block_bytes(x_bytes)
+            code.call(
+                "pack_token", VOID, row, n_blocks, skip, panel, code.number(size), t, begin, end
+            )
+        token.set(first + size)
+
+    size = isa.tile_tokens
+    while size:
+        with code.when((n & size) > 0):
+            group(size)
+        size //= 2
+    code.builder.ret_void()

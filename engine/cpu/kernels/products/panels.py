@@ -1,0 +1,237 @@
+"""Panels: activations quantised and packed for the products, in blocks of 32 columns.
+
+Each 16 columns of a token have a scale of their own, a whole number of the token's unit, so that
+products can add up scaled sums in integers. A large number of steps makes this as good as any scale
+would be: the unit is the token's largest scale divided by 32,767.
+
+Tokens are multiplied in groups; a group of m tokens is packed into one panel. For each block of 32
+columns a panel holds m × 32 bytes, then, four bytes each: m pairs of -128 × Σ bytes (one for each
+16 columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units
+(F32), m pairs of scales once more (F32). So a panel is read from front to back, and a token takes
+equally many bytes per block in a group of any size. The bytes are four of the first 16 columns,
+four of the other 16, and so on; where `Isa.joins_halves`, both scales in units are words of the
+first i32 of their pair.
+
+An activation is one signed byte, or two where a small error can have large consequences: in models
+whose router sends tokens to experts, and for values of attention in all models
+(`engine.cpu.packing.FINE`). Processors that add up products of words have words then
+(`kernels.words.plane_words`). On others m × 32 high bytes, worth 255 each, stand before the
+low bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a
+block have the same scale then: two bytes are exact enough, and a block's product is scaled once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from engine.cpu.kernels.language.isa import Isa
+from engine.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I8,
+    I32,
+    INTS,
+    Code,
+    Value,
+    function,
+    vector,
+)
+from engine.quants.extent import panel_block_bytes
+from engine.quants.layout import BLOCK
+
+BASE = 255
+"""Value of the high byte's unit, where an activation has two bytes."""
+
+LARGEST = {1: 127, 2: 127 * BASE + 127}
+"""Largest quantised activation, by its number of bytes."""
+
+MOST_UNITS = 32767
+"""Largest scale, in units."""
+
+SUM_FACTOR = 128
+"""Factor of the stored sums of bytes: what products by weights of eight bits have too much, as
+those weights are made positive by adding it."""
+
+LINE_ORDER = [16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)]
+"""Columns of a block in the order of a panel's bytes."""
+
+TINY = 2.0**-90
+"""Size below which tokens are quantised to zero; numbers divided by them might be infinite."""
+
+ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
+"""A float whose last bit is worth 1, and its bits. Adding it rounds to the nearest integer, ties to
+even, and leaves the integer in the low bits, on all processors alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelOffsets:
+    """Byte offsets in one block of a panel.
+
+    Attributes:
+        n_tokens: number of tokens of the panel.
+        x_bytes: number of bytes of an activation, 1 or 2.
+    """
+
+    n_tokens: int
+    x_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of a block, in bytes."""
+        return self.n_tokens * panel_block_bytes(self.x_bytes)
+
+    def numbers(self, token: int, part: int, half: int, line: int) -> int:
+        """Return the offset of four of a token's bytes.
+
+        Args:
+            part: 0 for the high bytes where there are two.
+            half: 0 for the first 16 columns, 1 for the others.
+            line: which four of the 16 columns.
+        """
+        return (part * self.n_tokens + token) * BLOCK + 8 * line + 4 * half
+
+    def minus_sum(self, token: int, half: int) -> int:
+        """Return the offset of the sum of 16 columns' numbers, times -`SUM_FACTOR`."""
+        return self._after_numbers(0) + 8 * token + 4 * half
+
+    def units(self, token: int, half: int) -> int:
+        """Return the offset of the scale of 16 columns, i32."""
+        return self._after_numbers(8) + 8 * token + 4 * half
+
+    def sum(self, token: int) -> int:
+        """Return the offset of the sum of 32 columns in units."""
+        return self._after_numbers(16) + 4 * token
+
+    def unit(self, token: int) -> int:
+        """Return the offset of the token's unit, the same in all blocks."""
+        return self._after_numbers(20) + 4 * token
+
+    def scale(self, token: int, half: int) -> int:
+        """Return the offset of the scale of 16 columns, F32."""
+        return self._after_numbers(24) + 8 * token + 4 * half
+
+    def _after_numbers(self, n_bytes: int) -> int:
+        """Return the offset of what follows the numbers and `n_bytes` more of each token."""
+        return self.n_tokens * (self.x_bytes * BLOCK + n_bytes)
+
+
+def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
+    """Return the size of the panels of `n_tokens` tokens, in bytes."""
+    return n_tokens * n_blocks * panel_block_bytes(x_bytes)
+
+
+def panel_sizes(isa: Isa) -> list[int]:
+    """Return the numbers of tokens of a panel, largest first."""
+    return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
+
+
+ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "skip", "panels")
+"""Arguments of a kernel that packs panels: x is F32, (n_tokens, 32 × n_blocks), with rows
+`x_stride` bytes apart; `skip` is the number of blocks by which the first 256 columns of the weights
+are cut; `panels` is the address of `quantised_bytes`."""
+
+
+def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
+    """Write `pack_token(x, n_blocks, skip, panel, n, t, first, last)`.
+
+    It packs the blocks from `first` to `last` of token t of a panel of n.
+    """
+    code, (x, n_blocks, _, panel, n, t, first, last) = function(module, "pack_token", 8)
+    code.builder.function.linkage = "internal"
+    largest = _largest(code, x, n_blocks)
+    steps, unit = _steps_and_unit(code, largest, LARGEST[x_bytes])
+    with code.loop(first, last) as index:
+        at = panel + index * n * panel_block_bytes(x_bytes)
+        numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
+        columns = [code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS) for half in range(2)]
+        sizes = [size_bits(column) for column in columns]
+        if x_bytes > 1:
+            sizes = [code.maximum(*sizes)] * 2
+        halves = [
+            _rounded(column, size, steps, LARGEST[x_bytes])
+            for column, size in zip(columns, sizes, strict=True)
+        ]
+        parts = zip(*(_bytes(whole, x_bytes) for whole, _ in halves), strict=True)
+        for part, (first, second) in enumerate(parts):
+            code.store(first.shuffle(LINE_ORDER, second), numbers + n * (part * BLOCK))
+        total = code.constant(F32, 0.0)
+        for half, (whole, units) in enumerate(halves):
+            added, scale = code.reduce("add", _integers(whole)), units.to(F32)
+            code.store(added * -SUM_FACTOR, behind + t * 8 + 4 * half)
+            code.store(scale, behind + n * 24 + t * 8 + 4 * half)
+            total = code.fma(added.to(F32), scale, total)
+            if not isa.joins_halves:
+                code.store(units, behind + n * 8 + t * 8 + 4 * half)
+        if isa.joins_halves:
+            code.store(halves[0][1] | (halves[1][1] << 16), behind + n * 8 + t * 8)
+        code.store(total, behind + n * 16 + t * 4)
+        code.store(unit, behind + n * 20 + t * 4)
+    code.builder.ret_void()
+
+
+def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
+    """Return the largest size of a token's activations; NaN where one is NaN."""
+    most = code.variable(code.constant(INTS, 0))
+    with code.loop(code.number(0), n_blocks * 2) as half:
+        values = code.load(x + half * 64, FLOATS)
+        most.set(code.maximum(most.get(), size_bits(values)))
+    return code.reduce("max", most.get()).bitcast(F32)
+
+
+def size_bits(values: Value) -> Value:
+    """Return the bits of the sizes of floats.
+
+    As integers they are ordered as the sizes are, NaN above all; processors compare these faster.
+    """
+    return values.bitcast(INTS) & 0x7FFFFFFF
+
+
+def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value]:
+    """Return how many units of a scale each 1 of a size makes, and the unit, of a token.
+
+    Args:
+        size: largest size of the token's activations.
+        largest: largest number that an activation becomes.
+    """
+    steps = code.constant(F32, float(MOST_UNITS)) / size
+    steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
+    return steps, size * (1 / (largest * MOST_UNITS)) + (size - size)  # NaN where size is infinite
+
+
+def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[Value, Value]:
+    """Quantise 16 numbers to integers within ±largest, as `_whole` returns them.
+
+    Args:
+        sizes: bits of 16 sizes, of which the largest decides the scale.
+        steps: see `_steps_and_unit`.
+
+    Returns:
+        The integers, and the scale in units as i32, at least 1.
+    """
+    code = values.code
+    units = _integers(_whole(code.reduce("max", sizes).bitcast(F32) * steps)) + 1
+    units = code.min_signed(units, code.constant(I32, MOST_UNITS))
+    units = code.where(units < 1, code.constant(I32, 1), units)  # of what is no number
+    inverse = steps * float(largest) / units.to(F32)
+    return _whole(values * code.splat(inverse)), units
+
+
+def _whole(values: Value) -> Value:
+    """Return the nearest integers, ties to even, with `ROUNDER` added."""
+    return values + ROUNDER
+
+
+def _integers(whole: Value) -> Value:
+    """Convert a result of `_whole` to integers."""
+    return whole.bitcast(INTS if isinstance(whole.kind, ir.VectorType) else I32) - ROUNDER_BITS
+
+
+def _bytes(whole: Value, x_bytes: int = 1) -> list[Value]:
+    """Split a result of `_whole` into signed bytes: one each, or the high ones and the low ones."""
+    kind = vector(I8)
+    if x_bytes == 1:
+        return [_integers(whole).to(kind)]
+    high = _integers(_whole((whole - ROUNDER) * (1 / BASE)))
+    return [high.to(kind), (_integers(whole) - high * BASE).to(kind)]

@@ -1,0 +1,244 @@
+"""Quantised weights in planes, read a block of 16 rows × 32 columns at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.cpu.kernels.language.isa import LARGEST_ACTIVATION, Isa
+from engine.cpu.kernels.language.values import (
+    FLOATS,
+    I8,
+    I16,
+    INTS,
+    LINE,
+    Code,
+    Value,
+    vector,
+)
+from engine.cpu.kernels.products.panels import SUM_FACTOR
+from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
+
+AHEAD, FAR_AHEAD = 4096, 8192
+"""Distances at which weights are prefetched into the second cache, in bytes. From further away, or
+into the first cache, processors of AMD read one token's slower than by themselves; where products
+of several tokens take longer than the reading, the greater distance is faster."""
+
+EACH_BYTE = 0x01010101
+"""Factor that repeats a byte in all bytes of an i32."""
+
+BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """Blocks that lie together, those that share a factor of K-quants.
+
+    Attributes:
+        index: number of the group in its tile.
+        first: first block.
+        last: block behind the last one.
+    """
+
+    index: Value
+    first: Value
+    last: Value
+
+    @classmethod
+    def at(cls, index: Value, n_blocks: Value, skip: Value) -> BlockGroup:
+        """Return the group of a number.
+
+        Args:
+            skip: number of blocks by which the first group is cut.
+        """
+        code, first = index.code, index * SUPER - skip
+        last = code.min_signed(first + SUPER, n_blocks)
+        return cls(index, code.where(first < 0, code.number(0), first), last)
+
+    @classmethod
+    def of(cls, block: Value, n_blocks: Value, skip: Value) -> BlockGroup:
+        """Return the group of a block."""
+        return cls.at((block + skip) // SUPER, n_blocks, skip)
+
+    def places(self, layout: Layout, tile: Value, block: Value) -> BlockPlaces:
+        """Return the addresses of a block of the group in the tile at an address."""
+        return layout.places(tile, self.index, self.first, self.last, block)
+
+
+class TileReader:
+    """Decodes one block of 16 rows from the planes."""
+
+    def __init__(self, code: Code, isa: Isa, layout: Layout) -> None:
+        self.code = code
+        self.isa = isa
+        self.layout = layout
+
+    def lines(self, places: BlockPlaces, *, ahead: int) -> list[Value]:
+        """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes.
+
+        Args:
+            places: addresses of the block.
+            ahead: distance in bytes from which on a block is prefetched; 0 for none.
+        """
+        layout, code = self.layout, self.code
+        if ahead:
+            for at in range(0, layout.low_bytes + layout.high_bytes, 64):
+                code.prefetch(places.low + (ahead + at), cache=2)
+        per_line = 8 // layout.low
+        stored = [code.load(places.low + 64 * n, INTS) for n in range(8 // per_line)]
+        step = 8 // per_line if layout.low == 4 else 1
+        lines = []
+        for line in range(8):
+            source, place = (
+                (line % step, line // step) if layout.low == 4 else divmod(line, per_line)
+            )
+            lines.append(self._part(stored[source], layout.low, place * layout.low))
+        if layout.high:
+            lines = self._with_high(lines, places)
+        if layout.table:
+            return [self._looked_up(line) for line in lines]
+        added = self.offset - layout.zero
+        if layout.low == 8:
+            return [line ^ added * EACH_BYTE for line in lines]
+        return [line + added * EACH_BYTE for line in lines] if added else lines
+
+    def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
+        """Extract `n_bits` bits of every byte, from bit `shift` on."""
+        if n_bits == 8:
+            return stored
+        mask = ((1 << n_bits) - 1) * EACH_BYTE
+        return ((stored >> shift) if shift else stored) & mask
+
+    def _with_high(self, lines: list[Value], places: BlockPlaces) -> list[Value]:
+        """Put the high bits of the codes above the low bits in `lines`."""
+        n_bits, low = self.layout.high, self.layout.low
+        per_line = 8 // n_bits
+        stored = [self.code.load(places.high + 64 * n, INTS) for n in range(n_bits)]
+        result = []
+        for number, line in enumerate(lines):
+            source, place = divmod(number, per_line)
+            mask = (((1 << n_bits) - 1) << low) * EACH_BYTE
+            shift = low - place * n_bits
+            bits = stored[source] << shift if shift >= 0 else stored[source] >> -shift
+            result.append(line | (bits & mask))
+        return result
+
+    def _looked_up(self, line: Value) -> Value:
+        """Replace codes by the values of the layout's table."""
+        table = [value + self.offset for value in self.layout.table]
+        table = [value - 256 if value > 127 else value for value in table]
+        return self.isa.table_lookup(self.code, table, line.bitcast(LINE)).bitcast(INTS)
+
+    @property
+    def offset(self) -> int:
+        """Number that the bytes of `lines` are larger by than what scales multiply."""
+        if self.isa.signed_weights or not self.zero_point:
+            return self.layout.zero
+        return self.zero_point - self.centre
+
+    @property
+    def centre(self) -> int:
+        """Number that products subtract from what scales multiply, so that sums stay small."""
+        return 16 if self.layout.has_minimum and self.layout.low + self.layout.high > 4 else 0
+
+    @property
+    def zero_point(self) -> int:
+        """Number that products subtract from the bytes of `lines`: 0 or a power of two."""
+        layout = self.layout
+        if self.isa.signed_weights:
+            return layout.zero + self.centre
+        has_sign = layout.zero or layout.table or layout.low == 8 or self.centre
+        return SUM_FACTOR if has_sign else 0
+
+    @property
+    def fits_words(self) -> bool:
+        """Whether sums of products of 16 columns with bytes fit in 16 bits."""
+        layout = self.layout
+        if layout.table:
+            size = max(map(abs, layout.table))
+        else:
+            most, zero = (1 << (layout.low + layout.high)) - 1, layout.zero + self.centre
+            size = 128 if layout.low == 8 else max(zero, most - zero)
+        return 16 * LARGEST_ACTIVATION * size < 1 << 15
+
+    @property
+    def largest_weight(self) -> int:
+        """Argument `largest` of `Isa.dots`."""
+        layout = self.layout
+        if not layout.table and layout.low < 8:
+            return int((1 << (layout.low + layout.high)) - 1)
+        if not self.isa.signed_weights:
+            return 255
+        return -max(map(abs, layout.table), default=128)
+
+    def scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
+        """Load the scales of the sub-blocks and what is added to weights, in F32 for 16 rows.
+
+        The second list is empty where nothing is.
+        """
+        layout, code = self.layout, self.code
+        if layout.scale == "f16_min":
+            scale, minimum = (
+                self.isa.f16_to_f32(code, code.load(places.scales + at, HALVES)) for at in (0, 32)
+            )
+            return [scale], [minimum]
+        if layout.has_supers:
+            scales, added = self._super_scales(places)
+        else:
+            scales, added = [self._own_scale(places, n) for n in range(BLOCK // layout.sub)], []
+        return scales, added
+
+    def product_factors(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
+        """Load the scales of the sub-blocks, and the factors of Σ x in products, if any."""
+        scales, added = self.scales(places)
+        if self.centre:
+            added = [
+                minimum + scale * float(self.centre)
+                for scale, minimum in zip(scales, added, strict=True)
+            ]
+        return scales, added
+
+    @property
+    def n_factors(self) -> tuple[int, int]:
+        """Numbers of vectors in both lists of `product_factors`."""
+        layout = self.layout
+        n_scales = 1 if layout.scale == "f16_min" else BLOCK // layout.sub
+        return n_scales, n_scales if layout.has_minimum else 0
+
+    def _own_scale(self, places: BlockPlaces, sub: int) -> Value:
+        """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""
+        code = self.code
+        if self.layout.scale == "f16":
+            return self.isa.f16_to_f32(code, code.load(places.scales + 32 * sub, HALVES))
+        if self.layout.scale == "f32":
+            return code.load(places.scales + 64 * sub, FLOATS)
+        exponent = code.load(places.scales + 16 * sub, BYTES).to(INTS, signed=False)
+        tiny = code.constant(INTS, 0x00200000) << exponent
+        return code.where(exponent < 2, tiny, (exponent - 1) << 23).bitcast(FLOATS)
+
+    def _super_scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
+        """Load the scales and the negated minima (if any) of the sub-blocks, times F16 factors."""
+        layout, code = self.layout, self.code
+        subs = range(BLOCK // layout.sub)
+        factor = self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
+        stored = [code.load(places.scales + 16 * n, BYTES) for n in subs]
+        if layout.scale == "super":
+            signed = layout.signed_scale
+            return [factor * s.to(INTS, signed=signed).to(FLOATS) for s in stored], []
+        minimum = self.isa.f16_to_f32(code, code.load(places.supers + 32, HALVES)) * -1.0
+        if layout.scale == "super_nibbles":
+            wide = [s.to(INTS, signed=False) for s in stored]
+            scales, minima = [w & 15 for w in wide], [w >> 4 for w in wide]
+        else:
+            scales = [s.to(INTS, signed=False) for s in stored]
+            at = places.scales + 16 * len(subs)
+            minima = [code.load(at + 16 * n, BYTES).to(INTS, signed=False) for n in subs]
+        return [factor * s.to(FLOATS) for s in scales], [minimum * m.to(FLOATS) for m in minima]
+
+
+def for_each_group(
+    code: Code, n_blocks: Value, skip: Value, body: Callable[[BlockGroup], None]
+) -> None:
+    """Write a loop over the groups of blocks of a tile, with the code for each of them."""
+    with code.loop(code.number(0), (n_blocks + skip + (SUPER - 1)) // SUPER) as index:
+        body(BlockGroup.at(index, n_blocks, skip))

@@ -1,0 +1,1 @@
+"""Kernels of recurrent layers: convolutions, delta nets and state spaces, token after token."""

@@ -1,0 +1,110 @@
+"""The log of kernel calls that is recorded while a token is computed, for replays.
+
+Every call from Python passes through a stub (`cpu.kernels.fastcall`), which records it where the
+team's word `LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's
+address, the number of its arguments, and the arguments.
+
+A token takes more than kernels. Code that computes a value which would differ for the next token,
+while a replay would use the old one, calls `refuse_replay`; the log is then of no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.cpu.kernels.language.values import I64, Code, Value
+from engine.forward.recording import current_recording, recording_to, refuse_replay
+
+USED, ROOM, CALLS = 0, 8, 64
+"""Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""
+
+CHECKED = 1 << 32
+"""Flag in the number of arguments: a replay may have to stop after this call, an all-reduce, whose
+first argument is a seat of `kernels.running.thread_all_reduce`."""
+
+MAX_ARGUMENTS = 26
+"""Largest number of arguments of a kernel that can be replayed."""
+
+MAX_WORDS = 1 << 18
+"""Capacity of a log, in words: more than any known model's token takes."""
+
+Finish = Callable[[], None]
+"""Function that completes a call in Python where a replay had to stop, or takes a whole step."""
+
+
+class CallLog:
+    """Recorded calls of kernels, in order.
+
+    Attributes:
+        address: address of the log's memory.
+        refusal: why the calls cannot be replayed; "" if they can.
+        finishes: functions to call where a replay stops, by the call's index in `words`.
+        kept: objects that hold memory which the calls point to.
+        add_step: adds a step in Python behind the calls recorded so far; None where nobody can.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(CALLS // 8 + MAX_WORDS, np.int64)
+        self._memory[ROOM // 8] = MAX_WORDS
+        self.address = self._memory.ctypes.data
+        self.refusal = ""
+        self.finishes: dict[int, Finish] = {}
+        self.kept: list[object] = []
+        self.add_step: Callable[[Finish], None] | None = None
+
+    @property
+    def n_used(self) -> int:
+        """Number of words recorded so far."""
+        return int(self._memory[USED // 8])
+
+    @property
+    def words(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Copy of the recorded words."""
+        return self._memory[CALLS // 8 :][: self.n_used].copy()
+
+    def add_checked(self, kernel: int, arguments: Sequence[int], finish: Finish) -> None:
+        """Record a call after which a replay may stop; `finish` then does what is left of it."""
+        start, words = self.n_used, (kernel, CHECKED + len(arguments), *arguments)
+        self._memory[USED // 8] += len(words)
+        if self.n_used > MAX_WORDS:
+            return
+        self._memory[CALLS // 8 + start :][: len(words)] = words
+        self.finishes[start] = finish
+
+    def check_room(self) -> None:
+        """Refuse the replay if there were more calls than the log can hold."""
+        if self.n_used > MAX_WORDS:
+            self.refusal = "a token takes too many kernels"
+
+
+def current_log() -> CallLog | None:
+    """Return the log that this thread records its kernel calls in, None if it does not."""
+    found = current_recording()
+    return found if isinstance(found, CallLog) else None
+
+
+def take_step(step: Finish) -> None:
+    """Take a step in Python now, and in each replay of what this thread records.
+
+    It must read and write the same memory each time; what it does itself is not recorded.
+    """
+    log = current_log()
+    with recording_to(None):
+        step()
+    if log is not None and log.add_step is not None:
+        log.add_step(step)
+    else:
+        refuse_replay("it takes steps in Python")
+
+
+def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:
+    """Write the code that records a call, if `log` is not 0."""
+    with code.when(log.differs(0)):
+        used = code.load(log + USED, I64)
+        words = [kernel, code.number(len(arguments)), *arguments]
+        code.store(used + len(words), log + USED)
+        with code.when(used + len(words) <= code.load(log + ROOM, I64)):
+            for n, word in enumerate(words):
+                code.store(word, log + used * 8 + (CALLS + 8 * n))

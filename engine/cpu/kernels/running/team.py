@@ -1,0 +1,341 @@
+"""A team of threads that share the pieces of kernels: they spin during a pass and sleep between.
+
+A kernel's work is a function `task(arguments, index)`, called once for every index below `n`: its
+pieces. The calling thread works too, and each thread takes the next piece when it is free, so that
+a thread which the system suspends delays its own piece alone. All threads take pieces from the
+front (`run`), or each has a share of neighbouring pieces and helps others behind its last one
+(`run_in_shares`): memory that pieces read in order is read fastest by one thread from front to
+back, whose prefetches go on from one piece to the next.
+
+One 64-bit word describes the job: number of pieces, whether there are shares, and in its upper bits
+the number of jobs so far. Each share has a word with the same upper bits and the number of its
+pieces that nobody has taken yet; one with other upper bits belongs to a job before, so none of the
+present job's pieces have been taken. A thread takes a piece by compare-and-swap of that word, which
+fails if another thread or job came first; so where it succeeds, all that the thread has read about
+the job is still right.
+
+Threads spin because waking one takes longer than a small kernel. They spin for a bounded time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from llvmlite import ir
+
+from engine.cpu.kernels.language.isa import chosen
+from engine.cpu.kernels.language.values import I32, I64, VOID, Code, Value, Variable, function
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.timestamp_counter import tick_s
+
+JOIN_S = 5.0
+"""Longest time to wait for the end of a worker thread, in seconds."""
+
+LEFT_BITS = 24
+"""Bits of a word that count pieces."""
+
+MAX_PIECES = (1 << LEFT_BITS) - 1
+"""Largest number of pieces of a job."""
+
+IN_SHARES = 1 << LEFT_BITS
+"""Bit of the job's word that is set where each thread has a share."""
+
+ONE_JOB = 2 * IN_SHARES
+"""What the job's word grows by with each job."""
+
+WORD, TASK, ARGUMENTS, THREADS, YIELD = 0, 64, 72, 80, 88
+TICKS, REST, LOG, WAITED, DONE, SHARES = 96, 104, 112, 120, 128, 192
+"""Byte offsets in a team's memory; words that several threads write have cache lines of their own.
+
+`WORD` describes the job, see above, as do `TASK` and `ARGUMENTS`; `DONE` counts its finished
+pieces; from `SHARES` on lie the words of shares. `THREADS`: number of threads. `YIELD`: address of
+the system's function that yields the core. `TICKS`: time that kernels have taken, in ticks
+(`cpu.kernels.timestamp_counter`); `WAITED`: how much of it was waiting for other ranks. `REST`: 1
+where workers shall not spin. `LOG`: address of the log that calls of kernels are recorded in, or 0.
+"""
+
+SHARE_BYTES = 64
+"""Bytes from one share's word to the next."""
+
+SPIN_TURNS = 60_000
+"""Turns that an idle worker spins before it sleeps: one or two milliseconds. That is longer than
+ranks spin for each other, so that the first rank to go on finds its workers awake."""
+
+YIELD_TURNS = 2_000
+"""Turns of spinning after which the system may run another thread on the core."""
+
+
+def memory_bytes(n_threads: int) -> int:
+    """Return the size of a team's memory, which begins on a multiple of 64 bytes."""
+    return SHARES + SHARE_BYTES * n_threads
+
+
+def add_run(module: ir.Module) -> None:
+    """Write `run` and `run_in_shares(team, task, arguments, n)`: they do 0 to `MAX_PIECES` pieces.
+
+    With the latter, threads begin with shares of their own.
+    """
+    _add_take_pieces(module)
+    for name, bit in (("run", 0), ("run_in_shares", IN_SHARES)):
+        code, (team, task, arguments, n) = function(module, name, 4)
+        last = load(code, team + WORD)
+        store(code, task, team + TASK)
+        store(code, arguments, team + ARGUMENTS)
+        store(code, code.number(0), team + DONE)
+        word = (last & -ONE_JOB) + ONE_JOB + bit + n
+        store(code, word, team + WORD)
+        code.call("take_pieces", I64, team, word, code.number(0))
+        waited = code.variable(code.number(0))
+        with code.forever() as leave:
+            leave(load(code, team + DONE) >= n)
+            pause(code, team, waited)
+        code.builder.ret_void()
+
+
+def _build_work_loop(module: ir.Module) -> None:
+    """Write `work_loop(team, number, turns)`: the loop of the worker of a number, from 1 on.
+
+    It ends when the worker found no piece for so many turns; at once where the team shall rest.
+    """
+    _add_take_pieces(module)
+    code, (team, number, turns) = function(module, "work_loop", 3)
+    idle, seen = (code.variable(code.number(0)) for _ in range(2))
+    with code.forever() as leave:
+        did, word = code.variable(code.number(0)), load(code, team + WORD)
+        with code.when(word.differs(seen.get())):
+            did.set(code.call("take_pieces", I64, team, word, number))
+            seen.set(word)
+        with code.when(did.get() > 0):
+            idle.set(code.number(0))
+        leave(idle.get() > turns)
+        leave(did.get().equals(0) & (load(code, team + REST) > 0))
+        pause(code, team, idle)
+    code.builder.ret_void()
+
+
+def _add_take_pieces(module: ir.Module) -> None:
+    """Write `take_pieces(team, word, number)`: does pieces of a job until none are left.
+
+    The other arguments are the job's word and the thread's number. Returns how many it did.
+    """
+    _add_take_share(module)
+    code, (team, word, number) = function(module, "take_pieces", 3, I64)
+    code.builder.function.linkage = "internal"
+    n, has_shares = word & MAX_PIECES, (word & IN_SHARES) > 0
+    n_share = code.where(has_shares, load(code, team + THREADS), code.number(1))
+    did = code.variable(code.number(0))
+    with code.loop(code.number(0), n_share) as turn:
+        share = (number + turn) % n_share
+        first, end = share * n // n_share, (share + 1) * n // n_share
+        done = code.call("take_share", I64, team, word, share, first, end)
+        did.set(did.get() + done)
+    code.builder.ret(did.get().raw)
+
+
+def _add_take_share(module: ir.Module) -> None:
+    """Write `take_share(team, word, share, first, end)`: does what is left of a share's pieces.
+
+    The last two arguments are its first piece and the one behind its last. Returns how many it did.
+    """
+    code, (team, word, share, first, end) = function(module, "take_share", 5, I64)
+    code.builder.function.linkage = "internal"
+    task, arguments = (load(code, team + at) for at in (TASK, ARGUMENTS))
+    address, job = team + SHARES + share * SHARE_BYTES, word & -IN_SHARES
+    place = code.builder.inttoptr(address.raw, I64.as_pointer())
+    did = code.variable(code.number(0))
+    with code.forever() as leave:
+        before = load(code, address)
+        is_begun = (before & -IN_SHARES).equals(job)
+        left = code.where(is_begun, before & MAX_PIECES, end - first)
+        # read behind `before`, which is no later job's then
+        leave(left.equals(0) | load(code, team + WORD).differs(word))
+        after = job + left - 1
+        taken = code.builder.cmpxchg(place, before.raw, after.raw, "seq_cst", "seq_cst")
+        with code.when(Value(code, code.builder.extract_value(taken, 1))):
+            code.call_at(task, VOID, arguments, end - left)
+            did.set(did.get() + 1)
+    with code.when(did.get() > 0):
+        done = code.builder.inttoptr((team + DONE).raw, I64.as_pointer())
+        code.builder.atomic_rmw("add", done, did.get().raw, "seq_cst")
+    code.builder.ret(did.get().raw)
+
+
+def load(code: Code, address: Value) -> Value:
+    """Load a 64-bit integer that several threads write (sequentially consistent)."""
+    place = code.builder.inttoptr(address.raw, I64.as_pointer())
+    return Value(code, code.builder.load_atomic(place, "seq_cst", 8))
+
+
+def store(code: Code, number: Value, address: Value) -> None:
+    """Store a 64-bit integer that several threads read (sequentially consistent)."""
+    place = code.builder.inttoptr(address.raw, I64.as_pointer())
+    code.builder.store_atomic(number.raw, place, "seq_cst", 8)
+
+
+def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
+    """Write one turn of a spin loop: a pause instruction, and now and then a yield of the core.
+
+    Args:
+        team: address of a memory that has the system's function at `YIELD`.
+        waited: number of turns so far; counted up here.
+        yield_turns: number of turns after which the core is yielded.
+    """
+    waited.set(waited.get() + 1)
+    family = code.builder.module.triple.split("-")[0]
+    if family in ("x86_64", "amd64"):
+        code.call("llvm.x86.sse2.pause", VOID)
+    elif family in ("aarch64", "arm64"):  # YIELD does nothing on most; ISB takes about as long
+        code.call("llvm.aarch64.isb", VOID, code.constant(I32, 15))
+    with code.when((waited.get() % yield_turns).equals(0)):
+        code.call_at(code.load(team + YIELD, I64), I32)
+
+
+@cache
+def _work_loop() -> Callable[[int, int, int], None]:
+    """Compile the worker's loop."""
+    address = jit.addresses_by_source("team", chosen(), ["work_loop"], _build_work_loop)[
+        "work_loop"
+    ]
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)
+
+
+def yield_address() -> int:
+    """Return the address of the system's function that lets another thread run."""
+    if sys.platform == "win32":
+        library, name = ctypes.WinDLL("kernel32"), "SwitchToThread"
+    else:
+        library, name = ctypes.CDLL(None), "sched_yield"
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+class _State:
+    """Sleep and wake-up of the workers.
+
+    Workers hold this and not the team, so that a team nobody holds is freed and ends them.
+
+    Attributes:
+        n_asleep: number of workers that sleep.
+        n_calls: number of wake-up calls so far.
+        is_closed: whether the workers shall end.
+    """
+
+    def __init__(self) -> None:
+        self.n_asleep = 0
+        self.n_calls = 0
+        self.is_closed = False
+        self._condition = threading.Condition()
+
+    def sleep(self, n_calls: int) -> None:
+        """Sleep until the next wake-up call; return at once if there were more than `n_calls`."""
+        with self._condition:
+            self.n_asleep += 1
+            if self.n_calls == n_calls:
+                self._condition.wait()
+            self.n_asleep -= 1
+
+    def wake(self) -> None:
+        """Wake all workers.
+
+        A worker about to sleep has either counted itself or sees the new call, so none is missed.
+        """
+        self.n_calls += 1
+        if self.n_asleep:
+            with self._condition:
+                self._condition.notify_all()
+
+    def close(self) -> None:
+        """Have the workers end."""
+        self.is_closed = True
+        self.wake()
+
+
+def _work(state: _State, memory: object, address: int, number: int) -> None:
+    """Run the worker of a number; it holds `memory`, in which the team's address lies."""
+    take_part = _work_loop()
+    while True:
+        n_calls = state.n_calls  # read first: closing counts as a call
+        if state.is_closed:
+            return
+        take_part(address, number, SPIN_TURNS)
+        state.sleep(n_calls)
+
+
+class Team:
+    """The calling thread and `n_threads - 1` workers, which share the pieces of kernels.
+
+    Only one thread at a time may call kernels with it.
+
+    Attributes:
+        address: address of the team's memory, the first argument of each kernel.
+        n_threads: number of threads, with the calling one.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._memory = np.zeros(memory_bytes(n_threads) + 64, np.uint8)
+        self.address = -(-self._memory.ctypes.data // 64) * 64
+        ctypes.c_int64.from_address(self.address + YIELD).value = yield_address()
+        ctypes.c_int64.from_address(self.address + THREADS).value = n_threads
+        self._is_resting = False
+        self._state = state = _State()
+        self._finalizer = weakref.finalize(self, state.close)
+        self._threads = [
+            threading.Thread(
+                target=_work,
+                args=(state, self._memory, self.address, number),
+                name=f"tandem-worker-{number}",
+                daemon=True,
+            )
+            for number in range(1, n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def kernel_s(self) -> float | None:
+        """Time that kernels have computed, in seconds; None without a timestamp counter."""
+        length = tick_s()
+        return length and length * (self._word(TICKS) - self._word(WAITED))
+
+    @property
+    def waited_s(self) -> float | None:
+        """Time that replays waited for other ranks, in seconds; None without such a counter."""
+        length = tick_s()
+        return length and length * self._word(WAITED)
+
+    def _word(self, offset: int) -> int:
+        """Return a 64-bit integer of the team's memory."""
+        return ctypes.c_int64.from_address(self.address + offset).value
+
+    def log_calls(self, log: int) -> None:
+        """Record calls of kernels in the log at an address; 0 ends that."""
+        ctypes.c_int64.from_address(self.address + LOG).value = log
+
+    def wake(self) -> None:
+        """Wake the workers that sleep; to be called before each kernel that uses them."""
+        if self._is_resting:
+            self._rest(wanted=False)
+        self._state.wake()
+
+    def rest(self) -> None:
+        """Send the workers to sleep at once: other threads, such as torch's, need the cores."""
+        if not self._is_resting:
+            self._rest(wanted=True)
+
+    def _rest(self, *, wanted: bool) -> None:
+        """Tell the workers whether to rest."""
+        self._is_resting = wanted
+        ctypes.c_int64.from_address(self.address + REST).value = wanted
+
+    def close(self) -> None:
+        """End the workers and wait for that; safe to call twice."""
+        self.rest()
+        self._finalizer()
+        for thread in self._threads:
+            thread.join(JOIN_S)

@@ -1,0 +1,1 @@
+"""The small operations between products: norms, activations, RoPE, routing and additions."""

@@ -1,0 +1,256 @@
+"""The small operations of decoding, on torch tensors: norms, activations, RoPE, add and multiply.
+
+A method returns None where a tensor is not of the kind that its kernel takes (F32 on the CPU,
+elements of a row side by side); the caller then uses torch. Most calls take a few microseconds, so
+they keep Python's lock, and every check here counts.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+
+import torch
+from torch import Tensor
+
+from engine.cpu.kernels.language.isa import Isa, chosen, named
+from engine.cpu.kernels.running import jit
+from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.cpu.kernels.running.result_memory import SMALLEST, result
+from engine.cpu.kernels.running.team import Team
+from engine.cpu.kernels.small import activation, elementwise, functions, norm, rope
+
+F32 = torch.float32
+
+SHORT_CALL = 1 << 16
+"""Largest number of elements for which a call keeps Python's lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallKernels:
+    """The kernels compiled for one instruction set, by name.
+
+    Attributes:
+        norms: RMSNorm and LayerNorm.
+        activations: activations, gated or not.
+        ropes: RoPE, by the style of pairing.
+        pairwise: element-wise sum and product.
+        functions: softplus and other functions with parameters.
+    """
+
+    norms: dict[str, BoundKernel]
+    activations: dict[str, BoundKernel]
+    ropes: dict[str, BoundKernel]
+    pairwise: dict[str, BoundKernel]
+    functions: dict[str, BoundKernel]
+
+
+@cache
+def kernels(name: str) -> SmallKernels:
+    """Compile the small kernels for an instruction set, by its name."""
+    isa = named(name)
+    found = []
+    for group, names, arguments, build in (
+        ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
+        ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
+        ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
+        ("elementwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
+        ("functions", functions.NAMES, functions.ARGUMENTS, functions.build),
+    ):
+        at = jit.addresses_by_source(group, isa, names, build)
+        found.append({name: bind_both(at[name], len(arguments)) for name in names})
+    return SmallKernels(*found)
+
+
+@cache
+def f32_bits(number: float) -> int:
+    """Return the bits of a number as F32."""
+    return int.from_bytes(struct.pack("<f", number), "little")
+
+
+@cache
+def _limit(kind: str, limit: float) -> int:
+    """Return the bits of an activation's limit; infinity where a limit of 0 means none."""
+    return f32_bits(limit if limit or kind == "oai" else inf)
+
+
+class SmallOps:
+    """The small operations, computed by one team.
+
+    Args:
+        team: threads that compute.
+        isa: instruction set of the kernels; None for the best of this processor.
+    """
+
+    def __init__(self, team: Team, isa: Isa | None = None) -> None:
+        self._team = team
+        self._address = team.address
+        self.isa = isa or chosen()
+        found = kernels(self.isa.name)
+        self._rms, self._layer = found.norms["rms_norm"], found.norms["layer_norm"]
+        self._activations = found.activations
+        self._ropes = found.ropes
+        self._pairwise = found.pairwise
+        self._functions = found.functions
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
+        """Compute `ReferenceOps.rms_norm` for x (..., n)."""
+        return self._norm(self._rms, x, weight, bias, eps)
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
+        """Compute `ReferenceOps.layer_norm` for x (..., n)."""
+        return self._norm(self._layer, x, weight, bias, eps)
+
+    def _norm(
+        self, kernel: BoundKernel, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
+        rows = row_layout(x)
+        places = rows and _weights(weight, bias, rows)
+        if rows is None or places is None:
+            return None
+        out = _empty(x)
+        run = self._binding(kernel, out)
+        run(self._address, x.data_ptr(), *rows, *places, f32_bits(eps), out.data_ptr())
+        return out
+
+    def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
+        """Return the address and the argument `limit` of an activation, for other kernels."""
+        kernel = self._activations.get(kind)
+        return kernel and (kernel.address, _limit(kind, limit))
+
+    def gated(
+        self, kind: str, limit: float, gate: Tensor, up: Tensor | None, *, in_place: bool = False
+    ) -> Tensor | None:
+        """Compute `ReferenceOps.gated`, or `activate` if up is None; gate and up have one shape.
+
+        Args:
+            in_place: whether the result may replace gate, which nothing reads any more.
+        """
+        kernel = self._activations.get(kind)
+        if kernel is None or (up is not None and up.shape != gate.shape):
+            return None
+        if not _is_f32(gate) or (up is not None and not _is_f32(up)):
+            return None
+        n_rows, n = 1, gate.numel()
+        strides = [0, 0]
+        if not gate.is_contiguous() or (up is not None and not up.is_contiguous()):
+            cut = [row_layout(x) for x in (gate, up) if x is not None]
+            if gate.dim() == 2 and None not in cut:
+                n_rows, n = gate.shape
+                strides = [rows[0] for rows in cut if rows is not None]
+            else:
+                gate, up = gate.contiguous(), None if up is None else up.contiguous()
+        out = gate if in_place and gate.is_contiguous() else _empty(gate)
+        self._binding(kernel, out)(
+            self._address, gate.data_ptr(), strides[0], 0 if up is None else up.data_ptr(),
+            strides[-1], n_rows, n, _limit(kind, limit), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def function(self, name: str, x: Tensor, *parameters: float) -> Tensor | None:
+        """Compute a function of `kernels.small.functions` for x of any shape."""
+        if not _is_f32(x):
+            return None
+        x = x.contiguous()
+        out = _empty(x)
+        bits = [f32_bits(number) for number in parameters]
+        bits += [0] * (len(functions.PARAMETERS) - len(bits))
+        run = self._binding(self._functions[name], out)
+        run(self._address, x.data_ptr(), x.numel(), *bits, out.data_ptr())
+        return out
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
+        """Apply RoPE to x (T, n_head, head_dim), by cos and sin (T, 1, n_rot / 2)."""
+        rows = row_layout(x)
+        if rows is None or x.dim() != 3 or not is_plain(cos) or not is_plain(sin):
+            return None
+        shape = cos.shape
+        n_pairs = shape[-1]
+        if shape != (rows[2], 1, n_pairs) or shape != sin.shape or 2 * n_pairs > rows[4]:
+            return None
+        out = _empty(x)
+        run = self._binding(self._ropes[style], out)
+        places = cos.data_ptr(), sin.data_ptr(), out.data_ptr()
+        run(self._address, x.data_ptr(), *rows, n_pairs, *places)
+        return out
+
+    def pairwise(self, name: str, x: Tensor, y: Tensor) -> Tensor | None:
+        """Return x + y ("add") or x * y ("multiply"); shapes may differ in leading ones only."""
+        long, short = (x, y) if x.dim() >= y.dim() else (y, x)
+        extra = long.dim() - short.dim()
+        if long.shape[extra:] != short.shape or long.shape[:extra].count(1) != extra:
+            return None
+        if not is_plain(x) or not is_plain(y):
+            return None
+        out = _empty(long)
+        run = self._binding(self._pairwise[name], out)
+        run(self._address, x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr())
+        return out
+
+    def _binding(self, kernel: BoundKernel, out: Tensor) -> Kernel:
+        """Return the binding for a result of this size; wake the workers if it is large."""
+        if out.numel() <= SHORT_CALL:
+            return kernel.with_gil
+        self._team.wake()
+        return kernel.without_gil
+
+
+RowLayout = tuple[int, int, int, int, int]
+"""Shape of a tensor as kernels take it: strides of tokens and of heads in bytes, then n_tokens,
+n_heads, n."""
+
+
+def row_layout(x: Tensor) -> RowLayout | None:
+    """Return the layout of x (T, n) or (T, n_head, n), None where kernels cannot take it."""
+    if x.dtype is not F32 or not x.is_cpu:
+        return None
+    shape, strides = x.shape, x.stride()
+    if len(shape) == 2 and strides[1] == 1:
+        return 4 * strides[0], 0, shape[0], 1, shape[1]
+    if len(shape) == 3 and strides[2] == 1:
+        return 4 * strides[0], 4 * strides[1], *shape
+    return None
+
+
+def _weights(
+    weight: Tensor | None, bias: Tensor | None, rows: RowLayout
+) -> tuple[int, int, int] | None:
+    """Return the addresses of weight and bias, or 0, and their stride per head, in bytes."""
+    n_heads, n = rows[3:]
+    first = bias if weight is None else weight
+    if first is None:
+        return 0, 0, 0
+    shape = first.shape
+    if (shape != (n,) and shape != (n_heads, n)) or not is_plain(first):
+        return None
+    if bias is None:
+        return first.data_ptr(), 0, 0 if len(shape) == 1 else 4 * n
+    if bias.shape != shape or not is_plain(bias):
+        return None
+    place = 0 if weight is None else weight.data_ptr()
+    return place, bias.data_ptr(), 0 if len(shape) == 1 else 4 * n
+
+
+def is_plain(x: Tensor) -> bool:
+    """Return whether x is F32, on the CPU and contiguous."""
+    return _is_f32(x) and x.is_contiguous()
+
+
+def _is_f32(x: Tensor) -> bool:
+    """Return whether x is F32 and on the CPU."""
+    return x.dtype is F32 and x.is_cpu
+
+
+def _empty(x: Tensor) -> Tensor:
+    """Return an empty contiguous tensor of x's shape."""
+    if 4 * x.numel() >= SMALLEST:
+        return result(*x.shape)
+    if x.is_contiguous():
+        return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
