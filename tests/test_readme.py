@@ -8,7 +8,8 @@ import pytest
 
 from app.__main__ import main
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 ENDLESS = ("chat", "serve")
 """Subcommands that go on until somebody ends them."""
@@ -38,6 +39,22 @@ def test_a_command_of_the_readme_works(
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README.read_text("utf-8")))
-def test_a_link_of_the_readme_leads_somewhere(target: str) -> None:
-    assert target.startswith("https://") or (README.parent / target).exists()
+PAGES = "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "app/README.md", "engine/README.md"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text("utf-8"))
+    here = [target for target in targets if not target.startswith("https://")]
+    assert [target for target in here if not (folder / target).exists()] == []
+
+
+@pytest.mark.parametrize("folder", ["app", "engine"])
+def test_a_folder_says_what_its_packages_hold(folder: str) -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / folder / "README.md").read_text("utf-8"), re.M)
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)/?`", row)}
+    modules = {path.stem for path in (ROOT / folder).glob("*.py")}
+    packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    assert packages <= named
+    assert named <= packages | modules
