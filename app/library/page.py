@@ -110,7 +110,7 @@ class LibraryPage(QObject):
         self._enter()
 
     def note_speed(self, loaded: ModelLoaded | None, tokens_per_s: float) -> None:
-        """Remember how fast the loaded model has answered."""
+        """Remember how fast the loaded model has answered, without guesses."""
         if loaded is not None:
             self._keep(self._settings.current.with_speed(loaded.info.path, tokens_per_s))
 

@@ -46,8 +46,8 @@ class AnswerFigures(QObject):
         if is_here:
             self._split.note_answer(finished)
             self._side_panels.note_answer(finished, model)
+            if (plain := finished.plain_per_s) > 0:
+                self._library.note_speed(model, plain)
         if rate > 0:
-            if is_here:
-                self._library.note_speed(model, rate)
             self._monitor.add_rate(rate)  # a short answer ends before the first reading of it
             self._monitor.add_rate(0.0)

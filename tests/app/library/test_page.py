@@ -11,6 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QFileDialog, QMessageBox, QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
+from app.engine_client import RunningAnswer
 from app.library.entries import LibraryEntry, Prospect
 from app.library.last_use import LastUse, last_use
 from app.library.scan import FoundModel
@@ -21,7 +22,7 @@ from app.library.views.library_view import LibraryView
 from app.main import Shell
 from app.settings import Settings
 from app.units import decimal_size, rate_text
-from engine import Load
+from engine import Finished, Load, Timings, Usage
 from engine.models.info import read_model_info
 from tests.helpers.fake_host import model_info
 from tests.helpers.shell_driver import MakeShell, ask, banner, host_of
@@ -286,6 +287,19 @@ def test_a_model_remembers_how_it_ran_the_last_time(
     view = show(qtbot, shell)
     assert [row[column] for row in rows(view)] == ["–", f"{rate_text(speed)} tok/s", "–"]
     assert str(view.table.model().index(1, column).data(Qt.ItemDataRole.ToolTipRole))
+
+
+def test_the_remembered_speed_is_that_without_guesses(
+    qtbot: QtBot, shell: Shell, folder: Path
+) -> None:
+    beta = str(folder / "beta.gguf")
+    shell.models.open(beta)
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    usage = Usage(20, 0, 100, n_drafted=80, n_accepted=70)
+    for saved_s, speed in ((1.0, 50.0), (0.0, 50.0)):  # in the second answer, it was not measured
+        times = Timings(0.1, 1.0, 0.3, 200.0, 100.0, saved_s)
+        shell.client.finished.emit(Finished("stop", usage, times), RunningAnswer(1))
+        assert shell.settings.current.speeds[beta] == speed
 
 
 def test_a_split_is_told_in_a_few_words() -> None:
