@@ -144,6 +144,7 @@ class Shell(Parts):
         )
         self.session.leaving.connect(lambda: banner.dismiss_chat(self.session.current.id))
         self._wire_window()
+        self.session.answering.connect(banner.dismiss_chat)
         self.session.answering.connect(self.chat_cache.enter)
         self.session.begun.connect(self.chat_cache.begin)
         self.session.deleted.connect(self.chat_cache.delete)

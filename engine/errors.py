@@ -19,7 +19,7 @@ there; `error.hint` says what to do. Any other exception is a bug.
     ├─ SplitError
     ├─ ModelBusy(doing)
     ├─ PromptError
-    │  ├─ ContextOverflow(n_tokens, n_ctx)
+    │  ├─ ContextOverflow(n_tokens, n_ctx, n_kept)
     │  ├─ TemplateError
     │  └─ ToolError(tool)
     ├─ GrammarError(place)
@@ -284,15 +284,28 @@ class PictureError(PromptError):
 
 
 class ContextOverflow(PromptError):
-    """Error of a prompt that is longer than the context."""
+    """Error of a prompt that is longer than the context.
 
-    def __init__(self, n_tokens: int, n_ctx: int) -> None:
-        super().__init__(
-            f"The prompt has {n_tokens} tokens but the context holds {n_ctx}.",
-            "Load the model with a larger context, or shorten the conversation.",
-        )
-        self.n_tokens = n_tokens
-        self.n_ctx = n_ctx
+    Args:
+        n_kept: number of tokens that stay once all older messages are dropped; None if unknown.
+    """
+
+    def __init__(self, n_tokens: int, n_ctx: int, n_kept: int | None = None) -> None:
+        text = f"The prompt has {n_tokens} tokens but the context holds {n_ctx}."
+        hint = "Load the model with a larger context, or shorten the conversation."
+        if n_kept is not None and n_kept > n_ctx:
+            text = (
+                f"Even without older messages, the prompt has {n_kept} tokens but the context"
+                f" holds {n_ctx}."
+            )
+            hint = "Shorten the last message, or load the model with a larger context."
+        super().__init__(text, hint)
+        self.n_tokens, self.n_ctx, self.n_kept = n_tokens, n_ctx, n_kept
+
+    @property
+    def is_of_last(self) -> bool:
+        """Whether the last message is too long even where all older ones are dropped."""
+        return self.n_kept is not None and self.n_kept > self.n_ctx
 
 
 ANOTHER_TEMPLATE = (

@@ -58,6 +58,7 @@ class WrittenAnswer:
         running: how far the engine is with it.
         offers: tools that the model was told of.
         first_text_at: when its first text came; None while there is none.
+        goes_on: whether its message was there before.
     """
 
     chat: Conversation
@@ -65,6 +66,7 @@ class WrittenAnswer:
     running: RunningAnswer
     offers: Sequence[ServerTool] = ()
     first_text_at: float | None = None
+    goes_on: bool = False
 
     def add(self, text: str) -> None:
         """Add text that the engine has written."""
@@ -196,7 +198,8 @@ class AnswerWriter(QObject):
             prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks,
             effort=chat.effort, tools=[offer.tool for offer in offers],
         )  # fmt: skip
-        written = self._written[running.number] = WrittenAnswer(chat, message, running, offers)
+        written = WrittenAnswer(chat, message, running, offers, goes_on=continue_last)
+        self._written[running.number] = written
         self.begun.emit(written)
         self.changed.emit()
 
@@ -248,7 +251,8 @@ class AnswerWriter(QObject):
         message.problem = error.message
         self.cuts.append(CutAnswer(chat, message, tuple(running.ids), is_lost))
         self._close(written, written.so_far("failed"))
-        if isinstance(error, ContextOverflow) and not chat.drops_oldest:
+        is_helped = isinstance(error, ContextOverflow) and not error.is_of_last
+        if is_helped and not chat.drops_oldest:
             self.filled.emit(chat, error.message)
         else:
             self.noticed.emit(replace(Notice.of(error), chat=chat.id))

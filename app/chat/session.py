@@ -358,7 +358,7 @@ class ChatSession(ChatWishes):
 
     @Slot(object)
     def _on_begun(self, written: WrittenAnswer) -> None:
-        if written.chat is self.current and written.message.content:  # it goes on
+        if written.chat is self.current and written.goes_on:
             self.message_changed.emit(written.message.id)
         elif written.chat is self.current:
             self.path_changed.emit()

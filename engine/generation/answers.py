@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import EngineError, PromptError
+from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.generation.constrained.maker import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
@@ -146,17 +146,17 @@ class Answers:
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
         begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
-        prompt = self._prompts.chat(
-            messages,
-            self._n_ctx,
-            continue_last=request.continue_last,
-            is_shortened=request.sampling.on_overflow == "shift",
-            begun=begun,
-            wishes=wishes,
-            is_marked=self._is_marked,
-        )
+        made = partial(
+            self._prompts.chat, messages, self._n_ctx, continue_last=request.continue_last,
+            begun=begun, wishes=wishes, is_marked=self._is_marked,
+        )  # fmt: skip
+        is_shortened = request.sampling.on_overflow == "shift"
+        prompt = made(is_shortened=is_shortened)
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
+        if len(prompt.ids) > self._n_ctx:
+            kept = prompt if is_shortened else made(is_shortened=True)
+            raise ContextOverflow(len(prompt.ids), self._n_ctx, len(kept.ids))
         shown = reading.shown if reading else ()
         text = text_ids(prompt.ids)
         constraint = self._constraints.of(

@@ -227,8 +227,11 @@ class Prompts:
 
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = (),
-    ) -> tuple[int | None, int]:  # fmt: skip
-        """Return the number of tokens of a prompt without its last message, and of that message.
+    ) -> tuple[int | None, int, int | None]:  # fmt: skip
+        """Return the tokens of a prompt: before its last message, of it, and those never dropped.
+
+        The first and the third number are None where the last message is counted alone; the third
+        leaves that message out, too.
 
         Args:
             messages: messages before the last one; None to count that alone.
@@ -242,7 +245,7 @@ class Prompts:
         tokenizer = self.tokenizer
         n_draft = len(tokenizer.encode(draft, add_special=False))
         if messages is None:
-            return None, n_draft
+            return None, n_draft, None
         asked = list(messages)
         text = draft.strip() or "?"  # many templates refuse to answer nothing
         last = ChatMessage("user", text)
@@ -250,8 +253,15 @@ class Prompts:
             last = replace(asked[-1], content=f"{asked.pop().content}\n\n{text}")
         asked.append(last)
         wishes = PromptWishes(tools=tuple(tools))
-        n_all = len(self._encode_chat(asked, continue_last=False, wishes=wishes))
-        return max(0, n_all - len(tokenizer.encode(text, add_special=False))), n_draft
+        n_text = len(tokenizer.encode(text, add_special=False))
+
+        def n_before(turns: Sequence[ChatMessage]) -> int:
+            n_all = len(self._encode_chat(turns, continue_last=False, wishes=wishes))
+            return max(0, n_all - n_text)
+
+        kept = without(asked, droppable(asked, 1))
+        n_all = n_before(asked)
+        return n_all, n_draft, n_all if len(kept) == len(asked) else n_before(kept)
 
     def _without_beginning(
         self, messages: Sequence[ChatMessage], ids: list[int], most: int, encode_chat: EncodeChat

@@ -140,8 +140,8 @@ class TextInquiries:
 
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
-    ) -> tuple[int | None, int]:  # fmt: skip
-        """Return the tokens of a chat's next prompt without its last message, and those of that.
+    ) -> tuple[int | None, int, int | None]:  # fmt: skip
+        """Return the tokens of a chat's next prompt, see `TokensCounted`.
 
         Args:
             messages: messages before the last one; None to count that alone, which is quick.

@@ -35,10 +35,12 @@ class TokensCounted:
         n_before: number of tokens of a prompt without the draft: of the messages, and of what the
             chat template adds; None if only the draft was counted.
         n_draft: number of tokens of the draft.
+        n_kept: those of `n_before` that stay once all older messages are dropped; None if unknown.
     """
 
     n_before: int | None
     n_draft: int
+    n_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ MADE = (
     NoDevice("cuda:9"),
     OutOfDeviceMemory("cuda:0", 9 * GIB, 4 * GIB, "to load the model"),
     ContextOverflow(5000, 4096),
+    ContextOverflow(5000, 4096, 4500),
     EngineError("The model has been unloaded."),
     DeviceStopped("cuda:0", "an illegal address"),
     TemplateError("", ANOTHER_TEMPLATE),

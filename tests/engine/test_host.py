@@ -325,6 +325,8 @@ def test_an_error_behind_an_event_of_the_same_pass_is_told(desk: Desk, path: str
     failed = desk.closing(number)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ContextOverflow)
+    assert failed.error.is_of_last
+    assert str(failed.error).startswith("Even without older messages, the prompt has ")
     assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
@@ -707,6 +709,7 @@ ERRORS = [
     error_module.OutOfDeviceMemory("cpu", 2, 1, "to load"),
     error_module.CommError(1, "stalled", "cuda:1"),
     error_module.ContextOverflow(5, 4),
+    error_module.ContextOverflow(9, 4, 5),
     error_module.StateFileError("chat.state", "It is damaged."),
     error_module.Cancelled("Loading"),
 ]

@@ -329,7 +329,9 @@ def _counted(command: CountTokens) -> TokensCounted:
     n_draft = len(command.draft.split())
     if command.messages is None:
         return TokensCounted(None, n_draft)
-    return TokensCounted(sum(3 + len(m.content.split()) for m in command.messages), n_draft)
+    counts = [(m.role, 3 + len(m.content.split())) for m in command.messages]
+    n_kept = sum(n for role, n in counts if role == "system")
+    return TokensCounted(sum(n for _, n in counts), n_draft, n_kept)
 
 
 def _finished(reason: str, n_tokens: int) -> Finished:

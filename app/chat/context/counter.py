@@ -147,11 +147,14 @@ class ContextCounter(QObject):
             self._messages = self._asked
             self._show(ContextUsage(model.n_ctx, known))
         else:
-            n_before = self.usage.n_before
+            n_before, n_kept = self.usage.n_before, self.usage.n_kept
             if counted.n_before is not None:
-                self._messages, n_before = self._asked, counted.n_before
+                self._messages = self._asked
+                n_before, n_kept = counted.n_before, counted.n_kept or 0
             n_draft, n_answer = counted.n_draft + self._n_seen(), self._n_answer
-            self._show(ContextUsage(model.n_ctx, n_before, n_draft, n_answer, is_counted=True))
+            self._show(
+                ContextUsage(model.n_ctx, n_before, n_draft, n_answer, n_kept, is_counted=True)
+            )
         if self._is_stale or self._draft() != draft:
             self._timer.start()
 

@@ -53,13 +53,16 @@ class ContextPresenter(QObject):
         usage, chat = self.counter.usage, self._session.current
         if not self.counter.is_current or usage.fits:
             return True
-        is_alone = usage.n_draft >= usage.size
-        if chat.drops_oldest and not is_alone:
+        if chat.drops_oldest and usage.fits_alone:
             return True
         hint = tr("Shorten it, or load the model with a longer context.")
-        if is_alone:
+        if not usage.fits_alone:
             text = tr("This message alone has {n} tokens, the context {size}.")
-            filled = text.format(n=usage.n_draft, size=usage.size)
+            n = usage.n_draft
+            if n < usage.size:
+                text = tr("This message and the system prompt have {n} tokens, the context {size}.")
+                n += usage.n_kept
+            filled = text.format(n=n, size=usage.size)
             self.noticed.emit(Notice(filled, hint, "warning", chat=chat.id))
             return False
         text_of = tr("With this message the chat has {n} tokens, the context {size}.")

@@ -16,6 +16,7 @@ class ContextUsage:
         n_before: tokens of the system prompt, the messages, and what the chat template adds.
         n_draft: tokens of the message that is being written.
         n_answer: tokens of the answer that is being written.
+        n_kept: tokens of `n_before` that stay once all older messages are dropped.
         is_counted: whether the model's tokenizer has counted them; otherwise they are those of
             the last answer.
     """
@@ -24,6 +25,7 @@ class ContextUsage:
     n_before: int = 0
     n_draft: int = 0
     n_answer: int = 0
+    n_kept: int = 0
     is_counted: bool = False
 
     @property
@@ -40,6 +42,11 @@ class ContextUsage:
     def fits(self) -> bool:
         """Whether the draft can be sent: the prompt and one token of the answer have room."""
         return not self.size or not self.n_draft or self.used < self.size
+
+    @property
+    def fits_alone(self) -> bool:
+        """Whether the draft can be sent once all older messages are dropped."""
+        return self.n_kept + self.n_draft < self.size
 
     def tip(self) -> str:
         """Return what is counted and what is left, in a few lines."""

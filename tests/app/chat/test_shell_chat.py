@@ -214,6 +214,52 @@ def test_an_answer_that_does_not_fit_any_more_is_kept_and_goes_on(
     assert notice.action == "", "what did not help is not offered again"
 
 
+def test_what_went_wrong_before_is_not_shown_while_an_answer_is_tried_again(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """It had no text yet, so its view was kept."""
+    shell = make_shell(model=MODEL)
+    script.answer_error, script.answer = ContextOverflow(2100, 2048), ""
+    ask(qtbot, shell, "Hi")
+    view = shell.window.chat_view.last_answer()
+    assert view is not None
+    assert view._problem.isVisible()
+    script.answer_error, script.answer, script.hold = None, "Yes.", True
+    shell.window.banner._action.click()
+    view = shell.window.chat_view.last_answer()
+    assert view is not None
+    assert not view._problem.isVisible()
+    assert not view._actions.isVisible()
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+
+
+def test_the_banner_of_an_answer_goes_when_it_is_tried_again(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.answer_error = EngineError("It does not work.")
+    ask(qtbot, shell, "Hi")
+    assert banner(shell) == "It does not work."
+    script.answer_error, script.hold = None, True
+    shell.session.regenerate()
+    assert banner(shell) == ""
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+
+
+def test_dropping_the_oldest_is_not_offered_where_the_last_message_is_too_long(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.answer_error, script.answer = ContextOverflow(2100, 2048, 2060), ""
+    ask(qtbot, shell, "Hi")
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.action == ""
+    assert notice.hint.startswith("Shorten the last message")
+
+
 def test_thoughts_are_folded_away_and_left_out_of_later_turns(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:

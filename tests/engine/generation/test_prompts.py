@@ -84,6 +84,18 @@ def test_a_call_and_its_results_are_dropped_together(prompts: Prompts) -> None:
     assert kept.n_dropped
 
 
+def test_what_stays_once_all_older_messages_are_dropped_is_counted(prompts: Prompts) -> None:
+    system = [ChatMessage("system", "s" * 9)]
+    older = [ChatMessage("user", "a" * 20), ChatMessage("assistant", "b" * 20)]
+    n_before, n_draft, n_kept = prompts.count([*system, *older], "c" * 7)
+    alone = prompts.count(system, "c" * 7)
+    assert (n_kept, n_draft) == alone[:2]
+    assert alone[0] == alone[2]
+    assert n_before is not None
+    assert n_kept is not None
+    assert n_before > n_kept > 0
+
+
 def test_calls_and_functions_are_counted(prompts: Prompts) -> None:
     plain = [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
     called = [plain[0], ChatMessage("assistant", "b", tool_calls=(ToolCall("f", "{}"),))]

@@ -146,6 +146,25 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
     assert not [c for c in host_of(shell).commands if isinstance(c, Generate)]
 
 
+@pytest.mark.usefixtures("small")
+def test_a_message_that_has_no_room_beside_the_system_prompt_is_told_so(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    """Older messages stay: to drop them would not help."""
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    shell.window.sampling.prompt.edit.setPlainText("Be brief " * 8)
+    shell.window.sampling.prompt.flush()
+    shell.window.composer.edit.setPlainText("more " * 30)
+    settle(qtbot, shell)
+    shell.session.current.drops_oldest = True
+    shell.window.composer.submit()
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.text == "This message and the system prompt have 49 tokens, the context 40."
+    assert notice.action == ""
+
+
 def test_a_long_draft_leaves_the_buttons_free_in_a_low_window(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
