@@ -8,6 +8,7 @@ the catalogue's words. `tests/app/test_engine_sentences.py` makes each of them w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -25,6 +26,55 @@ FORMS: Final = (
     tr_later("The CPU alone, as there is no GPU: {rate} tok/s."),
     tr_later("{device} is the only GPU, and holds the model: {rate} tok/s."),
     tr_later("{device} alone: {rate} tok/s. No split over several GPUs fits."),
+    tr_later(
+        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts); nothing else could be"
+        " run."
+    ),
+    tr_later(
+        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), more than any other"
+        " device."
+    ),
+    tr_later(
+        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), the best split, over"
+        " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts)."
+    ),
+    tr_later(
+        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), the best split, over"
+        " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts): no real"
+        " difference, so the fewer devices are used."
+    ),
+    tr_later(
+        "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for prompts);"
+        " no device holds the model alone."
+    ),
+    tr_later(
+        "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for prompts),"
+        " the next best split {other_rate} tok/s ({other_prompts} tok/s for prompts); no device"
+        " holds the model alone."
+    ),
+    tr_later(
+        "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for prompts);"
+        " {others} alone gives {other_rate} tok/s ({other_prompts} tok/s for prompts)."
+    ),
+    tr_later(
+        "Together they need {part} of its time, because each reads and computes only its part."
+    ),
+    tr_later("There {devices} waits for others {part} of the time."),
+    tr_later("No split could be run: the devices have too little memory for this context."),
+    tr_later(
+        "Only splits that were measured in turns at the end are compared: speeds of one run vary"
+        " with what else the machine does."
+    ),
+    tr_later(
+        "Other programs used {devices} when the search began, so these speeds may be lower than"
+        " they could be."
+    ),
+    tr_later("Guessed tokens pay here."),
+    tr_later("Guessed tokens do not pay here."),
+    tr_later(
+        "With those {way}, new text is {prose} times as fast and repeated text {quoting} times."
+    ),
+    tr_later("The best are those {way}."),
     tr_later("Do not split over this link; run a copy on each machine that holds the model."),
     tr_later("Machine {n} alone: {rate} tok/s."),
     tr_later("Both machines together: {rate} tok/s; links take {part} of the time."),
@@ -66,11 +116,27 @@ FORMS: Final = (
 )
 """Sentences as the engine makes them; the first that fits is taken."""
 
-NUMBERS: Final = frozenset(("part", "rate", "size", "needed"))
-"""What is filled in and has a decimal sign."""
+NUMBERS: Final = frozenset(
+    ("part", "rate", "prompts", "other_rate", "other_prompts", "size", "needed", "prose", "quoting")
+)
+"""What is filled in and is a number, in the window with the decimal sign of its language."""
 
-THE_CPU: Final = tr_later("The CPU")
-"""Name of a device at the beginning of a sentence."""
+PHRASES: Final = frozenset(("device", "devices", "others", "way"))
+"""What is filled in and has words: devices, or where guesses come from."""
+
+PHRASE_FORMS: Final = (
+    tr_later("The CPU"),  # at the beginning of a sentence
+    tr_later("the CPU"),
+    tr_later("{n} ranks on the CPU"),
+    tr_later("{n} ranks on {device}"),
+    tr_later("{device} of machine {n}"),
+    tr_later("from the text"),
+    tr_later("by the model's own block (MTP)"),
+    tr_later("by the draft model"),
+)
+"""Parts of what is filled in; the first that fits is taken."""
+
+_LIST = re.compile(r"(, | and | \(\d+ %\))")
 
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
@@ -79,16 +145,16 @@ def translated(text: str) -> str:
     """Return sentences of the engine in the window's language, as far as their forms are known."""
     if language() == ENGLISH:
         return text
-    whole = _sentence(text)
+    whole = _in_form(text, FORMS)
     if whole is not None:
         return whole
     parts = _SENTENCE_END.split(text)
-    return " ".join(_sentence(part) or part for part in parts)
+    return " ".join(_in_form(part, FORMS) or part for part in parts)
 
 
-def _sentence(text: str) -> str | None:
-    """Return a sentence in the window's language; None if its form is not known."""
-    for form in FORMS:
+def _in_form(text: str, forms: Sequence[str]) -> str | None:
+    """Return a text in the window's language; None if it has none of these forms."""
+    for form in forms:
         found = _pattern(form).fullmatch(text)
         if found is not None:
             values = found.groupdict()
@@ -98,8 +164,13 @@ def _sentence(text: str) -> str | None:
 
 def _filled(name: str, value: str) -> str:
     """Return what stands in the place of a name."""
-    if value == THE_CPU:
-        return tr(THE_CPU)
+    if name in PHRASES:
+        between = {" and ": tr(" and ")}
+        parts = enumerate(_LIST.split(value))
+        return "".join(
+            between.get(part, part) if n % 2 else _in_form(part, PHRASE_FORMS) or part
+            for n, part in parts
+        )
     return decimal(value) if name in NUMBERS else value
 
 
@@ -107,5 +178,15 @@ def _filled(name: str, value: str) -> str:
 def _pattern(form: str) -> re.Pattern[str]:
     """Return what fits the sentences of a form, with a group for each name."""
     parts = re.split(r"\{(\w+)\}", form)
-    places = (f"(?P<{part}>.+?)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
+    places = (
+        f"(?P<{part}>{_filling(part)})" if n % 2 else re.escape(part)
+        for n, part in enumerate(parts)
+    )
     return re.compile("".join(places))
+
+
+def _filling(name: str) -> str:
+    """Return the pattern of what stands in the place of a name, and not of what follows it."""
+    if name in NUMBERS:
+        return r"[\d.]+(?: (?:%|[KMGT]i?B))?"
+    return "[^;]+?" if name in PHRASES else ".+?"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from app.engine_sentences import translated
 from app.split.figures import rank_labels
 from app.translation import tr, tr_later, tr_n
 from app.units import decimal
@@ -98,9 +99,9 @@ def estimate_text(estimate: TuneEstimate) -> str:
     """Return what a search will try and how long it takes, for display before it starts."""
     n = estimate.n_choices
     return tr_n(
-        "Tries {n} combination of devices and modes in about {n_runs} runs of {run_s} s: {total} "
-        "in total, at most {limit}.",
-        "Tries {n} combinations of devices and modes in about {n_runs} runs of {run_s} s: {total} "
+        "Tries {n} combination of devices and modes. Runs: about {n_runs} of {run_s} s, {total} in "
+        "total, at most {limit}.",
+        "Tries {n} combinations of devices and modes. Runs: about {n_runs} of {run_s} s, {total} "
         "in total, at most {limit}.",
         n,
         n_runs=estimate.n_trials,
@@ -123,12 +124,12 @@ def result_text(result: TuneResult) -> str:
     """Return the outcome of a search in a sentence or two."""
     winner = result.winner
     if winner is None:
-        return tr("No split could be run.") + f" {result.reason}"
+        return translated(result.reason) or tr("No split could be run.")
     ended = "" if result.is_complete else tr("The search ended early.")
     parts = (
-        tr("Best is {split}.").format(split=trial_text(winner)),
-        result.reason,
-        result.note,
+        tr("Best is “{split}”.").format(split=trial_text(winner)),
+        translated(result.reason),
+        translated(result.note),
         ended,
     )
     return " ".join(filter(None, parts))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from app.engine_sentences import FORMS, _pattern, translated
+from app.engine_sentences import _SENTENCE_END, FORMS, _pattern, translated
 from app.notice import Notice
 from app.server.web.running import _not_listening
 from app.translation import use_language
-from engine import EngineError
+from engine import GOALS, EngineError, LoadParams, Sample, Trial, TuneResult
 from engine.errors import (
     ANOTHER_TEMPLATE,
     ContextOverflow,
@@ -26,6 +28,8 @@ from engine.errors import (
 )
 from engine.planning.choice_reason import reason_for_choice
 from engine.planning.machines.machine_choice import MachineSpeed, reason_for_machines
+from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
+from engine.planning.search.results import _note_on_others, _note_on_rounds, reason_for_best
 from engine.planning.speed.prediction import REASONS
 from engine.remote.death import Death, crash_of
 from tests.engine.planning.test_choice_reason import ONE, TWO, split, told
@@ -59,6 +63,45 @@ MADE = (
     crash_of(Death(1, "", (), False), "while it was idle"),
     *(_not_listening("127.0.0.1", 80, OSError(n, "")) for n in (errno.EADDRINUSE, errno.EACCES)),
 )
+
+
+def tried(devices: tuple[str, ...], decode: float, waited_s: tuple[float, ...] = ()) -> Trial:
+    """Return a trial over devices of equal shares."""
+    shares = (1 / len(devices),) * len(devices)
+    sample = Sample((10 * decode,), (decode,), waited_s, waited_s)
+    return Trial(LoadParams("m", devices), shares, sample)
+
+
+GPUS, CPUS = ("cuda:0", "cuda:1"), ("cpu", "cpu")
+TWO_RANKS = ("cpu", "cpu", "cuda:0")
+SEARCHES = (
+    *(
+        reason_for_best(trials, GOALS["chat"])
+        for trials in (
+            [],
+            [tried(("cpu",), 10.0)],
+            [tried(("cuda:0",), 10.0), tried(("cuda:1",), 5.0)],
+            [tried(("cuda:0",), 10.0), tried(GPUS, 5.0, (0.05, 0.1))],
+            [tried(("cuda:0",), 10.0), tried(GPUS, 10.01)],
+            [tried(GPUS, 10.0)],
+            [tried(GPUS, 10.0), tried(TWO_RANKS, 9.0)],
+            [tried(TWO_RANKS, 10.0), tried(("cpu",), 5.0)],
+        )
+    ),
+    _note_on_rounds(
+        TuneResult(
+            "m", "h", 512, "", GOALS["chat"], best=0,
+            trials=(
+                replace(tried(GPUS, 9.0), is_final=True),
+                replace(tried(CPUS, 8.0), is_final=True), tried(("cpu",), 10.0),
+            ),
+        )
+    ),
+    _note_on_others((("cpu", 34.0), ("cuda:1", 3.0))),
+    reason_for_drafts([DraftTrial(way, 20.0, 20.0) for way in ("off", "ngram")]),
+    reason_for_drafts([DraftTrial("off", 20.0, 20.0), DraftTrial("mtp", 30.0, 20.0),
+                       DraftTrial("model", 30.0, 40.0)]),
+)  # fmt: skip
 SPEEDS = (
     *(reason.format(part="47 %") for reason in REASONS.values()),
     "GPU 2 is slower; the other waits for it 32 % of the time.",
@@ -66,6 +109,7 @@ SPEEDS = (
     told(split(ONE, 9.14), gpus=ONE), told(split(("cpu",), 2.14), gpus=()),
     told(split(ONE, 9.14), gpus=TWO), reason_for_choice(None, (), ()),
     *reason_for_machines(BOTH, ALONE, ALONE).replace(". ", ".|").split("|"),
+    *(part for text in SEARCHES for part in _SENTENCE_END.split(text)),
     *reason_for_machines(ALL, None, ALL).replace(". ", ".|").split("|"),
 )  # fmt: skip
 
@@ -97,6 +141,25 @@ def test_names_and_numbers_are_filled_in() -> None:
     assert "Kontext" in notice.hint
     error = UnsupportedQuant("/m/Llama-3.1.gguf", "Q9", "output.weight")
     assert Notice.of(error).text.startswith("Llama-3.1.gguf ")
+
+
+@pytest.mark.parametrize("text", SEARCHES)
+def test_what_a_search_has_found_is_said_without_english_words(text: str) -> None:
+    said = translated(text)
+    left = re.findall(r"(?i)\b(the|alone|gives|split|over|and|at|ranks on|those|other)\b", said)
+    assert left == [], said
+    for number in re.findall(r"\d+", text):
+        assert number in said
+
+
+def test_names_of_devices_are_put_together_in_german() -> None:
+    text = "Splitting over 2 ranks on the CPU, GPU 0 and GPU 0 of machine 2 at 50 % + 25 % + 25 %"
+    text += " gives 9.5 tok/s (95 tok/s for prompts); no device holds the model alone."
+    assert translated(text) == (
+        "Die Aufteilung über 2 Ranks auf der CPU, GPU 0 und GPU 0 von Maschine 2 mit"
+        " 50 % + 25 % + 25 % erreicht 9,5 tok/s (95 tok/s bei Prompts); kein Gerät fasst das Modell"
+        " allein."
+    )
 
 
 def test_sentences_that_are_not_known_stay() -> None:

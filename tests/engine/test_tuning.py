@@ -174,9 +174,10 @@ def test_what_guesses_bring_is_said() -> None:
     plain, text = DraftTrial("off", 20.0, 20.0), DraftTrial("ngram", 20.0, 50.0)
     assert reason_for_drafts([plain]) == ""
     assert reason_for_drafts([plain, text, DraftTrial("mtp", 28.0, 44.0)]) == (
-        "Guessed tokens pay: from the text, new text is 1.00 times as fast and text that repeats "
-        "2.50; by the model's own block (MTP), new text is 1.40 times as fast and text that "
-        "repeats 2.20. Best are those by the model's own block (MTP)."
+        "Guessed tokens pay here. With those from the text, new text is 1.00 times as fast and"
+        " repeated text 2.50 times. With those by the model's own block (MTP), new text is 1.40"
+        " times as fast and repeated text 2.20 times. The best are those by the model's own block"
+        " (MTP)."
     )
     assert reason_for_drafts([plain, DraftTrial("ngram", 19.6, 20.2)]).startswith(
         "Guessed tokens do not pay here"

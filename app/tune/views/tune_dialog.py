@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 import engine
+from app.engine_sentences import translated
 from app.notice import Notice
 from app.scale import px
 from app.split.figures import rank_labels
@@ -228,7 +229,7 @@ class TuneDialog(QDialog):
         self._rows.setRowCount(len(points))
         for row, (trial, point) in enumerate(zip(self._trials, points, strict=True)):
             for column, text in enumerate(_row_texts(trial, point, goal, is_best=row == at)):
-                tip = trial.problem or trial.predicted_reason
+                tip = translated(trial.problem or trial.predicted_reason)
                 self._rows.setItem(row, column, row_item(text, tip))
         if at is not None:
             self.table.scrollTo(self._rows.index(len(points) - 1, 0))

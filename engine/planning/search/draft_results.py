@@ -42,11 +42,12 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
         if trial is not plain
     }
     best = max(gains, key=lambda way: sum(gains[way]))
-    told = "; ".join(
-        f"{WAYS[way]}, new text is {prose:.2f} times as fast and text that repeats {quoting:.2f}"
+    told = " ".join(
+        f"With those {WAYS[way]}, new text is {prose:.2f} times as fast and repeated text"
+        f" {quoting:.2f} times."
         for way, (prose, quoting) in gains.items()
     )
     if max(gains[best]) < LEAST_GAIN:
-        return f"Guessed tokens do not pay here: {told}."
-    end = f" Best are those {WAYS[best]}." if len(gains) > 1 else ""
-    return f"Guessed tokens pay: {told}.{end}"
+        return f"Guessed tokens do not pay here. {told}"
+    end = f" The best are those {WAYS[best]}." if len(gains) > 1 else ""
+    return f"Guessed tokens pay here. {told}{end}"

@@ -13,6 +13,7 @@ from app.theme import apply_theme, theme
 from app.tune.results import duration_text, point_of, trial_text
 from app.tune.views.tune_dialog import TuneDialog
 from engine import GOALS, EngineError
+from engine.planning.search.results import reason_for_best
 from tests.helpers.fake_tuning import DEVICES, ESTIMATE, REGION, TRIALS, result, trial
 
 
@@ -53,7 +54,7 @@ def test_what_it_costs_is_said_before_anything_happens(qtbot: QtBot) -> None:
     assert not dialog.start.isEnabled(), "nobody knows yet what would be done"
     dialog.show_estimate(ESTIMATE)
     assert dialog.what.text() == (
-        "Tries 4 combinations of devices and modes in about 12 runs of 1.5 s: 18 s in total, "
+        "Tries 4 combinations of devices and modes. Runs: about 12 of 1.5 s, 18 s in total, "
         "at most 22 s."
     )
     assert dialog.budget.value() == 22
@@ -104,7 +105,7 @@ def test_the_winner_is_explained_and_can_be_applied(dialog: TuneDialog, qtbot: Q
     assert not dialog.apply.isEnabled()
     dialog.finish(result())
     assert dialog.outcome.text() == (
-        "Best is Tensor: GPU 0 62.0 %, GPU 1 38.0 %. It is 12 % faster than one device."
+        "Best is “Tensor: GPU 0 62.0 %, GPU 1 38.0 %”. It is 12 % faster than one device."
     )
     with qtbot.waitSignal(dialog.apply_requested) as applied:
         dialog.apply.click()
@@ -160,9 +161,10 @@ def test_an_error_is_a_banner_in_the_dialog(dialog: TuneDialog) -> None:
 
 def test_nothing_that_ran_leaves_nothing_to_apply(dialog: TuneDialog) -> None:
     run(dialog)
-    dialog.finish(result(TRIALS[5:], None))
+    why = reason_for_best(TRIALS[5:], GOALS["chat"])
+    dialog.finish(replace(result(TRIALS[5:], None), reason=why))
     assert not dialog.apply.isEnabled()
-    assert dialog.outcome.text().startswith("No split could be run.")
+    assert dialog.outcome.text() == why
 
 
 def test_opening_it_again_shows_the_search_that_runs(dialog: TuneDialog, qtbot: QtBot) -> None:
