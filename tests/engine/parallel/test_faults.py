@@ -24,7 +24,7 @@ from engine import (
     load_model,
 )
 from engine.parallel.thread_comm import ThreadCommunicator
-from tests.engine.test_host import ASK, SHORT, Desk
+from tests.helpers.desk import ASK, SHORT, Desk
 from tests.helpers.faults import Fault, flipped, quicken
 from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import slow
