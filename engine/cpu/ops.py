@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.forward.ops import LinearLayer
+    from engine.forward.ops import LinearLayer, NormLayer
     from engine.ops.recurrent import Chunks
 
 
@@ -114,6 +114,16 @@ class CpuOps(CompositeOps):
     ) -> Tensor:
         y = self._small_ops.layer_norm(x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps) if y is None else y
+
+    def sum_and_norm(
+        self, x: Tensor, delta: Tensor, norm: NormLayer | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if norm is None:
+            y = self._small_ops.pairwise("add", x, delta)
+            return x + delta if y is None else y, None
+        parameters = norm.weight, norm.bias, norm.eps
+        found = self._small_ops.add_norm(norm.kind, x, delta, *parameters)
+        return super().sum_and_norm(x, delta, norm) if found is None else found
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         y = self._small_ops.gated(act.kind, 0.0, x, None)

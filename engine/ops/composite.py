@@ -94,10 +94,19 @@ class CompositeOps(Ops):
             delta = addend.norm.apply(delta, self)
         if addend.scale != 1.0:
             delta = delta * addend.scale
+        if norm is not None and norm.is_absent:
+            norm = None
+        if addend.sum_scale is None:
+            return self.sum_and_norm(x, delta, norm)
+        x = (x + delta) * addend.sum_scale
+        return x, None if norm is None else norm.apply(x, self)
+
+    def sum_and_norm(
+        self, x: Tensor, delta: Tensor, norm: NormLayer | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return x + delta, both (T, n_embd), and its norm or None without one."""
         x = x + delta
-        if addend.sum_scale is not None:
-            x = x * addend.sum_scale
-        return x, None if norm is None or norm.is_absent else norm.apply(x, self)
+        return x, None if norm is None else norm.apply(x, self)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return (x / cap).tanh() * cap

@@ -48,7 +48,7 @@ def build(module: ir.Module) -> None:
     """Write `rms_norm(team, *ARGUMENTS)` and `layer_norm(team, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
-        _add_row(module, name, is_centred=name == "layer_norm")
+        add_row(module, name)
         with piece(module, name, ARGUMENTS) as (code, given, index):
             _emit_piece(code, name, given, index)
         add_kernel(module, name, ARGUMENTS, _n_pieces)
@@ -72,8 +72,9 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
         code.call(f"{name}_row", VOID, x, n, *weights, given["eps"], out)
 
 
-def _add_row(module: ir.Module, name: str, *, is_centred: bool) -> None:
+def add_row(module: ir.Module, name: str) -> None:
     """Write `name_row(x, n, weight, bias, offset, eps, out)`: one row; offset of its weights."""
+    is_centred = name == "layer_norm"
     code, (x, n, weight, bias, offset, eps, out) = function(module, f"{name}_row", 7)
     code.builder.function.linkage = "internal"
     count = n.to(F32)

@@ -20,7 +20,7 @@ from engine.cpu.kernels.running import jit
 from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.running.result_memory import SMALLEST, result
 from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.small import activation, elementwise, functions, norm, rope
+from engine.cpu.kernels.small import activation, add_norm, elementwise, functions, norm, rope
 
 F32 = torch.float32
 
@@ -34,6 +34,7 @@ class SmallKernels:
 
     Attributes:
         norms: RMSNorm and LayerNorm.
+        sums_and_norms: the same of a sum of two tensors.
         activations: activations, gated or not.
         ropes: RoPE, by the style of pairing.
         pairwise: element-wise sum and product.
@@ -41,6 +42,7 @@ class SmallKernels:
     """
 
     norms: dict[str, BoundKernel]
+    sums_and_norms: dict[str, BoundKernel]
     activations: dict[str, BoundKernel]
     ropes: dict[str, BoundKernel]
     pairwise: dict[str, BoundKernel]
@@ -54,6 +56,7 @@ def kernels(name: str) -> SmallKernels:
     found = []
     for group, names, arguments, build in (
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
+        ("add-norm", add_norm.NAMES, add_norm.ARGUMENTS, add_norm.build),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
         ("elementwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
@@ -90,6 +93,7 @@ class SmallOps:
         self.isa = isa or chosen()
         found = kernels(self.isa.name)
         self._rms, self._layer = found.norms["rms_norm"], found.norms["layer_norm"]
+        self._sums_and_norms = found.sums_and_norms
         self._activations = found.activations
         self._ropes = found.ropes
         self._pairwise = found.pairwise
@@ -118,6 +122,24 @@ class SmallOps:
         run = self._binding(kernel, out)
         run(self._address, x.data_ptr(), *rows, *places, f32_bits(eps), out.data_ptr())
         return out
+
+    def add_norm(
+        self, kind: str, x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Return x + delta, both (T, n), and its norm of a kind, see `NormLayer.kind`."""
+        rows, others = row_layout(x), row_layout(delta)
+        if rows is None or others is None or x.dim() != 2 or x.shape != delta.shape:
+            return None
+        places = _weights(weight, bias, rows)
+        if places is None:
+            return None
+        total, out = _empty(x), _empty(x)
+        self._binding(self._sums_and_norms[f"add_{kind}_norm"], out)(
+            self._address, x.data_ptr(), rows[0], delta.data_ptr(), others[0], *x.shape,
+            *places[:2], f32_bits(eps), total.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        return total, out
 
     def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
         """Return the address and the argument `limit` of an activation, for other kernels."""

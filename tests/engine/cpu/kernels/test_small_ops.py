@@ -57,6 +57,23 @@ def test_norms(steps: SmallOps, norm: str, shape: tuple[int, ...], has: str) -> 
     torch.testing.assert_close(found, exact.float(), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("shape", [(0, 5), (1, 17), (1, 2048), (70, 1001)], ids=str)
+@pytest.mark.parametrize("has", ["", "weight", "weight, bias"])
+def test_a_sum_and_its_norm_have_the_bits_of_both_alone(
+    steps: SmallOps, kind: str, shape: tuple[int, int], has: str
+) -> None:
+    x, delta = rows(1, *shape), rows(2, shape[0], shape[1] + 3)[:, :-3]
+    weight = rows(3, shape[1]) if "weight" in has else None
+    bias = rows(4, shape[1]) if "bias" in has else None
+    found = steps.add_norm(kind, x, delta, weight, bias, 1e-5)
+    assert found is not None
+    assert torch.equal(found[0], x + delta)
+    assert torch.equal(found[1], getattr(steps, f"{kind}_norm")(x + delta, weight, bias, 1e-5))
+    for wrong in (delta.double(), delta[:, :-1], delta[None]):
+        assert steps.add_norm(kind, x, wrong, weight, bias, 1e-5) is None
+
+
 @pytest.mark.parametrize("shape", [(1,), (1, 17), (0, 3), (1, 2048), (70, 1001)], ids=str)
 def test_sums_and_products(steps: SmallOps, shape: tuple[int, ...]) -> None:
     x, y = rows(6, *shape), rows(7, *shape)
