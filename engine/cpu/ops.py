@@ -14,7 +14,7 @@ from engine.cpu.kernels.cache.cache_ops import CacheOps
 from engine.cpu.kernels.small.small_ops import SmallOps
 from engine.cpu.plain_weights import float_product
 from engine.cpu.recurrent import RecurrentOps
-from engine.cpu.routing import RoutingOps
+from engine.cpu.routing import ExpertFFN, RoutingOps
 from engine.cpu.weights import JointProduct, PlaneWeight, can_join
 from engine.forward.operands import SIGMOID, PlacedStates
 from engine.forward.recording import refuse_replay
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.forward.ops import LinearLayer, NormLayer
+    from engine.forward.ops import ExpertLayer, LinearLayer, NormLayer
     from engine.ops.recurrent import Chunks
 
 
@@ -54,6 +54,7 @@ class CpuOps(CompositeOps):
         self._small_ops = SmallOps(team)
         self._cache_ops = CacheOps(team)
         self._joint: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
+        self._expert_ffns: dict[tuple[ExpertLayer, ...], ExpertFFN | None] = {}
         self._angles: dict[tuple[int, int], RopeAngles] = {}
         self._sectioned: set[tuple[int, int]] = set()
         self._singles: tuple[int, ...] = ()
@@ -162,6 +163,25 @@ class CpuOps(CompositeOps):
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = self._routing_ops.sum_of_experts(y, weights, groups)
         return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
+
+    def experts(
+        self, act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None,
+        down: ExpertLayer, groups: Groups, factors: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        kernel = self._small_ops.activation(act.kind, act.limit)
+        if gate is not None and up is not None and factors is None and kernel is not None:
+            found = self._expert_ffn((gate, up, down))
+            if found is not None and found.is_fast(groups):
+                return found(x, groups, *kernel)
+        return super().experts(act, x, gate, up, down, groups, factors)
+
+    def _expert_ffn(self, layers: tuple[ExpertLayer, ...]) -> ExpertFFN | None:
+        """Return the joint products of a layer's experts; None where they cannot be joined."""
+        if layers not in self._expert_ffns:
+            are_bare = all(layer.scale is None and layer.bias is None for layer in layers)
+            found = ExpertFFN.of(*(layer.weight for layer in layers)) if are_bare else None
+            self._expert_ffns[layers] = found
+        return self._expert_ffns[layers]
 
     def expert_rows(self, x: Tensor, groups: Groups, factors: Tensor | None) -> Tensor:
         n_token, n_used = groups.row_of.shape

@@ -1,19 +1,24 @@
-"""Routing and the weighted sum of experts with the CPU's kernels, for torch tensors."""
+"""Routing, the experts of prompts and their weighted sum with the CPU's kernels, for tensors."""
 
 from __future__ import annotations
 
+from array import array
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.cpu.kernels import compiled
 from engine.cpu.kernels.language.isa import chosen as chosen_isa
 from engine.cpu.kernels.language.isa import named
+from engine.cpu.kernels.products.expert_ffn import LOCK_BYTES, place_bytes
 from engine.cpu.kernels.running import jit
 from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.cpu.kernels.running.result_memory import result
 from engine.cpu.kernels.small import routing
 from engine.cpu.kernels.small.small_ops import f32_bits
+from engine.cpu.weights import PlaneWeight
 from engine.forward.batch import MOST_AT_ONCE
 from engine.forward.expert_rows import Groups
 from engine.ops.reference import SMALLEST_SUM
@@ -22,9 +27,19 @@ if TYPE_CHECKING:
     from engine.cpu.kernels.language.isa import Isa
     from engine.cpu.kernels.running.team import Team
     from engine.forward.operands import Routing
+    from engine.forward.weight import Weight
 
 SHORT = 8
 """Largest number of tokens for which a kernel call keeps Python's lock (GIL)."""
+
+
+MOST_ROWS = 64
+"""Largest number of rows of an expert that a thread takes at a time. What lies between their
+products is some 15 KB a row with 2048 and 768 columns, and fits in the second cache."""
+
+LEAST_ROWS, LEAST_EXPERTS = 4, 8
+"""Least mean number of rows of an expert, and of experts for each thread, for which threads take
+whole experts: fewer rows read weights faster, and fewer experts are shared out unevenly."""
 
 
 @cache
@@ -143,3 +158,67 @@ class RoutingOps:
 def _is_plain(x: Tensor) -> bool:
     """Return whether the kernels can read a tensor: F32 on the CPU, contiguous."""
     return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
+
+
+class ExpertFFN:
+    """FFNs `down(act(gate(x)) * up(x))` of a layer's experts, for prompts.
+
+    Args:
+        gate, up, down: matrices of one rank, see `of`.
+    """
+
+    def __init__(self, gate: PlaneWeight, up: PlaneWeight, down: PlaneWeight) -> None:
+        self._gate, self._down, self._worker = gate, down, gate.worker
+        products = gate.expert_product, up.expert_product, down.expert_product
+        self._products = array("q", [number for product in products for number in product])
+        self._kept = gate.planes, up.planes, down.planes
+        n_blocks = gate.extent.n_blocks, down.extent.n_blocks
+        self._place_bytes = place_bytes(MOST_ROWS, n_blocks, gate.n_rows, gate.x_bytes)
+        self._locks = array("q", bytes(LOCK_BYTES * gate.worker.n_threads))
+
+    @classmethod
+    def of(cls, *weights: Weight | None) -> ExpertFFN | None:
+        """Return the FFNs of gate, up and down; None where these are not in planes.
+
+        Also where gate and up do not read the same columns, or down has no whole blocks of them.
+        """
+        planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
+        if len(planes) < len(weights):
+            return None
+        gate, up, down = planes
+        can = (
+            all(weight.rows is gate.worker.rows for weight in planes)
+            and gate.extent == up.extent
+            and gate.n_rows == up.n_rows == down.extent.n_columns
+            and down.extent.is_exact
+        )
+        return cls(gate, up, down) if can else None
+
+    def is_fast(self, groups: Groups) -> bool:
+        """Return whether this is faster than one product after the other, for so many rows."""
+        n_token, n_group = groups.row_of.shape[0], len(groups.table)
+        return (
+            n_token > MOST_AT_ONCE
+            and groups.n_row >= LEAST_ROWS * n_group
+            and n_group >= LEAST_EXPERTS * self._worker.n_threads
+        )
+
+    def __call__(self, x: Tensor, groups: Groups, activation: int, limit: int) -> Tensor:
+        """Return each row's result, (n_row, n_out), for tokens x (T, n_in).
+
+        Args:
+            activation: address of a kernel of `engine.cpu.kernels.small.activation`.
+            limit: limit of the activation, as the bits of an F32 number.
+        """
+        worker, n_threads = self._worker, self._worker.n_threads
+        tokens = worker.tokens.panels(x, self._gate.extent)
+        y = result(groups.n_row, self._down.n_rows)
+        places = worker.bytes_scratch(n_threads * self._place_bytes)
+        worker.team.wake()
+        compiled.feed_experts(worker.x_bytes)(
+            worker.team.address, tokens, groups.pair_of.data_ptr(), groups.row_of.shape[1],
+            self._products.buffer_info()[0], activation, limit, groups.table.data_ptr(),
+            len(groups.table), MOST_ROWS, places, self._place_bytes,
+            self._locks.buffer_info()[0], n_threads, y.data_ptr(),
+        )  # fmt: skip
+        return y

@@ -187,6 +187,13 @@ class PlaneWeight:
         )  # fmt: skip
         return y
 
+    @property
+    def expert_product(self) -> tuple[int, ...]:
+        """The entry of its products in `engine.cpu.kernels.products.expert_ffn`."""
+        address, *others = self._planes
+        sizes = self.n_rows, n_tiles(self.n_rows)
+        return self.task, address, self.planes.stride(0), *others, *sizes
+
     @cached_property
     def _multiply_groups(self) -> Kernel:
         """Grouped GEMM kernel."""

@@ -38,6 +38,7 @@ class Worker:
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
         words: those for products with matrices of words.
         pairs: those for `engine.cpu.kernels.words.seven_products`.
+        tokens: those for `engine.cpu.kernels.products.expert_ffn`.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
@@ -47,6 +48,11 @@ class Worker:
         self.fine = PanelRows(self.team, 2)
         self.words = PackedRows(self.team, compiled.quantise_words_address, WORD_PANEL_BYTES)
         self.pairs = PackedRows(self.team, compiled.combine_words_address, PAIR_BLOCK_BYTES)
+        self.tokens = PackedRows(
+            self.team, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
+        )
+        self._all_rows = self.rows, self.fine, self.words, self.pairs, self.tokens
+        self._bytes_scratch = torch.empty(0, dtype=torch.uint8)
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
         self._f32_scratch = torch.empty(0)
@@ -87,6 +93,12 @@ class Worker:
             self._f32_scratch = torch.empty(n)
         return self._f32_scratch.data_ptr()
 
+    def bytes_scratch(self, n: int) -> int:
+        """Return the address of n bytes, valid until the next call."""
+        if self._bytes_scratch.numel() < n:
+            self._bytes_scratch = weight_memory((n,), torch.uint8)
+        return self._bytes_scratch.data_ptr()
+
     @property
     def memory(self) -> Sequence[Tensor]:
         """Memory that kernels currently use for small batches."""
@@ -106,7 +118,7 @@ class Worker:
 
     def forget(self) -> None:
         """Release the last activations."""
-        for rows in (self.rows, self.fine, self.words, self.pairs):
+        for rows in self._all_rows:
             rows.forget()
         self._last_bf16 = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
@@ -115,10 +127,11 @@ class Worker:
         """Free the working memory."""
         self.forget()
         free_results()
-        for rows in (self.rows, self.fine, self.words, self.pairs):
+        for rows in self._all_rows:
             rows.release()
         self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
         self._f32_scratch = torch.empty(0)
+        self._bytes_scratch = torch.empty(0, dtype=torch.uint8)
 
     def close(self) -> None:
         """End the threads; safe to call twice."""

@@ -63,7 +63,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
             "pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], given["skip"], goal,
             pairs, given["n_used"], code.number(0), code.number(1),
         )  # fmt: skip
-    add_kernel(module, name, QUANTISE, lambda code, given: _n_parts(code, given, code.number(size)))
+    add_kernel(module, name, QUANTISE, lambda code, given: n_parts(code, given, code.number(size)))
 
 
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
@@ -79,7 +79,7 @@ def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1
         _add_piece(code, given, index)
 
     def n_pieces(code: Code, given: Named) -> Value:
-        return _n_parts(code, given, given["tokens_per_pass"]) * _n_runs(given)
+        return n_parts(code, given, given["tokens_per_pass"]) * _n_runs(given)
 
     add_kernel(module, name, MULTIPLY, n_pieces, in_shares=True)
 
@@ -105,7 +105,7 @@ def _add_piece(code: Code, given: Named, index: Value) -> None:
     )  # fmt: skip
 
 
-def _n_parts(code: Code, given: Named, size: Value) -> Value:
+def n_parts(code: Code, given: Named, size: Value) -> Value:
     """Return the number of parts of at most `size` rows that all groups are split into."""
     total = code.variable(code.number(0))
     with code.loop(code.number(0), given["n_group"]) as group:

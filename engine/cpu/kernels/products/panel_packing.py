@@ -16,7 +16,7 @@ from engine.cpu.kernels.products.tile_reader import BlockGroup
 from engine.cpu.kernels.running.team import THREADS, add_run, load
 from engine.cpu.kernels.words import plane_words
 from engine.quants.extent import panel_block_bytes
-from engine.quants.layout import SUPER
+from engine.quants.layout import BLOCK, SUPER
 
 PART_BLOCKS = 48
 """Least number of blocks, of all tokens together, that are worth a thread's part: some 1.2 us."""
@@ -25,6 +25,13 @@ PART_BLOCKS = 48
 def are_words(isa: Isa, x_bytes: int) -> bool:
     """Return whether activations of two bytes are words, as in `kernels.words.plane_words`."""
     return x_bytes == 2 and isa.has_word_dots
+
+
+def token_bytes(isa: Isa, x_bytes: int) -> tuple[int, ...]:
+    """Return the parts of a block of a panel, of each the bytes that a token has of it."""
+    if are_words(isa, x_bytes):
+        return plane_words.TOKEN_BYTES
+    return (*[BLOCK] * x_bytes, *panels.TOKEN_BYTES)
 
 
 def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:

@@ -57,6 +57,9 @@ those weights are made positive by adding it."""
 LINE_ORDER = [16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)]
 """Columns of a block in the order of a panel's bytes."""
 
+TOKEN_BYTES = 8, 8, 4, 4, 8
+"""Bytes that a token has of each part of a panel's block, behind its numbers."""
+
 TINY = 2.0**-90
 """Size below which tokens are quantised to zero; numbers divided by them might be infinite."""
 

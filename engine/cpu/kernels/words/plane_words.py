@@ -44,6 +44,10 @@ N_PAIRS = BLOCK // 2
 """Pairs of words of a block."""
 
 
+TOKEN_BYTES = 2 * BLOCK, 4, 8, 4
+"""Bytes that a token has of each part of a panel's block."""
+
+
 def pair(token: int, number: int) -> int:
     """Return the offset of two words of a token in a block of a panel."""
     return (token * N_PAIRS + number) * 4
