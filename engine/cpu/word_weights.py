@@ -11,7 +11,8 @@ from engine.cpu.kernels import compiled
 from engine.cpu.kernels.language.isa import chosen
 from engine.cpu.kernels.running.fastcall import Kernel
 from engine.cpu.kernels.running.result_memory import result
-from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, PAIR, QUAD, fits
+from engine.cpu.kernels.words.combined_panels import PAIR
+from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, QUAD, fits
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import PackedRows
 from engine.ops.weights import gathered_rows
@@ -57,8 +58,8 @@ class WordWeight(PlaneWeight):
 
     @cached_property
     def _n_quad(self) -> int:
-        """Number of quads, see `seven_products`; 0 where these do not fit."""
-        return n_tiles(self.n_rows) // QUAD if fits(self.extent.n_blocks) else 0
+        """Number of whole quads, see `seven_products`; 0 where these do not fit."""
+        return self.n_rows // (QUAD * TILE) if fits(self.extent.n_blocks) else 0
 
     def _by_seven_products(self, x: Tensor) -> Tensor:
         """Multiply whole quads and pairs by `seven_products`, the rest as usual: the same bits."""
@@ -70,8 +71,8 @@ class WordWeight(PlaneWeight):
         n_pass = -(-n_pair // MOST_PAIRS)
         team.wake()
         compiled.multiply_combined_words()(
-            team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, self.n_rows,
-            n_quad, max(1, min(MOST_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
+            team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
+            max(1, min(MOST_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
         )  # fmt: skip
         n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
         if n_row < self.n_rows:

@@ -16,7 +16,7 @@ from engine.cpu.kernels.products.panels import ARGUMENTS
 from engine.cpu.kernels.running.fastcall import Kernel
 from engine.cpu.kernels.running.result_memory import free_results
 from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.words.seven_products import PAIR_BLOCK_BYTES
+from engine.cpu.kernels.words.combined_panels import PAIR_BLOCK_BYTES
 from engine.cpu.large_pages import weight_memory
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import WORD_PANEL_BYTES, Extent, panel_block_bytes

@@ -7,10 +7,11 @@ in the end, as all is modulo 2^32. So the bits are those of `kernels.words.word_
 two words fit in a word, as `words.MOST_WORD` sees to.
 
 Four tiles (a quad) are multiplied by two panels (a pair). Sums of the tokens' words are made once
-for a matrix, by `combine`; those of weights in registers, from the first cache. Some quads of a
-piece multiply the same tokens, a group of columns at a time, which the second cache holds. Weights
-of the next quad are prefetched meanwhile, a line now and then: many at once would make all other
-loads wait.
+for a matrix, see `combined_panels`; those of weights in registers, from the first cache. Some quads
+of a piece multiply the same tokens, a group of columns at a time, which the second cache holds.
+Between its products those of the quad and the pair before are added up to results in F32, and the
+next quad's weights prefetched, a vector or a line now and then: many at once would make all else
+wait.
 
 The parts of a matrix are numbered 0 to 3 from left to right, then from top to bottom; columns of
 the weights are rows of the tokens.
@@ -27,26 +28,31 @@ from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div
 from engine.cpu.kernels.language.values import (
     F32,
     FLOATS,
-    I16,
     I32,
+    I64,
     INTS,
-    LINE,
     VOID,
     Code,
     Value,
     function,
-    vector,
 )
-from engine.cpu.kernels.products import panels
-from engine.cpu.kernels.running.team import add_run
+from engine.cpu.kernels.words.combined_panels import (
+    PAIR,
+    WORDS,
+    add_combine,
+    chunk_bytes,
+    chunks,
+    part_bytes,
+    sum_of,
+)
 from engine.cpu.kernels.words.word_gemm import VECTOR_BYTES
-from engine.cpu.kernels.words.words import GROUP_BYTES, add_pack_group, panel_factor, panel_words
-from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
+from engine.cpu.kernels.words.words import GROUP_BYTES, panel_words
+from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
 from engine.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE
 
 ARGUMENTS = (
-    "planes", "tile_bytes", "n_blocks", "combined", "n_pair", "out", "out_stride", "n_rows",
-    "n_quad", "quads_per_piece", "pairs_per_pass",
+    "planes", "tile_bytes", "n_blocks", "combined", "n_pair", "out", "out_stride", "n_quad",
+    "quads_per_piece", "pairs_per_pass",
 )  # fmt: skip
 """Arguments of `multiply`: as `quantised_gemm.ARGUMENTS`, with combined pairs of panels. A piece is
 `quads_per_piece` quads times `pairs_per_pass` pairs."""
@@ -54,48 +60,30 @@ ARGUMENTS = (
 WEIGHTS = ("0+3", "2+3", "3", "0+1", "0", "1-3", "2-0")
 """Parts of the weights in each product."""
 
-TOKENS = ("0+3", "0", "2-0", "3", "1-3", "2+3", "0+1")
-"""Parts of the tokens in each product."""
-
-STARTS = {5: (0, 2, 3), 6: (0, 4, 1)}
-"""Products that begin with the sum of two others less a third, so that they end as results."""
-
-RESULTS = ((5,), (3, 4), (1, 2), (6,))
+RESULTS = ("5+0+2-3", "3+4", "1+2", "6+0+4-1")
 """Products whose sum is a part of the result: of two tiles, with a panel."""
 
-QUAD, PAIR = 4, 2
-"""Tiles and panels that are multiplied at a time."""
+ENDS = {4: 2, 5: 1, 6: 0, 0: 3}
+"""Parts of the result that end beside a product; the last of them beside the next pair's."""
+
+END = ("tiles", "chunk", "before", "goal", "stride")
+"""What is known where a part of a result ends: addresses of its weights, of its tokens, of the sums
+before it and of the sums or results with it, whose tokens are `stride` bytes apart."""
+
+QUAD = 4
+"""Tiles that are multiplied at a time by a pair of panels."""
 
 HALF_QUAD = QUAD // 2
+
+SPAN = 4
+"""Pairs of columns that are multiplied between two vectors of results that end."""
+
+N_SPANS = BLOCK // 2 // SPAN
+"""Spans of a block of columns."""
 
 MOST_QUADS, MOST_PAIRS = 4, 16
 """Largest quads of a piece and pairs of a pass: their sums, and a group of columns of the tokens,
 are in the second cache."""
-
-WORDS = vector(I16, BLOCK)
-
-
-PAIR_BLOCK_BYTES = len(TOKENS) * BLOCK // 2 + 2
-"""Bytes of 32 activations in a combined pair, at most: half of them in each product, and factors of
-16 tokens for each group of at least two blocks."""
-
-
-def _part_bytes(isa: Isa, half: Value) -> Value:
-    """Return the bytes of one product's tokens: `half` blocks of columns of a panel."""
-    return half * (isa.tile_tokens * 2 * BLOCK)
-
-
-def _chunk_bytes(isa: Isa, half: Value) -> Value:
-    """Return the bytes of a group of a combined pair: factors of its tokens, then their words."""
-    return half * (len(TOKENS) * isa.tile_tokens * 2 * BLOCK) + 4 * PAIR * isa.tile_tokens
-
-
-def _chunks(isa: Isa, given: Named, first: Value) -> Value:
-    """Return where the chunks of all pairs lie for a group; `first` is its first block."""
-    code = first.code
-    return given["combined"] + first // SUPER * given["n_pair"] * _chunk_bytes(
-        isa, code.number(SUPER // 2)
-    )
 
 
 def fits(n_blocks: int) -> bool:
@@ -103,109 +91,109 @@ def fits(n_blocks: int) -> bool:
     return n_blocks % 2 == 0
 
 
-def _sum(parts: Sequence[Value], term: str) -> Value:
-    """Return the part, the sum or the difference that a term names."""
-    first, second = parts[int(term[0])], parts[int(term[-1])]
-    return first if len(term) == 1 else first + second if term[1] == "+" else first - second
-
-
 def build(module: ir.Module, isa: Isa) -> None:
-    """Write `combine(team, *panels.ARGUMENTS)` and `multiply(team, *ARGUMENTS)`.
-
-    The former packs pairs of panels; tokens behind the last pair are left out.
-    """
-    add_run(module)
-    add_pack_group(module)
-    with piece(module, "combine", panels.ARGUMENTS) as (code, given, index):
-        _emit_combination(code, isa, given, index)
-    add_kernel(module, "combine", panels.ARGUMENTS, lambda _, given: _n_pair(isa, given))
+    """Write `multiply(team, *ARGUMENTS)` and `combine` of `combined_panels`."""
+    add_combine(module, isa)
     _add_quad(module, isa)
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):
         _emit_piece(code, isa, given, index)
     add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
 
 
-def _n_pair(isa: Isa, given: Named) -> Value:
-    """Return the number of pairs that are packed."""
-    return given["n_tokens"] // (PAIR * isa.tile_tokens)
+class _Ending:
+    """Writer of what ends a part of the result: its sums are added to those of the groups before.
+
+    Vectors of it end between those of a product, so that processors multiply meanwhile.
+
+    Args:
+        place: address of what `END` says about a quad and a pair.
+        products: address of their products.
+    """
+
+    def __init__(
+        self, code: Code, isa: Isa, part: int, place: Value, tile_bytes: Value, products: Value
+    ) -> None:
+        low, panel = divmod(part, 2)
+        tiles, chunk, before, goal, self._stride = code.load_array(place, len(END))
+        first = panel * isa.tile_tokens
+        self._code, self._isa, self._terms, self._products = code, isa, RESULTS[part], products
+        self._weights, self._tile_bytes = tiles + tile_bytes * (HALF_QUAD * low), tile_bytes
+        self._tokens = chunk + 4 * first
+        self._before = before + (first * QUAD + low * HALF_QUAD) * VECTOR_BYTES
+        self._goal = goal + self._stride * first + low * HALF_QUAD * VECTOR_BYTES
+
+    def emit(self, number: Value) -> None:
+        """Write a vector of the part: two tiles of its first token, then of the next one."""
+        code, tokens = self._code, self._isa.tile_tokens
+        token, tile = number // HALF_QUAD, number % HALF_QUAD
+        place = self._products + (tile * tokens + token) * VECTOR_BYTES
+        found = [
+            code.load(place + VECTOR_BYTES * (int(i) * HALF_QUAD * tokens), INTS)
+            for i in self._terms[::2]
+        ]
+        total = found[0]
+        for sign, more in zip(self._terms[1::2], found[1:], strict=True):
+            total = total + more if sign == "+" else total - more
+        scaled = total.to(FLOATS) * code.splat(code.load(self._tokens + token * 4, F32))
+        weights = code.load(self._weights + tile * self._tile_bytes, FLOATS)
+        before = code.load(self._before + (token * QUAD + tile) * VECTOR_BYTES, FLOATS)
+        goal = self._goal + token * self._stride + tile * VECTOR_BYTES
+        code.store(code.fma(scaled, weights, before), goal)
 
 
-def _emit_combination(code: Code, isa: Isa, given: Named, index: Value) -> None:
-    """Write the combination of a pair of panels, which are packed for it a group at a time."""
-    tokens, n_blocks = isa.tile_tokens, given["n_blocks"]
-    panel_bytes = SUPER * tokens * WORD_PANEL_BYTES
-    buffer = code.stack_buffer(LINE, PAIR * panel_bytes // LINE_BYTES)
-    pair = [buffer + n * panel_bytes for n in range(PAIR)]
-    goals = {"combined": given["panels"], "n_pair": _n_pair(isa, given)}
-    with code.loop(code.number(0), n_blocks, SUPER) as first:
-        count = code.min_signed(n_blocks - first, code.number(SUPER))
-        for n, panel in enumerate(pair):
-            row = given["x"] + (index * PAIR + n) * tokens * given["x_stride"] + first * (4 * BLOCK)
-            with code.loop(code.number(0), code.number(tokens)) as token:
-                x = row + token * given["x_stride"]
-                code.call("pack_group", VOID, x, count, panel, code.number(tokens), token)
-        half = count // 2
-        goal = _chunks(isa, goals, first) + index * _chunk_bytes(isa, half)
-        for n, panel in enumerate(pair):
-            for number in range(tokens):
-                factor = code.load(panel + panel_factor(tokens, number), F32)
-                code.store(factor, goal + 4 * (n * tokens + number))
-        _emit_sums(code, isa, pair, half, goal + 4 * PAIR * tokens)
+def _add_end(module: ir.Module, isa: Isa, part: int) -> None:
+    """Write `end_i(end, tile_bytes, products, first)`: what is not ended beside a product.
 
-
-def _emit_sums(code: Code, isa: Isa, pair: Sequence[Value], half: Value, goal: Value) -> None:
-    """Write the sums of a group of two panels, whose halves have `half` blocks of columns."""
-    tokens = isa.tile_tokens
-    with code.loop(code.number(0), half) as block:
-        for token in range(tokens):
-            places = [
-                panel + (block + half * right) * (tokens * WORD_PANEL_BYTES)
-                for right in range(2)
-                for panel in pair
-            ]
-            parts = [code.load(place + panel_words(token, 0), WORDS) for place in places]
-            for number, term in enumerate(TOKENS):
-                place = goal + (block * tokens + token) * (2 * BLOCK)
-                code.store(_sum(parts, term), place + _part_bytes(isa, half) * number)
+    That is what belongs to blocks of columns from `first` on, which a group does not have.
+    """
+    code, (end, tile_bytes, products, first) = function(module, f"end_{part}", 4)
+    code.builder.function.linkage = "internal"
+    code.builder.function.attributes.add("noinline")
+    ending = _Ending(code, isa, part, end, tile_bytes, products)
+    with code.loop(first, code.number(HALF_QUAD * isa.tile_tokens)) as number:
+        ending.emit(number)
+    code.builder.ret_void()
 
 
 def _add_product(module: ir.Module, isa: Isa, number: int) -> None:
-    """Write `product_i(tiles, tile_bytes, half, x, products, ahead, step, n_ahead)`.
+    """Write `product_i(tiles, tile_bytes, half, x, products, end, ahead, step, n_ahead)`.
 
     Stores a product of two tiles and a panel: 2 × tokens vectors of sums at its place among the
-    products. `tiles` is a group of a quad, whose halves have `half` blocks of columns. For each
-    block some lines are prefetched, from `ahead` on, `step` bytes apart.
+    products. `tiles` is a group of a quad, whose halves have `half` blocks of columns. `end` says
+    where a part of the result is, see `ENDS`. For each block some lines are prefetched, from
+    `ahead` on, `step` bytes apart.
     """
-    code, (tiles, tile_bytes, half, x, products, ahead, step, n_ahead) = function(
-        module, f"product_{number}", 8
+    code, (tiles, tile_bytes, half, x, products, end, ahead, step, n_ahead) = function(
+        module, f"product_{number}", 9
     )
     code.builder.function.linkage = "internal"
     code.builder.function.attributes.add("noinline")  # registers hold the sums of one product
     tokens, term = isa.tile_tokens, WEIGHTS[number]
     n_vectors = HALF_QUAD * tokens
-    places = [products + VECTOR_BYTES * (n_vectors * n) for n in range(len(WEIGHTS))]
     sums = [code.variable(code.constant(INTS, 0)) for _ in range(n_vectors)]
-    if number in STARTS:
-        for n, total in enumerate(sums):
-            found = [code.load(places[i] + VECTOR_BYTES * n, INTS) for i in STARTS[number]]
-            total.set(found[0] + found[1] - found[2])
-    with code.loop(code.number(0), half) as block:
-        with code.loop(block * n_ahead, (block + 1) * n_ahead) as line:
+    part = ENDS.get(number)
+    ending = None if part is None else _Ending(code, isa, part, end, tile_bytes, products)
+    with code.loop(code.number(0), half * N_SPANS) as span:
+        block, turn = span // N_SPANS, span % N_SPANS
+        with code.when(turn.equals(0)), code.loop(block * n_ahead, (block + 1) * n_ahead) as line:
             code.prefetch(ahead + line * step, cache=2)
-        numbers = x + block * (tokens * 2 * BLOCK)
+        if ending:
+            with code.when(span < n_vectors):  # first: LLVM keeps loads behind it in place
+                ending.emit(span)
+        numbers = x + block * (tokens * 2 * BLOCK) + turn * (4 * SPAN)
         here = [
             [
                 tiles + tile_bytes * (HALF_QUAD * low + tile)
-                + (block + half * right) * WORD_BLOCK_BYTES
+                + half * (WORD_BLOCK_BYTES * right) + span * (SPAN * VECTOR_BYTES)
                 for low in range(2)
                 for right in range(2)
             ]
             for tile in range(HALF_QUAD)
         ]  # fmt: skip
-        for pair in range(BLOCK // 2):
+        for pair in range(SPAN):
             at = WORD_FACTOR_BYTES + pair * VECTOR_BYTES
             weights = [
-                _sum([code.load(part + at, WORDS) for part in parts], term).bitcast(INTS)
+                sum_of([code.load(part + at, WORDS) for part in parts], term).bitcast(INTS)
                 for parts in here
             ]
             for token in range(tokens):
@@ -214,50 +202,38 @@ def _add_product(module: ir.Module, isa: Isa, number: int) -> None:
                     total = sums[tile * tokens + token]
                     total.set(isa.word_dots(code, total.get(), words, spread))
     for n, total in enumerate(sums):
-        code.store(total.get(), places[number] + VECTOR_BYTES * n)
+        code.store(total.get(), products + VECTOR_BYTES * (n_vectors * number + n))
     code.builder.ret_void()
 
 
 def _add_quad(module: ir.Module, isa: Isa) -> None:
-    """Write `quad(tiles, tile_bytes, half, chunk, first, sums, products, …)`.
+    """Write `quad(tiles, tile_bytes, half, chunk, products, end, last_end, …)`.
 
-    Adds the products of a group of a quad and a combined pair to its sums: for each part of the
-    result two tiles times a panel. Before the first block, sums are 0. The other arguments are what
-    is prefetched for each block of columns of a product: by the first four an address, the bytes
-    from one's to the next one's, those from line to line, a number of lines; by the others an
+    Makes the products of a group of a quad and a combined pair. Adds them up as `end` says, but for
+    one part of the result; that of the products before, as `last_end` says. The other arguments are
+    what is prefetched for each block of columns of a product: by the first four an address, the
+    bytes from one's to the next one's, those from line to line, a number of lines; by the others an
     address and the number of lines behind it.
     """
     for number in range(len(WEIGHTS)):
         _add_product(module, isa, number)
+    for part in range(len(RESULTS)):
+        _add_end(module, isa, part)
     code, values = function(module, "quad", 13)
-    tiles, tile_bytes, half, chunk, first, sums, products, *prefetched = values
+    tiles, tile_bytes, half, chunk, products, end, last_end, *prefetched = values
     ahead, distance, step, n_ahead, behind, n_behind = prefetched
     code.builder.function.linkage = "internal"
-    tokens, words = isa.tile_tokens, chunk + 4 * PAIR * isa.tile_tokens
+    words = chunk + 4 * PAIR * isa.tile_tokens
     for number in range(len(WEIGHTS)):
         lines = ahead + distance * number, step, n_ahead
         if number >= QUAD:
             place = behind + half * n_behind * ((number - QUAD) * LINE_BYTES)
             lines = place, code.number(LINE_BYTES), n_behind
-        x = words + _part_bytes(isa, half) * number
-        code.call(f"product_{number}", VOID, tiles, tile_bytes, half, x, products, *lines)
-    n_vectors = HALF_QUAD * tokens
-    for part, numbers in enumerate(RESULTS):
-        low, panel = divmod(part, 2)
-        factors = [
-            code.load(tiles + tile_bytes * (HALF_QUAD * low + tile), FLOATS)
-            for tile in range(HALF_QUAD)
-        ]
-        for n in range(n_vectors):
-            tile, token = divmod(n, tokens)
-            factor = code.load(chunk + 4 * (panel * tokens + token), F32)
-            found = [
-                code.load(products + VECTOR_BYTES * (n_vectors * i + n), INTS) for i in numbers
-            ]
-            total = sum(found[1:], found[0]).to(FLOATS) * code.splat(factor)
-            place = sums + VECTOR_BYTES * (n_vectors * part + n)
-            before = code.where(first > 0, code.load(place, FLOATS), code.constant(FLOATS, 0.0))
-            code.store(code.fma(total, factors[tile], before), place)
+        x, ended = words + part_bytes(isa, half) * number, last_end if number == 0 else end
+        if number in ENDS:
+            with code.when(half < SUPER // 2):
+                code.call(f"end_{ENDS[number]}", VOID, ended, tile_bytes, products, half * N_SPANS)
+        code.call(f"product_{number}", VOID, tiles, tile_bytes, half, x, products, ended, *lines)
     code.builder.ret_void()
 
 
@@ -273,40 +249,43 @@ def _n_pieces(code: Code, given: Named) -> Value:
 def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
     """Write a piece: some quads times some pairs."""
     tile_bytes, n_blocks, stride = given["tile_bytes"], given["n_blocks"], given["out_stride"]
-    quad_bytes, n_runs = tile_bytes * QUAD, _n_runs(given)
+    quad_bytes, n_runs, n_token = tile_bytes * QUAD, _n_runs(given), PAIR * isa.tile_tokens
     first_quad = index % n_runs * given["quads_per_piece"]
     n_quad = code.min_signed(given["n_quad"] - first_quad, given["quads_per_piece"])
     begin = index // n_runs * given["pairs_per_pass"]
     n_pair = code.min_signed(given["n_pair"] - begin, given["pairs_per_pass"])
-    planes, rows = given["planes"] + first_quad * quad_bytes, first_quad * (QUAD * TILE)
-    out = given["out"] + begin * (PAIR * isa.tile_tokens) * stride + rows * 4
-    sums_bytes = VECTOR_BYTES * (QUAD * PAIR * isa.tile_tokens)
-    sums = code.stack_buffer(FLOATS, MOST_QUADS * MOST_PAIRS * sums_bytes // VECTOR_BYTES)
+    planes = given["planes"] + first_quad * quad_bytes
+    out = given["out"] + begin * n_token * stride + first_quad * (4 * QUAD * TILE)
+    n_vectors = QUAD * n_token
+    sums = code.stack_buffer(FLOATS, MOST_QUADS * MOST_PAIRS * n_vectors)
+    nothing = code.stack_buffer(FLOATS, n_vectors)
+    with code.loop(code.number(0), code.number(n_vectors)) as n:
+        code.store(code.constant(FLOATS, 0.0), nothing + n * VECTOR_BYTES)
     products = code.stack_buffer(INTS, len(WEIGHTS) * HALF_QUAD * isa.tile_tokens)
+    end, last_end = code.stack_buffer(I64, len(END)), code.stack_buffer(I64, len(END))
+    no_pair = planes, given["combined"], nothing, sums, code.number(VECTOR_BYTES * QUAD)
+    _store_end(code, no_pair, last_end)
     with code.loop(code.number(0), n_blocks, SUPER) as first:
         half = code.min_signed(n_blocks - first, code.number(SUPER)) // 2
         is_last = (first + half * 2).equals(n_blocks)
         group = planes + first // SUPER * GROUP_BYTES
         behind = code.where(is_last, planes + n_quad * quad_bytes, group + GROUP_BYTES)
-        chunk_bytes, whole_bytes = (
-            _chunk_bytes(isa, half),
-            _chunk_bytes(isa, code.number(SUPER // 2)),
-        )
-        chunks = _chunks(isa, given, first) + begin * chunk_bytes
-        next_chunks = _chunks(isa, given, first + SUPER) + begin * whole_bytes
+        n_bytes, whole_bytes = (chunk_bytes(isa, n) for n in (half, code.number(SUPER // 2)))
+        tokens = chunks(isa, given, first) + begin * n_bytes
+        next_tokens = chunks(isa, given, first + SUPER) + begin * whole_bytes
         with code.loop(code.number(0), n_quad) as quad, code.loop(code.number(0), n_pair) as pair:
             here, goal = group + quad * quad_bytes, out + quad * (4 * QUAD * TILE)
             next_quad = code.where((quad + 1).equals(n_quad), behind, here + quad_bytes)
-            goal = goal + pair * (PAIR * isa.tile_tokens) * stride
-            place = sums + (quad * MOST_PAIRS + pair) * sums_bytes
+            goal = goal + pair * n_token * stride
+            place = sums + (quad * MOST_PAIRS + pair) * (n_vectors * VECTOR_BYTES)
             tile, turn = pair % QUAD, pair // QUAD
             usual = (
                 *_share(next_quad, GROUP_BYTES, pair, n_pair, half),
-                *_share(next_chunks + pair * whole_bytes, whole_bytes, quad, n_quad, half * 3),
+                *_share(next_tokens + pair * whole_bytes, whole_bytes, quad, n_quad, half * 3),
             )
             at_last = (
-                goal + stride * (PAIR * isa.tile_tokens),
-                ceil_div(code.number(PAIR * isa.tile_tokens), half),
+                goal + stride * n_token,
+                ceil_div(code.number(n_token), half),
                 *_share(
                     next_quad + tile * tile_bytes, GROUP_BYTES, turn, ceil_div(n_pair, QUAD),
                     half * 3,
@@ -317,13 +296,24 @@ def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
             )
             distance = code.where(is_last, code.number(4 * TILE), tile_bytes)
             step = code.where(is_last, stride, code.number(LINE_BYTES))
-            code.call(
-                "quad", VOID, here, tile_bytes, half, chunks + pair * chunk_bytes, first, place,
-                products, ahead, distance, step, n_ahead, address, n_lines,
+            chunk = tokens + pair * n_bytes
+            facts = (
+                here, chunk, code.where(first > 0, place, nothing),
+                code.where(is_last, goal, place),
+                code.where(is_last, stride, code.number(VECTOR_BYTES * QUAD)),
             )  # fmt: skip
-            with code.when(is_last):
-                left = given["n_rows"] - rows - quad * (QUAD * TILE)
-                _emit_write(code, isa, place, goal, stride, left)
+            _store_end(code, facts, end)
+            code.call(
+                "quad", VOID, here, tile_bytes, half, chunk, products, end, last_end, ahead,
+                distance, step, n_ahead, address, n_lines,
+            )  # fmt: skip
+            _store_end(code, facts, last_end)
+    code.call(f"end_{ENDS[0]}", VOID, last_end, tile_bytes, products, code.number(0))
+
+
+def _store_end(code: Code, facts: Sequence[Value], place: Value) -> None:
+    for n, fact in enumerate(facts):
+        code.store(fact, place + 8 * n)
 
 
 def _share(
@@ -335,18 +325,3 @@ def _share(
     n_lines = ceil_div(n_all, n * n_steps)
     begin = index * n_steps * n_lines
     return address + begin * LINE_BYTES, code.where(begin < n_all, n_lines, code.number(0))
-
-
-def _emit_write(
-    code: Code, isa: Isa, sums: Value, out: Value, stride: Value, n_rows: Value
-) -> None:
-    """Write the storing of the results of a quad and a pair, at most `n_rows` rows of them."""
-    tokens = isa.tile_tokens
-    for panel in range(PAIR):
-        for token in range(tokens):
-            goal = out + stride * (panel * tokens + token)
-            for tile in range(QUAD):
-                low, number = divmod(tile, HALF_QUAD)
-                vector_number = ((low * PAIR + panel) * HALF_QUAD + number) * tokens + token
-                found = code.load(sums + VECTOR_BYTES * vector_number, FLOATS)
-                code.store_part(found, goal + tile * (4 * TILE), n_rows - tile * TILE)
