@@ -81,6 +81,13 @@ SPAN = 4
 N_SPANS = BLOCK // 2 // SPAN
 """Spans of a block of columns."""
 
+AHEAD_BLOCKS = 2
+"""Blocks of columns by which tokens are prefetched to the first cache."""
+
+TILE_BYTES = GROUP_BYTES - LINE_BYTES
+"""Bytes of a group of a tile that are prefetched: a line in each span then does for 16 pairs. The
+processor reads on by itself."""
+
 MOST_QUADS, MOST_PAIRS = 4, 16
 """Largest quads of a piece and pairs of a pass: their sums, and a group of columns of the tokens,
 are in the second cache."""
@@ -160,8 +167,8 @@ def _add_product(module: ir.Module, isa: Isa, number: int) -> None:
 
     Stores a product of two tiles and a panel: 2 × tokens vectors of sums at its place among the
     products. `tiles` is a group of a quad, whose halves have `half` blocks of columns. `end` says
-    where a part of the result is, see `ENDS`. For each block some lines are prefetched, from
-    `ahead` on, `step` bytes apart.
+    where a part of the result is, see `ENDS`. For each span some lines are prefetched, from `ahead`
+    on, `step` bytes apart.
     """
     code, (tiles, tile_bytes, half, x, products, end, ahead, step, n_ahead) = function(
         module, f"product_{number}", 9
@@ -175,12 +182,16 @@ def _add_product(module: ir.Module, isa: Isa, number: int) -> None:
     ending = None if part is None else _Ending(code, isa, part, end, tile_bytes, products)
     with code.loop(code.number(0), half * N_SPANS) as span:
         block, turn = span // N_SPANS, span % N_SPANS
-        with code.when(turn.equals(0)), code.loop(block * n_ahead, (block + 1) * n_ahead) as line:
+        with code.loop(span * n_ahead, (span + 1) * n_ahead) as line:
             code.prefetch(ahead + line * step, cache=2)
         if ending:
             with code.when(span < n_vectors):  # first: LLVM keeps loads behind it in place
                 ending.emit(span)
-        numbers = x + block * (tokens * 2 * BLOCK) + turn * (4 * SPAN)
+        columns = x + block * (tokens * 2 * BLOCK)
+        for n in range(tokens // N_SPANS):
+            behind = columns + (turn * (tokens // N_SPANS) + n) * LINE_BYTES
+            code.prefetch(behind + AHEAD_BLOCKS * (tokens * 2 * BLOCK))
+        numbers = columns + turn * (4 * SPAN)
         here = [
             [
                 tiles + tile_bytes * (HALF_QUAD * low + tile)
@@ -211,7 +222,7 @@ def _add_quad(module: ir.Module, isa: Isa) -> None:
 
     Makes the products of a group of a quad and a combined pair. Adds them up as `end` says, but for
     one part of the result; that of the products before, as `last_end` says. The other arguments are
-    what is prefetched for each block of columns of a product: by the first four an address, the
+    what is prefetched for each span of a product: by the first four an address, the
     bytes from one's to the next one's, those from line to line, a number of lines; by the others an
     address and the number of lines behind it.
     """
@@ -227,7 +238,7 @@ def _add_quad(module: ir.Module, isa: Isa) -> None:
     for number in range(len(WEIGHTS)):
         lines = ahead + distance * number, step, n_ahead
         if number >= QUAD:
-            place = behind + half * n_behind * ((number - QUAD) * LINE_BYTES)
+            place = behind + half * N_SPANS * n_behind * ((number - QUAD) * LINE_BYTES)
             lines = place, code.number(LINE_BYTES), n_behind
         x, ended = words + part_bytes(isa, half) * number, last_end if number == 0 else end
         if number in ENDS:
@@ -267,7 +278,7 @@ def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
     _store_end(code, no_pair, last_end)
     with code.loop(code.number(0), n_blocks, SUPER) as first:
         half = code.min_signed(n_blocks - first, code.number(SUPER)) // 2
-        is_last = (first + half * 2).equals(n_blocks)
+        n_spans, is_last = half * N_SPANS, (first + half * 2).equals(n_blocks)
         group = planes + first // SUPER * GROUP_BYTES
         behind = code.where(is_last, planes + n_quad * quad_bytes, group + GROUP_BYTES)
         n_bytes, whole_bytes = (chunk_bytes(isa, n) for n in (half, code.number(SUPER // 2)))
@@ -280,15 +291,15 @@ def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
             place = sums + (quad * MOST_PAIRS + pair) * (n_vectors * VECTOR_BYTES)
             tile, turn = pair % QUAD, pair // QUAD
             usual = (
-                *_share(next_quad, GROUP_BYTES, pair, n_pair, half),
-                *_share(next_tokens + pair * whole_bytes, whole_bytes, quad, n_quad, half * 3),
+                *_share(next_quad, TILE_BYTES, pair, n_pair, n_spans),
+                *_share(next_tokens + pair * whole_bytes, whole_bytes, quad, n_quad, n_spans * 3),
             )
             at_last = (
                 goal + stride * n_token,
-                ceil_div(code.number(n_token), half),
+                ceil_div(code.number(n_token), n_spans),
                 *_share(
-                    next_quad + tile * tile_bytes, GROUP_BYTES, turn, ceil_div(n_pair, QUAD),
-                    half * 3,
+                    next_quad + tile * tile_bytes, TILE_BYTES, turn, ceil_div(n_pair, QUAD),
+                    n_spans * 3,
                 ),
             )  # fmt: skip
             ahead, n_ahead, address, n_lines = (
