@@ -10,8 +10,9 @@ from PySide6.QtWidgets import QApplication
 from app.background import LatestJob
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
+from app.shell.dock_fit import DockFit
 from app.shell.main_window import MainWindow
-from app.shell.zoom import DockFit, next_zoom
+from app.shell.zoom import next_zoom
 from app.theme import apply_theme
 from app.translation import tr
 

@@ -52,7 +52,7 @@ LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)
 FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
-CENTRE_WIDTH = 360
+CENTRE_WIDTH, RAIL_WIDTH = 360, 44
 LEAST_MIDDLE = 80
 MOST_TITLE = 100
 """Largest number of characters of a model in the title."""
@@ -97,7 +97,8 @@ class MainWindow(QMainWindow):
         self.setWindowTitle("Tandem")
         self.setAcceptDrops(True)
         self.resize(SIZE)
-        self.setMinimumHeight(480)  # the width follows from the panels that are shown
+        self.setMinimumHeight(480)
+        scaled(self, self.setMinimumWidth, CENTRE_WIDTH + RAIL_WIDTH)  # panels give way: `DockFit`
         self.model_bar, self.running = ModelBar(self), RunningChip(self)
         self.server = ServerChip(self)
         for chip in (self.server, self.running):
@@ -223,9 +224,8 @@ class MainWindow(QMainWindow):
         row.addWidget(column, 1000)
         row.addStretch(1)
         centre = QWidget()
-        scaled(
-            centre, centre.setMinimumWidth, CENTRE_WIDTH
-        )  # fixed, or a new label would push the docks aside
+        # fixed, or a new label would push the docks aside
+        scaled(centre, centre.setMinimumWidth, CENTRE_WIDTH)
         layout = QVBoxLayout(centre)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)

@@ -108,7 +108,9 @@ def make_shell(
     """Return a function that starts the application with a scripted engine, or restarts it."""
     monkeypatch.setattr("engine.read_model_info", lambda path: model_info(str(path)))
     monkeypatch.setattr("app.chat.listing.titles.IDLE_MS", NEVER_MS)  # else tests see its requests
-    monkeypatch.setattr("app.shell.zoom.room_on_screen", lambda _: LARGE)  # that of tests is small
+    monkeypatch.setattr(
+        "app.shell.dock_fit.room_on_screen", lambda _: LARGE
+    )  # that of tests is small
     shells: list[Shell] = []
 
     def make(*, model: str | None = None) -> Shell:

@@ -142,7 +142,7 @@ def test_panels_give_way_on_a_small_screen(
 ) -> None:
     """The window is not wider than its screen, whatever is opened."""
     room = QSize(800, 560)
-    monkeypatch.setattr("app.shell.zoom.room_on_screen", lambda _: room)
+    monkeypatch.setattr("app.shell.dock_fit.room_on_screen", lambda _: room)
     window = make_shell().window
     left, right = window.chats_dock, (window.split_dock, window.sampling_dock)
 
@@ -159,6 +159,32 @@ def test_panels_give_way_on_a_small_screen(
     assert shown() == [True, False, True], "it is narrower than the split panel"
     window.show_dock(window.split_dock, True)
     assert shown() == [False, True, True]
+
+
+def test_panels_give_way_in_a_window_made_narrow_and_come_back(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    window = make_shell().window
+    docks = window.chats_dock, window.split_dock
+
+    def shown_at(width: int, *expected: bool) -> None:
+        window.resize(width, 700)
+        qtbot.waitUntil(lambda: [dock.isVisible() for dock in docks] == list(expected))
+        assert window.width() == width
+        assert window.minimumSizeHint().width() <= width
+
+    shown_at(1280, True, True)
+    shown_at(800, False, True)
+    shown_at(500, False, False)
+    shown_at(800, False, True)
+    shown_at(1280, True, True)
+    window.show_dock(window.chats_dock, False)
+    shown_at(700, False, False)
+    shown_at(1280, False, True)
+    shown_at(700, False, False)
+    window.show_dock(window.split_dock, True)
+    qtbot.waitUntil(lambda: window.width() > 700)
+    assert window.minimumSizeHint().width() <= window.width(), "the screen has room for it"
 
 
 @pytest.mark.slow
