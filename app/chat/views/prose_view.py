@@ -34,7 +34,7 @@ NOTE_PIXELS = 12
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)
 LINE_HEIGHT_PERCENT = 145.0
 GAP, TIGHT_GAP = 10, 3
-INDENT, QUOTE_INDENT, BAR_WIDTH = 22, 16, 2
+INDENT, QUOTE_INDENT, BAR_WIDTH = 26, 16, 2
 QUOTE_DEPTH = QTextFormat.Property.UserProperty + 1
 NOTE_LABEL = QTextFormat.Property.UserProperty + 4
 
@@ -116,18 +116,16 @@ class ProseView(TextBlock):
     def _write_line(self, cursor: QTextCursor, line: TextLine) -> None:
         block = self._block_format(TIGHT_GAP if line.tight else GAP)
         indent = line.indent + bool(line.note)
-        block.setLeftMargin(indent * INDENT + line.quote * QUOTE_INDENT)
+        marker = f"{line.marker} " if line.marker else ""
+        hung = QFontMetricsF(self.document().defaultFont()).horizontalAdvance(marker)
+        block.setLeftMargin(max(indent * INDENT, hung) + line.quote * QUOTE_INDENT)
+        block.setTextIndent(-hung)
         if line.quote:
             block.setProperty(QUOTE_DEPTH, line.quote)
             self._bars = self._bars or _QuoteBars(self)
         if line.note and line.marker:
             block.setProperty(NOTE_LABEL, line.note)
         self._base = base = self._base_format(line)
-        marker = f"{line.marker} " if line.marker else ""
-        if marker:
-            block.setTextIndent(
-                -QFontMetricsF(self.document().defaultFont()).horizontalAdvance(marker)
-            )
         self._start_block(cursor, block)
         cursor.insertText(marker, base)
         self.insert_spans(cursor, line.spans, base)

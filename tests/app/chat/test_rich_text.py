@@ -50,6 +50,17 @@ def test_footnotes_stay_where_they_were_written() -> None:
     assert found[3].spans == (TextSpan("After, [^a-z]+."),)
 
 
+def test_numbers_of_a_long_list_are_not_cut_off(body: MessageBody) -> None:
+    body.set_text("\n".join(f"{n}. x" for n in range(98, 1003, 450)))
+    sheet = body.findChild(ProseView)
+    assert isinstance(sheet, ProseView)
+    block = sheet.document().begin()
+    while block.isValid():
+        form = block.blockFormat()
+        assert form.leftMargin() + form.textIndent() >= 0, block.text()
+        block = block.next()
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [
