@@ -75,9 +75,13 @@ class ElidedLabel(PlainLabel):
         self._elide()
 
     def _elide(self) -> None:
-        shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, self.width())
+        shown = self.shortened(self._full)
         set_tip(self, self._full if shown != self._full else "")
         self.setText(shown)
+
+    def shortened(self, text: str) -> str:
+        """Return as much of a text as fits."""
+        return self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, self.width())
 
     def minimumSizeHint(self) -> QSize:
         return QSize(24, super().minimumSizeHint().height())

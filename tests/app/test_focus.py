@@ -7,7 +7,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDockWidget, QPushButton, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.chat.views.message_view import AnswerView, UserView
+from app.chat.views.answer_view import AnswerView
+from app.chat.views.message_view import UserView
 from app.main import Shell
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 
@@ -65,8 +66,8 @@ def test_after_regenerating_by_key_one_types_the_next_message(qtbot: QtBot, shel
     ask(qtbot, shell, "Hi")
     answer = shell.window.chat_view.shown[-1]
     assert isinstance(answer, AnswerView)
-    answer._again.setFocus()
-    qtbot.keyClick(answer._again, Qt.Key.Key_Space)
+    answer.footer.again.setFocus()
+    qtbot.keyClick(answer.footer.again, Qt.Key.Key_Space)
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     assert shell.window.composer.edit.hasFocus()
 

@@ -73,7 +73,7 @@ def test_a_prompt_that_was_read_is_no_longer_counted(
         thread.start()
         thread.join()
         shell.client._inbox.drain()
-        seen.append(said._status.accessibleName())
+        seen.append(said.footer.figures.accessibleName())
     assert seen == ["Reading the prompt · 1 of 2 tokens", "…"]
 
 

@@ -11,8 +11,9 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.markdown import CodeBlock
 from app.chat.message import Message
+from app.chat.views.answer_view import AnswerView
 from app.chat.views.code_view import CodeView
-from app.chat.views.message_view import AnswerView, UserView
+from app.chat.views.message_view import UserView
 from app.chat.views.prose_view import ProseView
 from app.main import Shell
 from app.notice import Notice

@@ -8,7 +8,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QListView
 from pytestqt.qtbot import QtBot
 
-from app.chat.views.message_view import AnswerView, UserView
+from app.chat.views.answer_view import AnswerView
+from app.chat.views.message_view import UserView
 from app.engine_client import RunningAnswer
 from app.main import Shell
 from app.remote_models.switch import HostSwitch

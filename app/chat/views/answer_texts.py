@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 from app.chat.message import AnswerStats, Message
 from app.engine_client.guesses import guesses_text
 from app.translation import tr, tr_later, tr_n
@@ -20,24 +23,48 @@ CAN_GO_ON = ("length", "context", "cancelled", "failed")
 INTERRUPTED = tr_later("This answer was interrupted.")
 
 
-def footer_text(stats: AnswerStats) -> str:
-    """Return a footer like "61.8 tok/s · 412 tokens · 0.31 s to first token · end of turn"."""
-    tokens = tr_n("{n} token", "{n} tokens", stats.n_tokens)
-    parts = [decimal(f"{stats.tokens_per_s:.1f} tok/s")] if stats.tokens_per_s > 0 else []
+class FooterPart(NamedTuple):
+    """A figure of a footer.
+
+    Attributes:
+        place: which ones give way where there is little room: those of higher numbers first.
+    """
+
+    text: str
+    place: int
+
+
+def footer_of(message: Message) -> list[FooterPart]:
+    """Return the parts of the footer of an answer that has ended."""
+    parts = footer_parts(message.stats) if message.stats else []
+    return [*parts, FooterPart(tr("edited"), 2)] if message.edited else parts
+
+
+def footer_parts(stats: AnswerStats) -> list[FooterPart]:
+    """Return parts like "61.8 tok/s", "412 tokens", "0.31 s to first token", "end of turn"."""
+    parts = []
+    if stats.tokens_per_s > 0:
+        parts.append(FooterPart(decimal(f"{stats.tokens_per_s:.1f} tok/s"), 0))
     if stats.n_tokens:
-        first = tr("{seconds} s to first token").format(
-            seconds=decimal(f"{stats.first_token_s:.2f}")
-        )
-        parts += [tokens, first]
-    guesses = guesses_text(stats.n_accepted, stats.n_drafted, stats.draft_gain)
-    parts += [guesses] if guesses else []
-    return " · ".join([*parts, tr(REASONS.get(stats.reason, stats.reason))])
+        seconds = decimal(f"{stats.first_token_s:.2f}")
+        first = tr("{seconds} s to first token").format(seconds=seconds)
+        parts.append(FooterPart(tr_n("{n} token", "{n} tokens", stats.n_tokens), 2))
+        parts.append(FooterPart(first, 4))
+    if guesses := guesses_text(stats.n_accepted, stats.n_drafted, stats.draft_gain):
+        parts.append(FooterPart(guesses, 3))
+    reason = tr(REASONS.get(stats.reason, stats.reason))
+    parts.append(FooterPart(reason, 5 if stats.reason == "stop" else 1))
+    return parts
 
 
-def footer_of(message: Message) -> str:
-    """Return the footer of an answer that has ended."""
-    footer = footer_text(message.stats) if message.stats else ""
-    return " · ".join(filter(None, [footer, tr("edited") if message.edited else ""]))
+def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> str:
+    """Return the parts that fit, the most important one at least, with "…" for those left out."""
+    kept = list(parts)
+    text = " · ".join(part.text for part in kept)
+    while len(kept) > 1 and not fits(text):
+        kept.remove(max(kept, key=lambda part: part.place))
+        text = " · ".join(part.text for part in kept) + " …"
+    return text
 
 
 def problem_of(message: Message) -> str:

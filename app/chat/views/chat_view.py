@@ -31,7 +31,8 @@ from app.widgets.shortcuts import make_local_shortcut
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum
-    from app.chat.views.message_view import AnswerView, MessageView
+    from app.chat.views.answer_view import AnswerView
+    from app.chat.views.message_view import MessageView
 
 N_AT_ONCE, AT_ONCE_S, MOST_AT_ONCE_S = 4, 0.015, 0.04
 """Messages that are there at once: so many, or fewer that fill the view, and those that can be made

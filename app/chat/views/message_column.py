@@ -16,7 +16,8 @@ from app.widgets.sizes import scaled
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum
-    from app.chat.views.message_view import AnswerView, MessageView
+    from app.chat.views.answer_view import AnswerView
+    from app.chat.views.message_view import MessageView
 
 COLUMN_WIDTH = 760
 """Largest width of the column, in pixels."""
@@ -211,7 +212,8 @@ class MessageColumn(QWidget):
 
     def _make(self, place: int, *, grows_up: bool = False) -> MessageView:
         """Return a new view, which shows its text in the steps that follow."""
-        from app.chat.views.message_view import AnswerView, UserView  # late: no message, no need
+        from app.chat.views.answer_view import AnswerView  # late: no message, no need
+        from app.chat.views.message_view import UserView
 
         message = self.path[place]
         view: MessageView

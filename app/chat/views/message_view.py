@@ -1,4 +1,4 @@
-"""The views of a turn: a person's bubble, or an answer with its thought, text and footer."""
+"""What the views of all turns have in common, and that of a person's turn: a bubble."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, Qt, Signal, Slot
-from PySide6.QtGui import QEnterEvent, QResizeEvent
+from PySide6.QtGui import QEnterEvent
 from PySide6.QtWidgets import (
     QApplication,
-    QBoxLayout,
     QFrame,
     QHBoxLayout,
     QSizePolicy,
@@ -20,25 +19,17 @@ from PySide6.QtWidgets import (
 from app.chat.branches.views.message_steps import MessageStep, step_menu
 from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
-from app.chat.message import Message, split_thought
-from app.chat.views.answer_texts import can_continue, footer_of, problem_of
-from app.chat.views.message_body import MessageBody, rough_lines
+from app.chat.message import Message
+from app.chat.views.message_body import rough_lines
 from app.chat.views.prose_view import ProseView
-from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
-from app.scale import px
 from app.translation import tr
-from app.widgets.buttons import HoverButton, IconButton, button
-from app.widgets.text import ElidedLabel, label
-from engine import error_line
+from app.widgets.buttons import HoverButton
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum
     from app.chat.pictures.views.tiles import PictureTiles
-    from app.chat.tools.views.call_list import CallList
 
-LEAST_FIGURES = 60
-"""Room for the figures of an answer beside its buttons at least, in pixels."""
 BUTTONS_WIDTH = 110
 """Width of the buttons beside a bubble, in pixels."""
 
@@ -281,158 +272,3 @@ class UserView(MessageView):
     def _set_row_visible(self, visible: bool) -> None:
         for widget in (self._bubble, *self._hovered):
             widget.setVisible(visible)
-
-
-class AnswerView(MessageView):
-    """View of an answer that may still be growing."""
-
-    continue_requested = Signal()
-    call_chosen = Signal(object, str)  # CallStep, id of a call
-
-    def __init__(
-        self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
-    ) -> None:
-        super().__init__(message, parent, grows_up=grows_up)
-        self.setAccessibleName(tr("Answer"))
-        self._thought = ThoughtView(self)
-        self.body = MessageBody(self)
-        self._answer = split_thought(message.content).answer
-        self.body.begin(self._answer, from_end=grows_up)
-        self._problem = label(role="danger")
-        self._problem.setWordWrap(True)
-        self._status = ElidedLabel(parent=self)
-        self._status.setProperty("role", "muted")
-        self._copy = button(tr("Copy"), "quiet", tr("Copy answer"))
-        self._copy.clicked.connect(self.copy)
-        self._again = button(tr("Regenerate"), "quiet", tr("Regenerate answer"))
-        self._again.clicked.connect(lambda: self.step_chosen.emit(MessageStep.REGENERATE))
-        self._go_on = button(tr("Continue"), "quiet", tr("Continue answer"))
-        self._go_on.clicked.connect(self.continue_requested)
-        more = IconButton("more", tr("More for this answer"), self, size=16)
-        more.clicked.connect(lambda: self._show_menu(more))
-        self._is_last = self._is_followed = False
-        self._is_growing = True
-        self._calls: CallList | None = None
-        self._actions = QWidget(self)
-        actions = QHBoxLayout(self._actions)
-        actions.setContentsMargins(0, 0, 0, 0)
-        actions.setSpacing(0)
-        actions.addWidget(self._copy)
-        actions.addWidget(self._go_on)
-        actions.addWidget(self._again)
-        actions.addWidget(more)
-        self._actions.setMinimumWidth(1)  # it goes below the rest before the window gets wider
-        rest = QHBoxLayout()
-        rest.addWidget(self.versions)
-        rest.addWidget(self._status, 1)
-        self._footer = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._footer.addLayout(rest, 1)
-        self._footer.addWidget(self._actions, 0, Qt.AlignmentFlag.AlignRight)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(8)
-        for widget in (self._thought, self.body, self._problem):
-            layout.addWidget(widget)
-        layout.addLayout(self._footer)
-        self._column = layout
-        self._actions.hide()
-        self._problem.hide()
-        self._show()
-
-    def make_next(self) -> bool:
-        return self.body.make_next()
-
-    @property
-    def n_lines(self) -> int:
-        return self.body.n_lines
-
-    @property
-    def copied_text(self) -> str:
-        return split_thought(self.message.content).answer
-
-    def grow(self) -> None:
-        """Show the text added to the message."""
-        self._show()
-
-    def set_status(self, text: str) -> None:
-        """Show the engine's present step below the answer."""
-        self._status.set_full_text(text)
-
-    def close_answer(self) -> None:
-        """Show the footer of the answer, which is complete."""
-        self._show()
-        self.body.flush()
-        self._is_growing = False
-        self.show_calls()
-        message = self.message
-        self._status.set_full_text(footer_of(message))
-        self._problem.setText(error_line(problem := problem_of(message)))
-        self._problem.setVisible(bool(problem))
-        self._again.setText(tr("Retry") if message.is_cut_off else tr("Regenerate"))
-        self._show_actions()
-        self._actions.show()
-        self._thought.close_thought(message.thought_s, message.thought_tokens)
-
-    def set_last(self, is_last: bool) -> None:
-        """Offer to continue or replace the last answer only."""
-        self._is_last = is_last
-        self._show_actions()
-
-    def set_followed(self, is_followed: bool) -> None:
-        """Show figures and buttons below the last part of an answer only."""
-        self._is_followed = is_followed
-        self._show_actions()
-
-    def show_calls(self) -> None:
-        """Show the calls of the message as they are now."""
-        if self._calls is None and self.message.calls:
-            from app.chat.tools.views.call_list import CallList  # late: most have no call
-
-            self._calls = CallList(self)
-            self._calls.chosen.connect(self.call_chosen)
-            self._column.insertWidget(self._column.indexOf(self.body) + 1, self._calls)
-        if self._calls is not None:
-            self._calls.show_calls(self.message.calls, is_growing=self._is_growing)
-            self._show_actions()
-
-    def _show_editor(self, editor: TurnEditor) -> None:
-        self.body.hide()
-        self._actions.hide()
-        self._column.insertWidget(self._column.indexOf(self.body), editor)
-
-    def _hide_editor(self) -> None:
-        self.body.show()
-        self._actions.show()
-
-    def _show_actions(self) -> None:
-        self._again.setVisible(self._is_last)
-        self._go_on.setVisible(self._is_last and can_continue(self.message))
-        for part in (self._status, self._copy):
-            part.setVisible(not self._is_followed)
-        self._fit_footer()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit_footer()
-
-    def _fit_footer(self) -> None:
-        """Put the buttons below the figures where one line has no room for both."""
-        needed = self._actions.sizeHint().width() + px(LEAST_FIGURES)
-        if not self.versions.isHidden():
-            needed += self.versions.sizeHint().width()
-        direction = QBoxLayout.Direction
-        is_narrow = needed > self.width()
-        self._footer.setDirection(direction.TopToBottom if is_narrow else direction.LeftToRight)
-
-    def _show(self) -> None:
-        parts = split_thought(self.message.content)
-        self._thought.set_thought(parts.thought, is_open=parts.is_open)
-        if parts.answer.startswith(self._answer):
-            if grown := parts.answer[len(self._answer) :]:
-                self.body.append(grown)
-        else:
-            self.body.set_text(parts.answer)
-        self._answer = parts.answer
-        self.show_calls()
-        if parts.thought is not None and not parts.is_open:
-            self._thought.close_thought(self.message.thought_s, self.message.thought_tokens)

@@ -3,7 +3,7 @@
 import pytest
 
 from app.chat.message import AnswerStats, Message
-from app.chat.views.answer_texts import footer_text
+from app.chat.views.answer_texts import fitting_text, footer_parts
 from engine import Finished, Timings, Usage
 
 
@@ -23,9 +23,24 @@ def test_the_footer_has_the_figures_of_the_answer(
     timings = Timings(decode_s=2.0, decode_per_s=61.84, first_token_s=0.3, saved_s=saved_s)
     stats = AnswerStats.of(Finished("stop", usage, timings))
     expected = f"61.8 tok/s · 12 tokens · 0.30 s to first token · {guesses}end of turn"
-    assert footer_text(stats) == expected
+    assert fitting_text(footer_parts(stats), lambda _: True) == expected
     message = Message("assistant", "Hi", stats)
     assert Message.from_json(message.to_json()) == message
+
+
+def test_what_matters_less_gives_way_first() -> None:
+    stopped = AnswerStats("cancelled", 12, 61.84, 0.3, 20, 9, 7, 2.2)
+    ended = AnswerStats("stop", 12, 61.84, 0.3, 20)
+    for stats, most, text in (
+        (ended, 45, "61.8 tok/s · 12 tokens · 0.30 s to first token …"),
+        (ended, 30, "61.8 tok/s · 12 tokens …"),
+        (ended, 1, "61.8 tok/s …"),
+        (stopped, 70, "61.8 tok/s · 12 tokens · 7 of 9 guesses right, 2.2× as fast · stopped …"),
+        (stopped, 40, "61.8 tok/s · 12 tokens · stopped …"),
+        (stopped, 25, "61.8 tok/s · stopped …"),
+    ):
+        assert fitting_text(footer_parts(stats), lambda shown: len(shown) - 3 <= most) == text  # noqa: B023
+    assert fitting_text([], lambda _: False) == ""
 
 
 def test_chats_of_versions_without_guesses_are_read() -> None:

@@ -8,7 +8,8 @@ from PySide6.QtWidgets import QApplication, QMenu, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
-from app.chat.views.message_view import AnswerView, MessageView
+from app.chat.views.answer_view import AnswerView
+from app.chat.views.message_view import MessageView
 from app.main import Shell
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, answered, ask, banner, prompts, shown
@@ -177,7 +178,7 @@ def test_an_answer_is_changed_in_its_place(
     assert message.content == "<think>hm</think>\n\nOne.\n\nTwo.\nThree."
     view = view_of(shell, "One.\n\nTwo.\nThree.")
     assert isinstance(view, AnswerView)
-    assert view._status.accessibleName().endswith("end of turn · edited")
+    assert view.footer.figures.accessibleName().endswith("end of turn · edited")
     undo(shell)
     assert shown(shell)[3] == "One.\nTwo."
     assert not shell.session.current.messages[3].edited

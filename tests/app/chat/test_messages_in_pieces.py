@@ -14,10 +14,11 @@ from app.chat.conversation import Conversation
 from app.chat.markdown import MarkdownStream, Piece, Portion, Table, parse, portions
 from app.chat.markdown.cutting import MOST_LINES, MOST_PARSED, MOST_ROWS
 from app.chat.message import Message
+from app.chat.views.answer_view import AnswerView
 from app.chat.views.chat_view import ChatView
 from app.chat.views.code_view import CodeView
 from app.chat.views.message_body import MessageBody
-from app.chat.views.message_view import MOST_SHEET, AnswerView, UserView, sheets
+from app.chat.views.message_view import MOST_SHEET, UserView, sheets
 from app.chat.views.prose_view import ProseView
 from app.chat.views.table_view import GRID_ROWS, TableView
 from app.process import spare_time as spare

@@ -149,7 +149,7 @@ def test_a_killed_answer_keeps_its_text_and_offers_to_go_on(
     ask(qtbot, shell, "Hi")
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
-    assert not answer._go_on.isVisible(), "it has ended by itself"
+    assert not answer.footer.go_on.isVisible(), "it has ended by itself"
     chat = shell.session.current
     chat.messages[-1].stats, chat.messages[-1].content = None, "Hello"
     shell.session.save_all()
@@ -158,12 +158,12 @@ def test_a_killed_answer_keeps_its_text_and_offers_to_go_on(
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
     assert answer._problem.text() == "This answer was interrupted."
-    assert (answer._go_on.isVisible(), answer._again.text()) == (True, "Retry")
+    assert (answer.footer.go_on.isVisible(), answer.footer.again.text()) == (True, "Retry")
     script.answer = ", world."
-    answer._go_on.click()
+    answer.footer.go_on.click()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     assert shown(shell) == ["Hi", "Hello, world."]
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
     assert not answer._problem.isVisible()
-    assert answer._again.text() == "Regenerate"
+    assert answer.footer.again.text() == "Regenerate"

@@ -26,7 +26,7 @@ def test_enter_sends_and_the_answer_appears_with_its_footer(
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
     footer = "61.8 tok/s · 8 tokens · 0.31 s to first token · end of turn"
-    assert answer._status.accessibleName() == footer
+    assert answer.footer.figures.accessibleName() == footer
     assert shell.window.composer.text == ""
 
 
@@ -229,7 +229,7 @@ def test_what_went_wrong_before_is_not_shown_while_an_answer_is_tried_again(
     view = shell.window.chat_view.last_answer()
     assert view is not None
     assert not view._problem.isVisible()
-    assert not view._actions.isVisible()
+    assert not view.footer.buttons.isVisible()
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
 

@@ -5,7 +5,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.views.message_view import AnswerView
+from app.chat.views.answer_view import AnswerView
 from app.main import Shell
 from engine import Generate
 from tests.helpers.fake_host import Script, model_info

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication, QDialogButtonBox, QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 
 from app.chat.message import AnswerStats
-from app.chat.views.answer_texts import footer_text
+from app.chat.views.answer_texts import footer_parts
 from app.settings import Settings, SettingsStore, parse_settings
 from app.shell.language import chosen_language, start_language
 from app.translation import languages, tr
@@ -79,7 +79,8 @@ def test_numbers_have_the_decimal_sign_of_the_language(
         shown = [size_text(13.25 * GIB), percent_text(0.458), rate_text(6.254), rate_text(29650)]
         assert shown == [f"13{sign}2 GiB", f"45{sign}8", f"6{sign}25", "29\u202f650"]
         assert signed_percent_text(0) == f"0{sign}0 %"
-        assert f"48{sign}3 tok/s" in footer_text(AnswerStats("stop", 212, 48.3, 0.41, 300))
+        stats = AnswerStats("stop", 212, 48.3, 0.41, 300)
+        assert f"48{sign}3 tok/s" in [part.text for part in footer_parts(stats)]
         box = QDoubleSpinBox(value=0.8, decimals=2)
         qtbot.addWidget(box)
         assert box.text() == f"0{sign}80"

@@ -54,7 +54,7 @@ def status(shell: Shell) -> str:
     """Return what stands below the last answer of the open chat."""
     view = shell.window.chat_view.last_answer()
     assert view is not None
-    return view._status.accessibleName()
+    return view.footer.figures.accessibleName()
 
 
 def is_stop(shell: Shell) -> bool:

@@ -11,7 +11,7 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.tools.tool_use import CallStep
 from app.chat.tools.views.call_card import CallCard
-from app.chat.views.message_view import AnswerView
+from app.chat.views.answer_view import AnswerView
 from app.main import Shell
 from app.paths import chats_dir
 from engine import EngineError, Generate
@@ -168,7 +168,7 @@ def test_stop_ends_calls_and_nothing_goes_on_until_it_is_wanted(
     assert len(shell.session.current.messages) == 2
     stopped = "The user has stopped this call before it had a result."
     script.others[stopped] = Script(answer="Well.")
-    answer._go_on.click()
+    answer.footer.go_on.click()
     until_answered(qtbot, shell.session.current, 3)
     assert states(asking) == ["stopped"]
     assert generations(shell)[1].messages[-1].content == stopped
@@ -379,7 +379,7 @@ def test_calls_of_a_branch_that_is_not_shown_do_not_go_on_by_themselves(
     shell.session.choose(asking.id)
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
-    assert answer._go_on.isVisible()
+    assert answer.footer.go_on.isVisible()
 
 
 def test_a_lost_answer_goes_on_inside_of_its_call(
@@ -399,7 +399,7 @@ def test_a_lost_answer_goes_on_inside_of_its_call(
     script.extra = [_more('dem"}')]
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
-    answer._go_on.click()
+    answer.footer.go_on.click()
     qtbot.waitUntil(lambda: states(chat.messages[-1]) == ["waiting"])
     resumed = generations(shell)[1]
     assert resumed.continue_last
