@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, Signal, SignalInstance, Slot
 from PySide6.QtWidgets import QTabWidget, QWidget
 
 from app import paths
+from app.remote_models.address import is_remote
 from app.settings import Settings, SettingsStore
 from app.split.plan_source import open_planner
 from app.split.session import SplitSession
@@ -124,7 +125,8 @@ class LibraryPage(QObject):
 
     @Slot()
     def _refresh(self) -> None:
-        if self._presenter is not None:
+        if self._presenter is not None and self.view is not None:
+            self.view.show_folders(self._own_folders())
             self._presenter.refresh()
 
     @Slot()
@@ -176,12 +178,18 @@ class LibraryPage(QObject):
         )
 
     def _places(self) -> list[Place]:
-        """Return the folders to look into: own ones, that of downloads, those of programs."""
-        from app.library.places import known_places
+        """Return where to look: own folders, those of programs, and models that were opened."""
+        from app.library.places import known_places, opened_models
 
+        demo = paths.demo_model()
+        recent = (path for path in self._settings.current.recent_models if path != str(demo))
+        opened = opened_models(path for path in recent if not is_remote(path))
+        return [*known_places(self._own_folders()), *opened]
+
+    def _own_folders(self) -> list[str]:
+        """Return a person's own folders, and that of downloads."""
         current = self._settings.current
-        downloads = current.download_folder or paths.models_dir()
-        return known_places((*current.model_folders, downloads))
+        return [*current.model_folders, current.download_folder or str(paths.models_dir())]
 
     @Slot(str)
     def _open(self, path: str) -> None:

@@ -13,13 +13,16 @@ from app.translation import tr_later
 YOUR_FOLDERS: Final = tr_later("Your folders")
 """Name of the folders that a person has chosen, in place of a program's."""
 
-Layout = Literal["files", "hub", "ollama"]
-"""Arrangement of a folder: files at any depth, Hugging Face's cache, or Ollama's manifests."""
+OPENED: Final = tr_later("Opened")
+"""Name of models that were opened and lie in no such folder, in place of a program's."""
+
+Layout = Literal["files", "hub", "ollama", "file"]
+"""Arrangement of a place: files in folders, Hugging Face's cache, Ollama's manifests, one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder that may hold models.
+    """A folder that may hold models, or one model file.
 
     Attributes:
         program: name of the program that keeps it, as people know it.
@@ -65,6 +68,11 @@ def known_places(
     found += [Place(path, "llama.cpp") for path in llama]
     jan = Path(get("XDG_CONFIG_HOME") or home / ".config") / "Jan" / "data" / "llamacpp" / "models"
     return _existing([*found, Place(jan, "Jan")])
+
+
+def opened_models(paths: Iterable[str | Path]) -> list[Place]:
+    """Return model files that were opened and are still there."""
+    return [Place(Path(path), OPENED, "file") for path in paths if Path(path).is_file()]
 
 
 def _existing(places: Iterable[Place]) -> list[Place]:

@@ -64,14 +64,26 @@ def scan(
     seen: set[tuple[int, int]] = set()
     found: list[FoundModel] = []
     for place in places:
-        models = _in_ollama(place) if place.layout == "ollama" else _in_folder(place, is_cancelled)
-        for model in models:
+        for model in _models_at(place, is_cancelled):
             if is_cancelled():
                 return found
             if (key := _identity(model.path)) is not None and key not in seen:
                 seen.add(key)
                 found.append(model)
     return found
+
+
+def _models_at(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[FoundModel]:
+    """Yield the models of a place."""
+    if place.layout == "ollama":
+        yield from _in_ollama(place)
+    elif place.layout == "file":
+        folder = place.path.parent
+        names = sorted(path.name for path in folder.glob("*") if path.suffix.lower() == SUFFIX)
+        found = _models(place, folder, names or [place.path.name])
+        yield from (model for model in found if place.path in model.parts)
+    else:
+        yield from _in_folder(place, is_cancelled)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

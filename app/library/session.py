@@ -139,7 +139,8 @@ class LibrarySession(QObject):
 
     def _watch(self, found: Sequence[FoundModel]) -> None:
         """Watch the folders of the models, and the places themselves."""
-        folders = [str(place.path) for place in self._places()]
+        places = self._places()
+        folders = [str(place.path) for place in places if place.layout != "file"]
         folders += [str(model.path.parent) for model in found]
         wanted = set(list(dict.fromkeys(folders))[:MOST_WATCHED])
         now = set(self._watcher.directories())

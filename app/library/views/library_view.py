@@ -27,7 +27,7 @@ from PySide6.QtWidgets import (
 
 from app.library.entries import LibraryEntry
 from app.library.last_use import LastUse
-from app.library.places import YOUR_FOLDERS
+from app.library.places import OPENED, YOUR_FOLDERS
 from app.library.texts import HEADERS, cells
 from app.translation import tr, tr_n
 from app.widgets.buttons import button
@@ -80,6 +80,7 @@ class LibraryView(QWidget):
         self._set_up_table()
         self._middle = QStackedWidget()
         self._middle.addWidget(self.table)
+        self._where = label(role="muted")
         self._middle.addWidget(self._make_empty())
         self._status = label(role="muted")
         self._status.setWordWrap(True)
@@ -118,6 +119,14 @@ class LibraryView(QWidget):
                 for column, item in enumerate(self._items(entry)):
                     self._rows.setItem(row, column, item)
 
+    def show_folders(self, folders: Sequence[str]) -> None:
+        """Say where models are looked for, for when there are none."""
+        text = tr(
+            "Tandem looks into {folders}, and where Hugging Face, LM Studio, Ollama, llama.cpp and"
+            " Jan keep theirs."
+        )
+        self._where.setText(text.format(folders=", ".join(folders)))
+
     def set_status(self, *, is_busy: bool) -> None:
         """Say how many models there are, and whether more may be known soon."""
         n = len(self._entries)
@@ -141,7 +150,7 @@ class LibraryView(QWidget):
         """Return the menu of a model."""
         menu = QMenu(self)
         is_pinned = path in self._pinned
-        is_own = self._entries[Path(path)].found.program == YOUR_FOLDERS
+        is_own = self._entries[Path(path)].found.program in (YOUR_FOLDERS, OPENED)
         for text, signal in (
             (tr("Open"), self.open_requested),
             (tr("Unpin") if is_pinned else tr("Pin"), self.pin_requested),
@@ -212,7 +221,7 @@ class LibraryView(QWidget):
         download.clicked.connect(self.download_requested)
         folder = button(tr("Add folder…"), name=tr("Add a folder of models"))
         folder.clicked.connect(self.folder_requested)
-        for words in (title, text):
+        for words in (title, text, self._where):
             words.setAlignment(Qt.AlignmentFlag.AlignCenter)
             words.setWordWrap(True)
         made = QWidget()
@@ -225,6 +234,8 @@ class LibraryView(QWidget):
         for choice in (download, folder):
             scaled(choice, choice.setFixedWidth, BUTTON_WIDTH)
             layout.addWidget(choice, 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addSpacing(8)
+        layout.addWidget(self._where)
         layout.addStretch(3)
         return made
 

@@ -20,6 +20,7 @@ from app.library.texts import HEADERS, count_text, outlook
 from app.library.views.details_dialog import DetailsDialog
 from app.library.views.library_view import LibraryView
 from app.main import Shell
+from app.paths import models_dir
 from app.settings import Settings
 from app.units import decimal_size, rate_text
 from engine import Finished, Load, Timings, Usage
@@ -271,6 +272,26 @@ def test_what_other_programs_keep_is_removed_there(
     assert last.text() == "Remove it in LM Studio"
     assert not last.isEnabled()
     assert view.menu_for(str(folder / "beta.gguf")).actions()[-1].isEnabled()
+
+
+def test_an_opened_model_of_another_folder_is_listed(
+    qtbot: QtBot, shell: Shell, tmp_path: Path
+) -> None:
+    """And the page without one says where it looks."""
+    shell.library.toggle()
+    assert str(models_dir()) in view_of(shell)._where.text()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("gamma.gguf", "other.gguf"):
+        tiny_gguf(elsewhere / name, n_layer=2, n_head_kv=2)
+    shell.library.toggle()
+    shell.models.open(str(elsewhere / "gamma.gguf"))
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    shell.library.toggle()
+    view = view_of(shell)
+    qtbot.waitUntil(lambda: bool(rows(view)) and not session_of(shell).is_busy)
+    assert [(row[MODEL], row[FROM]) for row in rows(view)] == [("gamma", "Opened")]
+    assert view.menu_for(str(elsewhere / "gamma.gguf")).actions()[-1].isEnabled()
 
 
 def test_a_model_remembers_how_it_ran_the_last_time(
