@@ -23,8 +23,8 @@ FORMS: Final = (
     tr_later("Limited by the work between tokens, such as sampling: {part} of the time."),
     tr_later("{device} is slower; the other waits for it {part} of the time."),
     tr_later("{device} is slowest; the others wait for it {part} of the time."),
-    tr_later("The CPU alone, as there is no GPU: {rate} tok/s."),
-    tr_later("{device} is the only GPU, and holds the model: {rate} tok/s."),
+    tr_later("The CPU alone, as there is no GPU."),
+    tr_later("{device} is the only GPU, and holds the model."),
     tr_later("{device} alone: {rate} tok/s. No split over several GPUs fits."),
     tr_later(
         "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts); nothing else could be"
@@ -81,6 +81,9 @@ FORMS: Final = (
     tr_later("All {n} machines together: {rate} tok/s; links take {part} of the time."),
     tr_later("No machine holds the model alone."),
     tr_later("No device has room for the model with this context."),
+    tr_later("There is no file {path}."),
+    tr_later("It may have been moved or deleted."),
+    tr_later("{file} is not a usable GGUF file: it does not begin with 'GGUF'."),
     tr_later("{file} is not a usable GGUF file: {problem}."),
     tr_later("Download the file again, or pick another one."),
     tr_later("{file} is one part of a split model, of which {names} cannot be found."),

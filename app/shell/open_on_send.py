@@ -87,8 +87,11 @@ class OpenOnSend(QObject):
             self._models.open(path)
 
     def _wait(self) -> None:
+        """Send the message once a model is loaded, which it may be by now."""
         self._chat = self._session.current.id
         self._composer.setFocus()
+        if self._client.model is not None:
+            self._send(None)
 
     @Slot(object)
     def _forget(self, _: object = None) -> None:

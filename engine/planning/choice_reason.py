@@ -42,7 +42,7 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
     name, rate = names(chosen.params.devices), _rate(chosen)
     split = next((one for one in others if len(one.params.devices) > 1), None)
     if len(gpus) == 1:
-        return f"{name} is the only GPU, and holds the model: {rate} tok/s"
+        return f"{name} is the only GPU, and holds the model"
     if split is None:
         return f"{name} alone: {rate} tok/s. No split over several GPUs fits"
     how = "Split" if split.params.split_mode == "tensor" else _upper(_mode(split))
@@ -104,7 +104,7 @@ def _with_cpu(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence
     rate, params = _rate(chosen), chosen.params
     if params.devices == (CPU,):
         if not gpus:
-            return f"the CPU alone, as there is no GPU: {rate} tok/s"
+            return "the CPU alone, as there is no GPU"
         told = f"the CPU alone: {rate} tok/s"
         if not others:
             return f"{told}. {_upper(_all(gpus))} {_have(gpus)} too little memory to help"

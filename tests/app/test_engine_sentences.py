@@ -41,6 +41,8 @@ ALONE, BOTH, ALL = (
 )
 MADE = (
     InvalidGGUF("/m/a.gguf", "it is cut"),
+    InvalidGGUF("/m/a.gguf", "it does not begin with 'GGUF'"),
+    EngineError("There is no file /m/a.gguf.", "It may have been moved or deleted."),
     MissingShard("/m/a-1.gguf", ["a-2.gguf", "a-3.gguf"]),
     UnsupportedArchitecture("/m/a.gguf", "qwen99", ["qwen3", "llama"]),
     UnsupportedArchitecture("/m/a.gguf", "zzz", ["qwen3", "llama"]),
@@ -128,8 +130,8 @@ def test_each_form_is_one_that_the_engine_makes() -> None:
 
 
 def test_names_and_numbers_are_filled_in() -> None:
-    assert translated("The CPU alone, as there is no GPU: 2.1 tok/s.") == (
-        "Nur die CPU, denn es gibt keine GPU: 2,1 tok/s."
+    assert translated("The CPU alone, as there is no GPU.") == (
+        "Nur die CPU, denn es gibt keine GPU."
     )
     assert translated("The CPU is slower; the other waits for it 32 % of the time.").startswith(
         "Die CPU ist langsamer"

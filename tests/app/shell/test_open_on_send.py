@@ -45,6 +45,18 @@ def test_the_last_model_is_loaded_and_the_message_sent(
     assert shell.window.composer.text == ""
 
 
+def test_a_message_is_sent_at_once_where_the_model_is_loaded_by_now(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    """The banner that offers to wait for it may still be seen."""
+    shell = make_shell(model=MODEL)
+    shell.open_on_send._offer(True)
+    shell.window.composer.edit.setPlainText("Hi")
+    assert action(shell) == "Send when it is loaded"
+    shell.window.banner._act()
+    qtbot.waitUntil(lambda: prompts(shell) == [[("user", "Hi")]])
+
+
 def test_the_selected_model_comes_before_the_last(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
     shell.models.eject()

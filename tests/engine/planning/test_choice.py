@@ -238,7 +238,7 @@ def test_of_equal_cards_those_with_the_best_link_are_taken(planners: dict[str, P
 def test_the_only_card(chosen: Chosen) -> None:
     choice = chosen("8b", "3090")
     assert choice.params.devices == ("cuda:0",)
-    assert choice.reason.startswith("GPU 0 is the only GPU, and holds the model: ")
+    assert choice.reason.startswith("GPU 0 is the only GPU, and holds the model.")
 
 
 def test_what_cards_cannot_hold_goes_to_the_cpu(chosen: Chosen) -> None:
@@ -256,7 +256,7 @@ def test_what_cards_cannot_hold_goes_to_the_cpu(chosen: Chosen) -> None:
 def test_the_cpu_alone(chosen: Chosen) -> None:
     choice = chosen("8b", "7950x")
     assert choice.params.devices == ("cpu",)
-    assert choice.reason.startswith("The CPU alone, as there is no GPU: ")
+    assert choice.reason.startswith("The CPU alone, as there is no GPU.")
 
 
 def test_where_nothing_fits_that_is_said(chosen: Chosen, planners: dict[str, Planner]) -> None:
