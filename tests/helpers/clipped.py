@@ -106,7 +106,7 @@ def _label_needs(label: QLabel) -> Iterator[tuple[str, int, int]]:
         yield label.text(), _hint(label).width(), label.width()
         return
     yield label.text(), label.heightForWidth(label.width()), label.height()
-    longest = max(label.text().split(), key=len, default="")
+    longest = max(label.text().replace("\u200b", " ").split(), key=len, default="")
     yield longest, _width(label, longest), label.contentsRect().width()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,9 @@ DROPPABLE: Final = (7, 6, 5, 2, 4, 3)
 """Columns of `HEADERS` that a narrow table does without; the one that goes first stands first."""
 
 BUTTON_WIDTH: Final = 240
+
+ZERO_WIDTH_SPACE: Final = "\u200b"
+"""Place where a line may be broken."""
 
 Index = QModelIndex | QPersistentModelIndex
 
@@ -122,10 +126,11 @@ class LibraryView(QWidget):
     def show_folders(self, folders: Sequence[str]) -> None:
         """Say where models are looked for, for when there are none."""
         text = tr(
-            "Tandem looks into {folders}, and where Hugging Face, LM Studio, Ollama, llama.cpp and"
-            " Jan keep theirs."
+            "Tandem looks into {folders} and the folders of Hugging Face, LM Studio, Ollama,"
+            " llama.cpp and Jan."
         )
-        self._where.setText(text.format(folders=", ".join(folders)))
+        shown = ", ".join(folders).replace(os.sep, os.sep + ZERO_WIDTH_SPACE)
+        self._where.setText(text.format(folders=shown))
 
     def set_status(self, *, is_busy: bool) -> None:
         """Say how many models there are, and whether more may be known soon."""
@@ -216,12 +221,11 @@ class LibraryView(QWidget):
     def _make_empty(self) -> QWidget:
         """Make what stands in place of the table while there are no models."""
         title = label(tr("No models were found"), "title")
-        text = label(tr("Download one, or add the folder that holds your .gguf files."), "muted")
         download = button(tr("Download a model…"), "primary")
         download.clicked.connect(self.download_requested)
         folder = button(tr("Add folder…"), name=tr("Add a folder of models"))
         folder.clicked.connect(self.folder_requested)
-        for words in (title, text, self._where):
+        for words in (title, self._where):
             words.setAlignment(Qt.AlignmentFlag.AlignCenter)
             words.setWordWrap(True)
         made = QWidget()
@@ -229,13 +233,11 @@ class LibraryView(QWidget):
         layout.setSpacing(8)
         layout.addStretch(2)
         layout.addWidget(title)
-        layout.addWidget(text)
+        layout.addWidget(self._where)
         layout.addSpacing(8)
         for choice in (download, folder):
             scaled(choice, choice.setFixedWidth, BUTTON_WIDTH)
             layout.addWidget(choice, 0, Qt.AlignmentFlag.AlignHCenter)
-        layout.addSpacing(8)
-        layout.addWidget(self._where)
         layout.addStretch(3)
         return made
 
