@@ -37,9 +37,9 @@ MOST_ROWS = 64
 """Largest number of rows of an expert that a thread takes at a time. What lies between their
 products is some 15 KB a row with 2048 and 768 columns, and fits in the second cache."""
 
-LEAST_ROWS, LEAST_EXPERTS = 4, 8
-"""Least mean number of rows of an expert, and of experts for each thread, for which threads take
-whole experts: fewer rows read weights faster, and fewer experts are shared out unevenly."""
+LEAST_EXPERTS = 8
+"""Least number of experts for each thread for which threads take whole experts: fewer are shared
+out unevenly."""
 
 
 @cache
@@ -196,12 +196,8 @@ class ExpertFFN:
 
     def is_fast(self, groups: Groups) -> bool:
         """Return whether this is faster than one product after the other, for so many rows."""
-        n_token, n_group = groups.row_of.shape[0], len(groups.table)
-        return (
-            n_token > MOST_AT_ONCE
-            and groups.n_row >= LEAST_ROWS * n_group
-            and n_group >= LEAST_EXPERTS * self._worker.n_threads
-        )
+        is_long = groups.row_of.shape[0] > MOST_AT_ONCE  # no recording holds its memory
+        return is_long and len(groups.table) >= LEAST_EXPERTS * self._worker.n_threads
 
     def __call__(self, x: Tensor, groups: Groups, activation: int, limit: int) -> Tensor:
         """Return each row's result, (n_row, n_out), for tokens x (T, n_in).
