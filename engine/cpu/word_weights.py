@@ -13,6 +13,7 @@ from engine.cpu.kernels.running.fastcall import Kernel
 from engine.cpu.kernels.running.result_memory import result
 from engine.cpu.kernels.words.combined_panels import PAIR
 from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, QUAD, fits
+from engine.cpu.kernels.words.words import BALANCE
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import PackedRows
 from engine.ops.weights import gathered_rows
@@ -101,7 +102,8 @@ class WordWeight(PlaneWeight):
         begin = (ids // TILE * self.planes.stride(0) // 4 + ids % TILE)[:, None]
         factors, words = self._places
         found = numbers[begin + words].view(torch.int16)
-        return found * numbers[begin + factors].view(torch.float32).repeat_interleave(2, 1)
+        scales = numbers[begin + factors].view(torch.float32) * (1 / BALANCE)
+        return found * scales.repeat_interleave(2, 1)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:

@@ -102,6 +102,16 @@ def test_the_largest_sums_fit(worker: Worker, size: float) -> None:
     torch.testing.assert_close(found, (x.double() @ w.double().T).float(), rtol=2e-4, atol=0)
 
 
+@pytest.mark.parametrize("n_tokens", [3, 40])
+@pytest.mark.parametrize("size", [2e-27, 5e36, 3e38])
+def test_activations_of_any_size(worker: Worker, size: float, n_tokens: int) -> None:
+    """Where a result is a number, it is found: no sum of a group is infinite on the way."""
+    w, x = (0.01 * numbers(N_ROWS, 2048)).half(), numbers(n_tokens, 2048, seed=1)
+    x *= size / x.abs().max()
+    found = in_words(w, worker).matmul(x)
+    assert error(found, w, x) < 1e-7
+
+
 def test_outliers(worker: Worker) -> None:
     """A number that is much larger than others makes no product wrong by more than a part of it."""
     w, x = numbers(N_ROWS, 512).half(), numbers(20, 512, seed=1)

@@ -12,7 +12,14 @@ from engine.cpu.kernels.packing.pack import ARGUMENTS
 from engine.cpu.kernels.products.float_operands import FloatOperands
 from engine.cpu.kernels.products.panels import TINY
 from engine.cpu.kernels.running.team import add_run
-from engine.cpu.kernels.words.words import GROUP_BYTES, MOST_LENGTH, joined_numbers, scale_of, whole
+from engine.cpu.kernels.words.words import (
+    BALANCE,
+    GROUP_BYTES,
+    MOST_LENGTH,
+    joined_numbers,
+    scale_of,
+    whole,
+)
 from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
 from engine.quants.layout import BLOCK, SUPER, TILE
 
@@ -77,7 +84,10 @@ def _emit_row(
     steps = ((relative / size).bitcast(I32) & EXPONENT).bitcast(F32)
     steps, factor = (
         code.where(size < TINY, zero, number)
-        for number in (steps, one / steps + (size - size))  # NaN where the size is infinite
+        for number in (
+            steps,
+            one / steps * BALANCE + (size - size),
+        )  # NaN where the size is infinite
     )
     with code.loop(code.number(0), n_blocks) as block:
         halves = [whole(half(block * 2 + k) * code.splat(steps)) for k in range(2)]

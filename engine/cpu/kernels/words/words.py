@@ -13,8 +13,9 @@ may do. A typical word has a size of 1,400 to 2,900: products of two random vect
 1e-4 of their size (an NMSE of 2e-8; 3e-6 where one of them is rounded to BF16). Scales of weights
 are powers of two, so that most BF16 weights, and the larger ones of F16, stay exact.
 
-A tile of 16 rows holds for each group of 256 columns the rows' factors, 1 / scale in F32, then the
-words: 64 bytes have two columns of each row. For a panel of m tokens see `add_pack_tokens`.
+A tile of 16 rows holds for each group of 256 columns the rows' factors, `BALANCE` / scale in F32,
+then the words: 64 bytes have two columns of each row. For a panel of m tokens see
+`add_pack_tokens`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ MOST_LENGTH = 46_000
 
 MOST_WORD = 16_383
 """Largest word: sums of two are words, too, as `kernels.words.seven_products` needs."""
+
+BALANCE = 2.0**21
+"""Factors of weights are multiplied by this, those of activations divided. So a sum times the
+latter, the step before the former, is a number for all activations: it is less than
+2^31 × 2^-21 × 2^128 / (`MOST_LENGTH` / 16), and factors of `TINY` and more keep all their bits."""
 
 GROUP_BYTES = WORD_FACTOR_BYTES + SUPER * WORD_BLOCK_BYTES
 """Bytes of a group in a tile."""
@@ -79,8 +85,8 @@ def _add_pack_tokens(module: ir.Module, isa: Isa) -> None:
     """Write `pack_tokens(x, x_stride, n, n_blocks, panels)`.
 
     Packs up to `isa.tile_tokens` rows: one panel for each bit set in n, the largest first. For each
-    block of 32 columns, a panel of m tokens holds m × 32 words, then m factors in F32: 1 / scale,
-    of which products read those of a group's first block.
+    block of 32 columns, a panel of m tokens holds m × 32 words, then m factors in F32,
+    1 / (scale × `BALANCE`), of which products read those of a group's first block.
     """
     _add_pack_token(module)
     code, (x, stride, n, n_blocks, panels) = function(module, "pack_tokens", 5)
@@ -122,7 +128,7 @@ def add_pack_group(module: ir.Module) -> None:
         return code.load(x + index * 64, FLOATS)
 
     size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MOST_LENGTH)
-    steps, factor = relative / size, size / relative + (size - size)
+    steps, factor = relative / size, size * (1 / BALANCE) / relative + (size - size)
     steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
     with code.loop(code.number(0), n_blocks) as block:
         at = panel + block * n * WORD_PANEL_BYTES
