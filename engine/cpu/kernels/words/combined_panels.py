@@ -28,6 +28,9 @@ TOKENS = ("0+3", "0", "2-0", "3", "1-3", "2+3", "0+1")
 
 WORDS = vector(I16, BLOCK)
 
+GROUP_LINES = SUPER * 4 * BLOCK // LINE_BYTES
+"""Lines of a group of columns of a token, in F32."""
+
 PAIR_BLOCK_BYTES = len(TOKENS) * BLOCK // 2 + 2
 """Bytes of 32 activations in a combined pair, at most: half of them in each product, and factors of
 16 tokens for each group of at least two blocks."""
@@ -84,6 +87,8 @@ def _emit_combination(code: Code, isa: Isa, given: Named, index: Value) -> None:
             row = given["x"] + (index * PAIR + n) * tokens * given["x_stride"] + first * (4 * BLOCK)
             with code.loop(code.number(0), code.number(tokens)) as token:
                 x = row + token * given["x_stride"]
+                for line in range(GROUP_LINES):  # as rows are too short to be foreseen
+                    code.prefetch(x + (GROUP_LINES + line) * LINE_BYTES)
                 code.call("pack_group", VOID, x, count, panel, code.number(tokens), token)
         half = count // 2
         goal = chunks(isa, goals, first) + index * chunk_bytes(isa, half)
