@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from os.path import commonprefix
 from sys import maxsize
 from typing import TYPE_CHECKING
@@ -59,8 +59,9 @@ def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path
 
 
 def with_blocks_of(
-    file: GGUFFile, other: GGUFFile, layers: range, more: Mapping[str, TensorInfo]
-) -> GGUFFile:
+    file: GGUFFile, other: GGUFFile, layers: range, more: Mapping[str, TensorInfo],
+    without: Container[str] = (),
+) -> GGUFFile:  # fmt: skip
     """Return a model's file with blocks of another file as its last ones.
 
     The result can be read as long as both are open. Its metadata is the model's, but for the number
@@ -69,9 +70,11 @@ def with_blocks_of(
     Args:
         layers: numbers of the blocks in both files: behind those of the model's blocks.
         more: further tensors of the other file, by their names in the result.
+        without: names of tensors of the model that belong to its own last blocks.
     """
     arch, n_layer = file.meta.architecture, layers.start
-    kept = {n: t for n, t in file.tensors.items() if not _is_in(n, range(n_layer, maxsize))}
+    behind = range(n_layer, maxsize)
+    kept = {n: t for n, t in file.tensors.items() if n not in without and not _is_in(n, behind)}
     added = {n: t for n, t in other.tensors.items() if _is_in(n, layers)} | dict(more)
     changed: dict[str, int | Sequence[float]] = {
         f"{arch}.block_count": layers.stop,

@@ -1,6 +1,7 @@
 """Tokens that a shortened head of an MTP block guesses: its tensor `d2t`, draft to target ids.
 
-Row i of the head belongs to the token with the i-th id of the tensor.
+Row i of the head belongs to the token with the i-th id of the tensor. A file has one of them for
+all its heads, as the name has no number of a block (`MODEL_TENSOR.D2T` in the package `gguf`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,17 @@ DTYPES = {"I32": "<i4", "I64": "<i8"}
 
 
 def draft_map(file: GGUFFile) -> TensorInfo | None:
-    """Return the tensor of a file that maps rows of a shortened head to tokens; None without."""
-    found = (t for name, t in file.tensors.items() if is_named(name, MAP))
-    return next(found, None)
+    """Return the tensor of a file that maps rows of a shortened head to tokens; None without.
+
+    Raises:
+        InvalidGGUF: there are several.
+    """
+    found = [tensor for name, tensor in file.tensors.items() if is_named(name, MAP)]
+    if len(found) > 1:
+        raise InvalidGGUF(
+            file.path, f"{found[0].name} and {found[1].name} both name the tokens of its MTP heads"
+        )
+    return found[0] if found else None
 
 
 def is_named(name: str, last: str) -> bool:
@@ -39,7 +48,7 @@ def draft_tokens(file: GGUFFile, n_vocab: int) -> Sequence[int]:
     """Return the token of each row of an MTP block's head; none where it has all of them in order.
 
     Raises:
-        InvalidGGUF: the ids are no whole numbers, or some are of no token.
+        InvalidGGUF: the ids are no whole numbers, some are of no token, or there are several lists.
     """
     tensor = draft_map(file)
     if tensor is None:

@@ -121,7 +121,9 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
         )
     layers = range(ours[1], ours[1] + n_mtp_blocks(other))
     _check_parts(other, layers)
-    return with_blocks_of(file, other, layers, _short_heads(other, layers))
+    own_map = draft_map(file)
+    without = () if own_map is None else (own_map.name,)
+    return with_blocks_of(file, other, layers, _short_heads(other, layers), without)
 
 
 def _short_heads(file: GGUFFile, layers: range) -> dict[str, TensorInfo]:

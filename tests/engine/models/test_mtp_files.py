@@ -102,9 +102,24 @@ SHORT = DraftTensor.of(np.zeros((32, N_EMBD), np.float32))
         ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(31, np.int32))}, "only some of the"),
         ({"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))}, "names tokens that"),
         ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(32, np.float32))}, "no list of tokens"),
+        (
+            {"output": SHORT}
+            | {
+                name: DraftTensor.of(np.arange(32, dtype=np.int32))
+                for name in ("d2t", f"{MTP}nextn.d2t")
+            },
+            "d2t.* both name the tokens of its MTP heads",
+        ),
         ({"extra": DraftTensor.of(np.zeros(32, np.float32))}, "has the tensor 'extra.weight'"),
     ],
-    ids=["shortened head", "other length", "unknown token", "no integers", "unknown tensor"],
+    ids=[
+        "shortened head",
+        "other length",
+        "unknown token",
+        "no integers",
+        "two lists",
+        "unknown tensor",
+    ],
 )
 def test_what_cannot_be_used_is_said_or_left_out(
     tmp_path: Path, changed: dict[str, DraftTensor], sentence: str
@@ -197,6 +212,16 @@ def test_a_head_of_some_tokens_guesses_these(
         for text, guesses in made:
             assert guesses == plain.chain(text, len(guesses))
             assert set(guesses) <= set(TOKENS.tolist())
+
+
+def test_a_named_file_s_head_is_not_that_of_the_model_s_own_tokens(tmp_path: Path) -> None:
+    path, _ = shortened(tmp_path / "m.gguf", "in the model", np.int32)
+    _, block = apart(mtp_gguf(tmp_path / "other.gguf", own=OWN[2:]))
+    with load_model(path, n_ctx=64, kv_type="f32", draft=str(block)) as model:
+        at = prefilled(model)
+        found = model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0))[0]
+    whole = mtp_gguf(tmp_path / "whole.gguf", own=OWN[2:])
+    np.testing.assert_allclose(found, PlainMTP(whole).guesses(IDS)[at - 1], atol=2e-5)
 
 
 def test_a_shortened_head_may_be_shortened_again(tmp_path: Path) -> None:
