@@ -108,7 +108,8 @@ class PlacedStates(NamedTuple):
     Attributes:
         held: state in each place, (n_slots, ...).
         batch: the rows: those of a piece go on from the state in its `read_slot`, and the state
-            behind them is written to its `slot`.
+            behind them is written to its `slot`. A piece that repeats the one before gets the same
+            result, and changes nothing.
     """
 
     held: Tensor

@@ -228,10 +228,16 @@ class GpuOps(CompositeOps):
         chains = self._chains.find(states)
         if chains is None:
             return super().of_each(states, compute)
-        found = []
+        found: list[Tensor] = []
         for row in range(len(chains)):
-            state = states.held.index_select(0, chains[row, 1:2])
-            found.append(compute(slice(row, row + 1), state[0]))
+            before = states.held.index_select(0, chains[row, 1:2])
+            state = before.clone()
+            y = compute(slice(row, row + 1), state[0])
+            if row:  # it may repeat the row before, in this pass or in another one
+                is_new = chains[row, 0] >= 0
+                y = torch.where(is_new, y, found[-1])
+                state = torch.where(is_new, state, before)
+            found.append(y)
             states.held.index_copy_(0, chains[row, 2:3], state)
         return torch.cat(found)
 

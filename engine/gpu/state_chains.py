@@ -1,8 +1,9 @@
 """Places of the recurrent states of single tokens, in the device's memory for its kernels.
 
 Rows that go on from each other are a *chain*: the next token of an answer and guesses behind it,
-each of which leaves its state in a place of its own. A captured pass is replayed with the same
-addresses, so what differs between passes is written to the same memory.
+each of which leaves its state in a place of its own. Where a captured pass has more rows, the last
+one is repeated: these rows get the same result, and its state changes once. A captured pass is
+replayed with the same addresses, so what differs between passes is written to the same memory.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from engine.forward.batch import Batch, Piece
     from engine.forward.operands import States
 
-WORDS = 3
-"""Number of words of a row: rows of the chain that begins there, 0 if none does; the place of the
-state before the row; and that of the state behind it."""
+WORDS = 4
+"""Number of words of a row: rows of the chain that begins there, 0 if none does, -1 if the row is
+repeated; the place of the state before the row; that of the state behind it; and how many rows
+repeat it."""
 
 
 class StateChains:
@@ -66,13 +68,17 @@ class StateChains:
 
 def chain_words(pieces: Sequence[Piece]) -> list[list[int]]:
     """Return the `WORDS` words of each piece, which is a single token."""
-    words, first, last = list[list[int]](), 0, -1
+    words, first, own, last = list[list[int]](), 0, 0, None
     for row, piece in enumerate(pieces):
-        if piece.read_slot != piece.slot and piece.read_slot == last:
+        if piece == last:
+            words[own][3] += 1
+            words.append([-1, piece.slot, piece.slot, 0])
+            continue
+        if last is not None and last.slot == piece.read_slot != piece.slot:
             words[first][0] += 1
-            words.append([0, piece.read_slot, piece.slot])
+            words.append([0, piece.read_slot, piece.slot, 0])
         else:
-            words.append([1, piece.read_slot, piece.slot])
+            words.append([1, piece.read_slot, piece.slot, 0])
             first = row
-        last = piece.slot
+        own, last = row, piece
     return words

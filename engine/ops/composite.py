@@ -175,9 +175,12 @@ class CompositeOps(Ops):
             compute: returns the result of some rows of one sequence, and updates its state.
         """
         found: list[Tensor] = []
-        row = 0
+        row, last = 0, None
         for piece in states.batch.pieces:
-            state = states.held[piece.slot]
+            if piece == last:  # the last row of a captured pass, repeatedly
+                found.append(found[-1])
+                continue
+            last, state = piece, states.held[piece.slot]
             if piece.read_slot != piece.slot:
                 state.copy_(states.held[piece.read_slot])
             found.append(compute(slice(row, row + piece.n), state))

@@ -204,7 +204,9 @@ class Rank:
             lambda: self.begin(ids, batch),
             lambda: self.forward(len(ids)),
             lambda: self.captured(lambda: self.forward(len(ids))),
-            self.context.cache.recurrent_tensors([piece.slot for piece in batch.pieces]),
+            self.context.cache.recurrent_tensors(
+                piece.slot for piece in batch.pieces if piece.read_slot == piece.slot
+            ),
         )
 
     def guess_capture_task(self, ids: Sequence[int], batch: Batch, block: int) -> CaptureTask:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels.elementwise import activated
-from engine.gpu.kernels.recurrent import n_in_chain, state_before, state_behind
+from engine.gpu.kernels.recurrent import n_in_chain, n_repeats, state_before, state_behind
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
@@ -62,7 +62,7 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
     """Convolve BLOCK channels of the chain that begins at a row, see `engine.gpu.state_chains`.
 
     The last row comes first: the first row may overwrite the state before it, which others read.
-    Sums have the order of `causal_conv`.
+    Sums have the order of `causal_conv`. Rows that repeat one get its result.
 
     Args:
         state: F32 (places, n_channel, TAPS - 1), with `slot_size` elements for each place.
@@ -90,7 +90,8 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
         total = activated(total, ACT)
         if HAS_GATES:
             total *= tl.load(after + row * stride + channel, mask=inside, other=0.0)
-        tl.store(y + row * n_channel + channel, total, mask=inside)
+        for n_rows in range(1 + n_repeats(chains, first + row)):
+            tl.store(y + (row + n_rows) * n_channel + channel, total, mask=inside)
         kept = ()
         for tap in tl.static_range(TAPS - 1):
             place = row + 1 + tap - (TAPS - 1)

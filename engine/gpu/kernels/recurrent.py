@@ -7,7 +7,7 @@ head. Sizes of heads are constants; strides are those between tokens.
 The tokens go on from one state, which is written once, in place. If PLACED, they are rows of
 several sequences, with a program for the chain that begins at each row, see
 `engine.gpu.state_chains`: `state` has `slot_size` elements for each place, a chain reads that of
-its first row once, and the state behind each row is written.
+its first row once, and the state behind each row is written. Rows that repeat one get its result.
 """
 
 import triton
@@ -15,14 +15,14 @@ import triton.language as tl
 
 from engine.gpu.kernels.elementwise import activated, sigmoid, softplus
 
-CHAIN_WORDS = tl.constexpr(3)
+CHAIN_WORDS = tl.constexpr(4)
 """Number of int64 words of each row: rows of the chain that begins there, place of the state before
-the row, and place of the state behind it."""
+the row, place of the state behind it, and number of rows behind it that repeat it."""
 
 
 @triton.jit
 def n_in_chain(chains, row):
-    """Return the number of rows of the chain that begins at a row; 0 if none does."""
+    """Return the number of rows of the chain that begins at a row; 0 or less if none does."""
     return tl.load(chains + row * CHAIN_WORDS).to(tl.int32)
 
 
@@ -36,6 +36,12 @@ def state_before(chains, row, slot_size):
 def state_behind(chains, row, slot_size):
     """Return the offset of the state behind a row."""
     return tl.load(chains + row * CHAIN_WORDS + 2) * slot_size
+
+
+@triton.jit
+def n_repeats(chains, row):
+    """Return how many rows behind a row repeat it."""
+    return tl.load(chains + row * CHAIN_WORDS + 3).to(tl.int32)
 
 
 @triton.jit
@@ -103,10 +109,14 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
             matrix *= kept
         written = share * (value - tl.sum(matrix * key[:, None], 0))
         matrix += key[:, None] * written[None, :]
-        tl.store(y + column, tl.sum(matrix * query[:, None], 0), mask=in_value)
+        result = tl.sum(matrix * query[:, None], 0)
+        tl.store(y + column, result, mask=in_value)
         if PLACED:
             behind = state + state_behind(chains, first + i, slot_size)
             tl.store(behind + place, matrix, mask=inside)
+            for n_rows in range(n_repeats(chains, first + i)):
+                again = y + (n_rows + 1) * n_head * N_VALUE
+                tl.store(again + column, result, mask=in_value)
         q += q_stride
         k += k_stride
         v += v_stride
@@ -162,10 +172,14 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
         query = tl.load(c + column, mask=in_state, other=0.0)
         held = tl.exp(size[:, None] * rates) * held + (size * value)[:, None] * key[None, :]
         total = tl.sum(held * query[None, :], 1) + skip * value
-        tl.store(y + channel, total * activated(door, "silu"), mask=in_channel)
+        result = total * activated(door, "silu")
+        tl.store(y + channel, result, mask=in_channel)
         if PLACED:
             behind = state + state_behind(chains, first + i, slot_size)
             tl.store(behind + place, held, mask=inside)
+            for n_rows in range(n_repeats(chains, first + i)):
+                again = y + (n_rows + 1) * n_channel
+                tl.store(again + channel, result, mask=in_channel)
         x += x_stride
         step += step_stride
         b += b_stride
@@ -224,10 +238,14 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains
         query = tl.load(c + column, mask=in_state, other=0.0)
         held = tl.exp(size * rate) * held + (size * value)[:, None] * key[None, :]
         total = tl.sum(held * query[None, :], 1) + skip * value
-        tl.store(y + row, total * activated(door, "silu"), mask=in_row)
+        result = total * activated(door, "silu")
+        tl.store(y + row, result, mask=in_row)
         if PLACED:
             behind = state + state_behind(chains, first + i, slot_size)
             tl.store(behind + place, held, mask=inside)
+            for n_rows in range(n_repeats(chains, first + i)):
+                again = y + (n_rows + 1) * n_head * N_ROW
+                tl.store(again + row, result, mask=in_row)
         gate += gate_stride
         x += x_stride
         step += step_stride

@@ -114,20 +114,24 @@ def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool
     """Return whether a pass computes single tokens as a recording of so many would.
 
     Args:
-        can_rewind: whether there are no recurrent states, which `padded` would change twice.
+        can_rewind: whether there are no recurrent states, which CPUs beside GPUs would change once
+            more for each row that `padded` adds.
     """
     pieces = batch.pieces
     if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
         return False
     if len(pieces) > MOST_AT_ONCE:
         return False
-    return can_rewind or not are_captured(ranks) or len(pieces) in CAPTURED_ROWS
+    if can_rewind or not are_captured(ranks) or len(pieces) in CAPTURED_ROWS:
+        return True
+    return all(rank.backend.captures or rank.is_idle for rank in ranks)
 
 
 def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Sequence[int], Batch]:
     """Return single tokens as a size that is captured, by computing the last one repeatedly.
 
-    Its keys and values are written to the same place again.
+    Its keys and values are written to the same place again; recurrent states change once, see
+    `engine.gpu.state_chains`.
     """
     n_more = captured_rows(len(ids)) - len(ids) if are_captured(ranks) else 0
     if not n_more:

@@ -31,6 +31,7 @@ from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.page_tables import PagedRows
+from engine.gpu.state_chains import WORDS
 from engine.links.exchange import Exchange, load_pairs, store_pairs
 from engine.models.declare import declare
 from engine.ops.recurrent import Chunks, Decays
@@ -233,7 +234,7 @@ def of_recurrent_layers(is_brief: bool) -> None:
 
 def of_placed_states() -> None:
     """Run recurrent layers for the rows of several sequences."""
-    chains = torch.empty(4, 3, dtype=torch.int64, device=META)
+    chains = torch.empty(4, WORDS, dtype=torch.int64, device=META)
     gated = _f32(4, 3 * 2048).chunk(3, dim=1)
     recurrent.causal_conv(gated[2], _f32(8, 2048, 2), _f32(2048, 3), None, None, gated[:2], chains)
     for step in ((4, 32), (4, 32, 128)):

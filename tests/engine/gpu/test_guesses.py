@@ -8,6 +8,7 @@ import pytest
 from engine import Model, load_model
 from engine.forward.batch import CheckedRows
 from engine.generation.scheduling.drafts import Drafts
+from engine.runtime import model_runner
 from tests.helpers.golden import golden_path
 from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.least_recurrent import least_recurrent_gguf
@@ -117,3 +118,30 @@ def test_guesses_of_models_with_recurrent_states(
             check(model, 8, 1, PROMPTS[:2])
             model.resplit(split[::-1])
             check(model, 8, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(1,), (2, 1)], ids=str)
+@pytest.mark.parametrize("arch", ["lfm2", "mamba", "mamba2", "qwen35"])
+def test_recurrent_states_change_once_in_padded_passes(
+    tmp_path: Path, arch: str, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three, five, six and seven answers, and guesses for three: tokens of passes not captured."""
+    path, devices = least_recurrent_gguf(tmp_path / "m.gguf", arch), ["cpu"] * len(split)
+    prompts = [[5 + k, 9, 33 - k, 12][: 2 + k % 3] for k in range(7)]
+    with load_model(path, devices, split, n_ctx=256, parallel=7, draft="ngram") as model:
+        check(model, 12, 1, PROMPTS)
+        check(model, 12, 3, PROMPTS)
+        sizes = set(model.runtime.ranks[0].recordings)
+        assert sizes >= {1, 2, 4, CheckedRows(8), CheckedRows(16)}, "of three, six, twelve rows"
+        model.scheduler.drafts = Drafts()
+        found = [said_after(model, prompts[:n]) for n in (3, 5, 6, 7)]
+        assert 8 in model.runtime.ranks[0].recordings
+        monkeypatch.setattr(model_runner, "may_repeat", lambda *args, **options: False)
+        assert [said_after(model, prompts[:n]) for n in (3, 5, 6, 7)] == found
+
+
+def said_after(model: Model, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return answers that are computed together, nothing of which is cached."""
+    model.scheduler.forget()
+    return guessed_answers(model, prompts, 6)[0]

@@ -194,6 +194,50 @@ def test_rows_of_several_sequences_find_their_states(
         assert changed == [0, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("n", [1, 3, 4, 6], ids=lambda n: f"{n} rows")
+def test_rows_of_padding_repeat_the_last_one(
+    has_kernels: bool, n: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have its bits, and leave all states as they are without them: in place, or elsewhere."""
+    n_rows, ops = n + 2, GpuOps(torch.device(device))
+    x, step, gate, b, c = (randn(n_rows, 8).to(device) for _ in range(5))
+    matrix, weight = -torch.rand(8, 8).to(device), randn(8, 4).to(device)
+    vector = torch.rand(8).to(device)
+    delta = delta_inputs(n_rows, 2, 16, device, per_channel=False, is_shared=False)
+    for t in (x, step, gate, b, c, *delta[:4], delta.beta):
+        if t.shape[0] == n_rows:
+            t[n:] = t[n - 1]
+    heads = [t.view(n_rows, 2, 4) for t in (x, step, gate, b, c)]
+    scan = ScanInputs(
+        heads[0], step[:, :2].contiguous(), vector[:2], -vector[:2], heads[3], heads[4],
+        vector[:2], gate, None,
+    )  # fmt: skip
+    pieces = PIECES[:n]
+    padded, plain = Batch(pieces + pieces[-1:] * 2, 0), Batch(pieces, 0)
+    for name, compute, shape in (
+        ("causal_conv", lambda o, s, r: o.causal_conv(x[r], s, weight, vector), (8, 3)),
+        ("delta_net", lambda o, s, r: o.delta_net(delta.rows(r), s), (2, 16, 16)),
+        ("selective_scan", lambda o, s, r: o.selective_scan(
+            x[r], step[r], matrix, b[r], c[r], vector, gate[r], s), (8, 8)),
+        ("state_space_scan", lambda o, s, r: o.state_space_scan(scan.rows(r), s), (2, 4, 4)),
+    ):  # fmt: skip
+        if not has_kernels:
+            monkeypatch.setattr(recurrent, name, lambda *args: None)
+        states, results = randn(8, *shape).to(device), []
+        for one, batch in ((ops, padded), (ops, plain), (EXACT, padded)):
+            held = states.clone()
+            ops.begin(batch, torch.arange(batch.n_rows, device=device))
+            y = compute(one, PlacedStates(held, batch), slice(0, batch.n_rows))
+            results.append((y, held))
+        monkeypatch.undo()
+        (found, held), (expected, expected_held), exact = results
+        assert torch.equal(held, expected_held)
+        assert torch.equal(found[:n], expected)
+        assert torch.equal(found[n:], expected[-1:].expand(2, *expected.shape[1:]))
+        torch.testing.assert_close((found, held), exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("n_tap", [2, 3, 4])
 def test_a_guess_has_the_bits_of_a_token(n_tap: int, device: str) -> None:
     """A chain leaves what its rows leave one by one, each in its place."""
