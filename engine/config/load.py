@@ -142,7 +142,8 @@ class LoadParams:
         mmproj_device: device on which it lies whole: one of the ranks', or "cpu"; "auto" for the
             GPU with the largest share that has room for it, else for a CPU.
         draft_max: largest number of guesses for an answer that a pass checks. The state behind each
-            takes memory in models with recurrent layers, which have room for three at most.
+            takes memory in models with recurrent layers, which have room for three where there is
+            little of it.
         machines: number of ranks on each machine, of consecutive ones, where several machines
             compute the model together; empty on a single one.
         machine_link: how tensors go from one machine to another: "gloo" through host memory,

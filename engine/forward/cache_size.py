@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 LEAST_SLOTS = 2
 """Least number of sequences whose recurrent states lie on the devices."""
 
-MOST_GUESSED = 3
-"""Largest number of guesses for an answer that a pass checks where layers have recurrent states, as
-the state behind each guess takes as much memory as one more sequence's."""
+FEW_GUESSED = 3
+"""Largest number of guesses for an answer that have places for the state behind each in any case.
+
+A state takes as much memory as one more sequence's: 79 MB for Qwen 3 Next 80B, 157 MB for Qwen 3.5
+27B. Where there is more memory, each guess that `LoadParams.draft_max` allows has a place.
+"""
 
 TOLD_COUNTS = 1, 2, 3, 4, 6, 8, 12, MOST_AT_ONCE
 """Numbers of requests of which it is told at which length they have room."""
@@ -57,16 +60,20 @@ class CacheSize:
     n_guessed: int = 0
 
     @classmethod
-    def asked(cls, params: LoadParams, n_ctx: int, n_batch: int | None = None) -> CacheSize:
+    def asked(
+        cls, params: LoadParams, n_ctx: int, n_batch: int | None = None,
+        n_guessed: int | None = None,
+    ) -> CacheSize:  # fmt: skip
         """Return the sizes that the parameters of a load ask for.
 
         Args:
             n_ctx: context in tokens, as the model allows it.
             n_batch: number of prompt tokens that are computed at once; None as the parameters say,
                 or the default.
+            n_guessed: see `CacheSize`; None for few.
         """
         n_batch = n_batch or params.n_batch or PROMPT_BATCH
-        n_guessed = n_states_guessed(params)
+        n_guessed = min(params.n_draft, FEW_GUESSED) if n_guessed is None else n_guessed
         return cls(n_ctx, params.kv_type, params.parallel, n_batch, n_guessed)
 
     def n_pages(self, sight: Sight) -> int:
@@ -139,8 +146,3 @@ class CacheSize:
     def n_held(self, sight: Sight) -> int:
         """Return for how many tokens a layer has memory."""
         return self.n_pages(sight) * PAGE
-
-
-def n_states_guessed(params: LoadParams) -> int:
-    """Return how many guesses for a sequence are checked where layers have recurrent states."""
-    return min(params.n_draft, MOST_GUESSED)

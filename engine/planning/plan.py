@@ -15,7 +15,7 @@ from engine.devices.places import far_id, is_cpu, machine_of
 from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.forward.cache_size import CacheSize, RequestRoom, n_states_guessed
+from engine.forward.cache_size import FEW_GUESSED, CacheSize, RequestRoom
 from engine.forward.state import KVState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
@@ -45,9 +45,10 @@ CHECKPOINT_FRACTION = 1 / 8
 """Largest part of the host's free memory that they may take then, and twice that of what a plan
 leaves free."""
 
-LARGE_BATCH_FRACTION = 0.98
-"""Largest part of a device's free memory that a plan with large batches of prompts may take; beyond
-it they are smaller, and what is left may make up for an estimate."""
+LARGE_FRACTION = 0.98
+"""Largest part of a device's free memory that a plan may take with large batches of prompts or with
+the states behind many guesses; beyond it there are smaller ones or fewer, and what is left may make
+up for an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,8 @@ def choose_plan(
 ) -> Plan:
     """Return a plan, with dequantised weights and large batches where there is room for them.
 
-    The encoder of pictures lies on the first of its devices that has room for it.
+    So it is for the states of recurrent layers behind more than `FEW_GUESSED` guesses. The encoder
+    of pictures lies on the first of its devices that has room for it.
 
     Args:
         sizes: returns the sizes of each rank, given the storage format of each.
@@ -298,23 +300,29 @@ def _roomiest(
     """Return a plan without kept states, and the ranks' sizes; see `choose_plan`."""
     usable = beside_reserve(free_bytes or {}, params.reserve)
     n_least = PROMPT_BATCH if params.n_batch is None else params.n_batch
+    few = min(params.n_draft, FEW_GUESSED)
 
-    def with_storage(storage: str) -> tuple[Sequence[RankSize], Callable[[int], Plan]]:
+    def with_storage(storage: str) -> tuple[Sequence[RankSize], Callable[[int, int], Plan]]:
         storages = tuple("kernels" if uses_kernels(d) else storage for d in devices)
         found = sizes(storages)
-        return found, lambda n: _plan(params, hp, devices, shares, storages, found, n)
+        return found, lambda *n: _plan(params, hp, devices, shares, storages, found, *n)
 
     found, planned = with_storage("f32")
-    plan = planned(n_least)
+    plan = planned(n_least, few)
     if "f32" in plan.storage and not _is_roomy(plan, usable, DENSE_FRACTION):
         found, planned = with_storage("packed")
-        plan = planned(n_least)
-    is_far = any(map(machine_of, devices))  # machines agree on a size beforehand
-    if params.n_batch is not None or is_far or not _is_all_on_gpus(plan, found):
+        plan = planned(n_least, few)
+    if any(map(machine_of, devices)):  # machines agree on sizes beforehand
         return plan, found
-    larger = (planned(n) for n in LARGE_PROMPT_BATCHES if n <= hp.n_ctx)
-    roomy = (one for one in larger if _is_roomy(one, usable, LARGE_BATCH_FRACTION))
-    return next(roomy, plan), found
+    larger: list[tuple[int, int]] = []
+    if params.n_batch is None and _is_all_on_gpus(plan, found):
+        larger += [(n, few) for n in LARGE_PROMPT_BATCHES if n <= hp.n_ctx]
+    roomy = (one for n in larger if _is_roomy(one := planned(*n), usable, LARGE_FRACTION))
+    plan = next(roomy, plan)
+    if plan.has_states and params.n_draft > few:
+        more = planned(plan.n_batch, params.n_draft)
+        plan = more if _is_roomy(more, usable, LARGE_FRACTION) else plan
+    return plan, found
 
 
 def _is_all_on_gpus(plan: Plan, sizes: Sequence[RankSize]) -> bool:
@@ -337,7 +345,7 @@ def _is_roomy(plan: Plan, free_bytes: Mapping[str, int], part: float) -> bool:
 
 def _plan(
     params: LoadParams, hp: HParams, devices: Sequence[str], shares: Shares,
-    storages: Sequence[str], sizes: Sequence[RankSize], n_batch: int,
+    storages: Sequence[str], sizes: Sequence[RankSize], n_batch: int, n_guessed: int,
 ) -> Plan:  # fmt: skip
     elements = max(1, sum(size.elements for size in sizes))
     n_meeting = _n_meeting(devices, storages, sizes)
@@ -356,7 +364,14 @@ def _plan(
                 storage=storages[rank],
                 memory=replace(
                     rank_memory(
-                        params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch
+                        params,
+                        hp,
+                        device,
+                        storages[rank],
+                        sizes[rank],
+                        n_meeting,
+                        n_batch,
+                        n_guessed,
                     ),
                     draft=draft if rank == params.draft_rank else 0,
                     pictures=pictures if rank == seeing else 0,
@@ -374,7 +389,7 @@ def _plan(
         parallel=params.parallel,
         sights=in_order(layer.sight for layer in layers if not layer.tensors),
         has_states=any(layer.tensors for layer in layers),
-        n_guessed=n_states_guessed(params),
+        n_guessed=n_guessed,
         pictures_device=eyes,
         pictures_apart=pictures if seeing is None else 0,
     )

@@ -143,7 +143,7 @@ def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
 
 def rank_memory(
     params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
-    n_batch: int,
+    n_batch: int, n_guessed: int = 0,
 ) -> MemoryUse:  # fmt: skip
     """Return the predicted bytes of a rank.
 
@@ -153,6 +153,7 @@ def rank_memory(
         size: sizes of what it holds.
         n_meeting: number of ranks that exchange values on their devices; 0 if hosts do it.
         n_batch: number of prompt tokens that are computed at once.
+        n_guessed: see `CacheSize`.
     """
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
     n_checked = (1 if is_cpu(device) else params.parallel) * (1 + params.n_draft)
@@ -161,7 +162,7 @@ def rank_memory(
         is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts,
         n_parallel=params.parallel, n_checked=min(n_checked, MOST_AT_ONCE) if params.n_draft else 0,
     )  # fmt: skip
-    cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch))
+    cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch, n_guessed))
     # what this processor can multiply is known only where it computes, so the larger size counts
     has_words = storage == "kernels" and kernels_for(device) == "cpu" and x_bytes(hp) == 1
     use = MemoryUse(

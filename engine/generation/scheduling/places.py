@@ -57,9 +57,6 @@ class Places:
 
     Args:
         checkpoint_bytes: largest number of bytes of recurrent states that are kept.
-
-    Attributes:
-        most: largest number of sequences that have a place at once.
     """
 
     def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
@@ -68,11 +65,14 @@ class Places:
         self._sequences = Sequences(groups, lambda *pages: self._runtime.copy_page(*pages))
         self._states: Checkpoints[SlotState] = Checkpoints(checkpoint_bytes)
         self._has_states = not runtime.can_rewind
-        self.most = min(MOST_AT_ONCE, runtime.n_batch)
-        if self._has_states:
-            self.most = min(self.most, runtime.n_slots)
         self._holders: dict[int, CachePlace] = {}
         self._seats: set[int] = set()
+
+    @property
+    def most(self) -> int:
+        """Largest number of sequences that have a place at once."""
+        most = min(MOST_AT_ONCE, self._runtime.n_batch)
+        return min(most, self._runtime.n_slots) if self._has_states else most
 
     @property
     def pools(self) -> list[PagePool]:
@@ -101,7 +101,10 @@ class Places:
         return self._states
 
     def move(self, runtime: PagedRuntime) -> None:
-        """Go on with another runtime that has the same pages, but no recurrent states."""
+        """Go on with another runtime that has the same pages, but no recurrent states.
+
+        It may have places for more or fewer of these.
+        """
         assert not self._holders, "no sequence has states while they are moved"
         self._runtime = runtime
 

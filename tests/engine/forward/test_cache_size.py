@@ -74,7 +74,7 @@ def test_recurrent_states_have_a_slot_for_each_sequence() -> None:
 
 
 def test_guesses_have_recurrent_states_of_their_own() -> None:
-    """At most three, and no more than a pass has rows."""
+    """Three if nothing else is known, and no more than a pass has rows."""
     slots = [CacheSize(256, n_parallel=n, n_guessed=3).n_slots for n in (1, 2, 3, 4, 8, 16)]
     assert slots == [4, 8, 12, 16, 16, 16]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import LoadParams, Planner
-from engine.planning.plan import LARGE_BATCH_FRACTION, Plan
+from engine.planning.plan import LARGE_FRACTION, Plan
 from tests.helpers.hollow import hollow_llama, hollow_moe
 
 PLENTY = {"cpu": 1 << 40, "cuda:0": 1 << 40, "cuda:1": 1 << 40}
@@ -62,7 +62,7 @@ def test_batches_are_smaller_where_memory_is_scarce(planner: Planner) -> None:
     needed = {n: bytes_on_gpu(planned(planner, "cuda:0", n_batch=n)) for n in (512, 1024, 2048)}
     assert needed[512] < needed[1024] < needed[2048]
     for n, smaller in ((2048, 1024), (1024, 512)):
-        enough = int(needed[n] / LARGE_BATCH_FRACTION) + 1
+        enough = int(needed[n] / LARGE_FRACTION) + 1
         found = planned(planner, "cuda:0", free={"cuda:0": enough})
         assert (found.n_batch, bytes_on_gpu(found)) == (n, needed[n])
         scarce = {"cuda:0": enough - 2}

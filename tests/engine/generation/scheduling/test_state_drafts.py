@@ -13,6 +13,7 @@ from engine import Model, load_model
 from engine.drafting.control import DraftControl, Proposal
 from engine.forward.batch import Batch, Piece
 from engine.generation.scheduling.drafts import Drafts
+from engine.generation.scheduling.places import Places
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.sampling.token_source import Logits
 from tests.engine.generation.scheduling.test_drafts import answers, knowing
@@ -227,3 +228,17 @@ def test_what_restricts_an_answer_holds_for_guesses(
         model.scheduler.drafts, sizes = knowing(prompts, expected), sizes_of_passes(model)
         assert answers(model, prompts, **wished) == expected
         assert {4, 8} & set(sizes), "guesses are checked"
+
+
+def test_there_are_as_many_places_as_the_runtime_has_states() -> None:
+    """Behind a change of the split, too, where another one has memory for fewer."""
+    places = Places(made("hybrid", n_slots=8, n_ctx=900))
+    one = places.open(prompt_of(40))
+    assert (places.most, places.most_guesses(1), places.most_guesses(2)) == (8, 7, 3)
+    places.close(one)
+    places.move(made("hybrid", n_slots=4, n_ctx=900))
+    one = places.open(prompt_of(40))
+    assert (places.most, places.most_guesses(1), places.most_guesses(2)) == (4, 3, 1)
+    places.set_apart(one, 3)
+    assert sorted([one.slot, *one.ahead]) == [0, 1, 2, 3]
+    assert places.most_guesses(1) == 0
