@@ -9,7 +9,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from engine.distributed.machine_cache import MachineCache
 from engine.distributed.machines import UNLOAD, ModelPlace
 from engine.errors import EngineError
 from engine.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
-from engine.forward.batch_sizes import SMALL_BATCH
 from engine.runtime.model_runner import ModelRunner
 from engine.sampling.slices import (
     SliceCandidates,
@@ -32,6 +32,7 @@ from engine.sampling.slices import (
 
 if TYPE_CHECKING:
     from engine.runtime.passes.unread import Reading
+    from engine.runtime.rank import Captures
     from engine.sampling.token_source import Logits, SamplingWish
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
@@ -53,15 +54,18 @@ class MachineRunner(MachineCache, ModelRunner):
 
     _joined: ModelPlace | None = None
 
-    def join(self, place: ModelPlace, *, pads: bool) -> None:
+    def join(self, place: ModelPlace, captures: Captures, most_checked_rows: int) -> None:
         """Work with other machines from now on; called before the first pass.
 
         Args:
             place: place of the model among the machines.
-            pads: whether any machine computes more rows than asked for, to repeat a capture.
+            captures: captures of the ranks of all machines.
+            most_checked_rows: see `PagedRuntime`.
         """
-        self._joined, self._pads = place, pads
-        self._is_pipeline = not pads and 0 not in place.heads(self.ranks[0].model.split)
+        self._joined, self._most_checked_rows = place, most_checked_rows
+        for rank in self.ranks:
+            rank.elsewhere = captures
+        self._is_pipeline = not captures.some and 0 not in place.heads(self.ranks[0].model.split)
         self._dropped, self._saved = [], weakref.WeakValueDictionary()
         self._n_rows = 0
         self._last: np.ndarray | None = None
@@ -75,8 +79,7 @@ class MachineRunner(MachineCache, ModelRunner):
 
     @property
     def most_checked_rows(self) -> int:
-        most = super().most_checked_rows
-        return most if self._joined is None or not self._pads else min(most, SMALL_BATCH)
+        return super().most_checked_rows if self._joined is None else self._most_checked_rows
 
     def leave(self) -> None:
         """Have the other machines free the model, unless they are lost; safe to call twice."""
@@ -145,6 +148,15 @@ class MachineRunner(MachineCache, ModelRunner):
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
         return self._step(ids, batch, ())
+
+    def rehearse(self, n: int) -> bool:
+        """Have all machines compute n tokens while no kernel waits for another rank."""
+        found: bool = self._together("rehearse", n)
+        return found
+
+    def _do_rehearse(self, n: int) -> bool:
+        self._n_rows = 1
+        return super().rehearse(n)
 
     def _step(self, ids: Sequence[int], batch: Batch, queries: Sequence[SliceQuery]) -> Logits:
         """Run the rows of a batch on all machines; return logits, or candidates of each slice."""
@@ -274,11 +286,6 @@ class MachineRunner(MachineCache, ModelRunner):
 
     # guesses of MTP blocks
 
-    @property
-    def guesser(self) -> Self | None:
-        """Itself if the model has an MTP block, and no machine captures tokens on GPUs."""
-        return None if self._joined is not None and self._pads else super().guesser
-
     def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
         before, (block, (rows, places)) = self._unread.joined(ids, batch, number)
@@ -293,8 +300,8 @@ class MachineRunner(MachineCache, ModelRunner):
         batch = batch_of(pieces, first_logit)
         self._n_rows = len(ids) - first_logit
         with self._guard("to guess the next tokens", 1):
-            task = self._guess_task(ids, batch, block)
-            mine = self._read(lambda: self._logits(task), lambda x: x.cpu().numpy())
+            guessed = partial(self._guessed, ids, batch, block)
+            mine = self._read(guessed, lambda x: x.cpu().numpy())
             return self._collected(mine, ())
 
     def _read_tokens(self, passes: Iterable[Reading]) -> None:

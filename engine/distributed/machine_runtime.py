@@ -22,6 +22,8 @@ from engine.gguf.reader import GGUFFile
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.planning.params_json import params_document
 from engine.progress import never
+from engine.runtime.rank import Captures
+from engine.runtime.recording.sizes import captures_of
 from engine.runtime.thread_runtime import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -170,12 +172,15 @@ class MachineRuntime(ThreadRuntime):
 
     def _begin(self) -> None:
         """Agree with the other machines, of which the first one then computes first passes."""
-        runner, captures = self.runner, any(rank.backend.captures for rank in self.ranks)
-        facts = [captures, self.plan.checkpoint_bytes]
+        runner = self.runner
+        facts = [
+            *captures_of(self.ranks), runner.most_checked_rows, self.plan.checkpoint_bytes
+        ]  # fmt: skip
         self._is_agreed = True
         found = self._place.machines.agreed(None, facts)
-        self.plan = replace(self.plan, checkpoint_bytes=min(kept for _, kept in found))
-        runner.join(self._place, pads=any(captures for captures, _ in found))
+        some, are_all, n_rows, n_bytes = zip(*found, strict=True)
+        self.plan = replace(self.plan, checkpoint_bytes=min(n_bytes))
+        runner.join(self._place, Captures(any(some), all(are_all)), min(n_rows))
         if self._place.machines.number == 0:
             with self._explaining("to compute the first tokens"):
                 runner.warm_up()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,22 @@ GuessSize = tuple[int, int, int]
 """Index of an MTP block, number of tokens of a pass over it, and of those that are only read."""
 
 
+class Captures(NamedTuple):
+    """Which ranks with a part of a model capture passes over single tokens on their devices.
+
+    Attributes:
+        some: whether any does. Then the others take part in its steps, and compute as many rows.
+        all: whether all do.
+    """
+
+    some: bool
+    all: bool
+
+
+NO_RANKS = Captures(some=False, all=True)
+"""Captures of no ranks at all."""
+
+
 class Rank:
     """One rank: its slices of the weights and its part of the cache, on one device.
 
@@ -53,6 +69,7 @@ class Rank:
         recordings: recordings of such passes, by their size.
         guesses: recordings of passes over MTP blocks.
         refusal: reason why tokens cannot be recorded; "" if they may be.
+        elsewhere: captures of the ranks on other machines.
     """
 
     def __init__(
@@ -74,6 +91,7 @@ class Rank:
             if backend.records or backend.captures
             else "its device has no kernels that can be repeated"
         )
+        self.elsewhere = NO_RANKS
         self.tokens = torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=context.device)
 
     @property

@@ -1,8 +1,7 @@
 """Passes over the MTP blocks of a model on all ranks, which guess what follows tokens.
 
 A device that samples ahead comes to a stop before a guess, and prompts are not computed in
-micro-batches on GPUs. So `--draft auto` loads the blocks on CPUs alone. GPUs on several machines do
-not guess with them.
+micro-batches on GPUs. So `--draft auto` loads the blocks on CPUs alone.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from engine.forward.batch_sizes import (
     MOST_RECORDED,
     captured_rows,
 )
+from engine.runtime.rank import Captures
 
 if TYPE_CHECKING:
     from engine.forward.batch import Batch
@@ -24,9 +25,18 @@ MOST_GUESSES_RECORDED = 6
 """Largest number of sizes of passes over an MTP block that are kept recorded."""
 
 
+def captures_of(ranks: Sequence[Rank]) -> Captures:
+    """Return which ranks capture passes over single tokens, those of other machines included."""
+    busy = [rank for rank in ranks if not rank.is_idle]
+    return Captures(
+        some=any(rank.backend.captures or rank.elsewhere.some for rank in ranks),
+        all=all(rank.backend.captures for rank in busy) and all(r.elsewhere.all for r in ranks),
+    )
+
+
 def are_captured(ranks: Sequence[Rank]) -> bool:
     """Return whether any rank captures tokens on its device."""
-    return any(rank.backend.captures for rank in ranks)
+    return captures_of(ranks).some
 
 
 def n_until_recorded(ranks: Sequence[Rank]) -> int:
@@ -122,9 +132,8 @@ def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool
         return False
     if len(pieces) > MOST_AT_ONCE:
         return False
-    if can_rewind or not are_captured(ranks) or len(pieces) in CAPTURED_ROWS:
-        return True
-    return all(rank.backend.captures or rank.is_idle for rank in ranks)
+    captures = captures_of(ranks)
+    return can_rewind or captures.all or not captures.some or len(pieces) in CAPTURED_ROWS
 
 
 def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Sequence[int], Batch]:

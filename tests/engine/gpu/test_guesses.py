@@ -130,18 +130,18 @@ def test_recurrent_states_change_once_in_padded_passes(
     path, devices = least_recurrent_gguf(tmp_path / "m.gguf", arch), ["cpu"] * len(split)
     prompts = [[5 + k, 9, 33 - k, 12][: 2 + k % 3] for k in range(7)]
     with load_model(path, devices, split, n_ctx=256, parallel=7, draft="ngram") as model:
-        check(model, 12, 1, PROMPTS)
-        check(model, 12, 3, PROMPTS)
+        check(model, 6, 1, PROMPTS)
+        check(model, 6, 3, PROMPTS)
         sizes = set(model.runtime.ranks[0].recordings)
         assert sizes >= {1, 2, 4, CheckedRows(8), CheckedRows(16)}, "of three, six, twelve rows"
         model.scheduler.drafts = Drafts()
-        found = [said_after(model, prompts[:n]) for n in (3, 5, 6, 7)]
-        assert 8 in model.runtime.ranks[0].recordings
+        found = [said_after(model, prompts[:n]) for n in (3, 7)]
+        assert 8 in model.runtime.ranks[0].recordings, "of five, six and seven rows"
         monkeypatch.setattr(model_runner, "may_repeat", lambda *args, **options: False)
-        assert [said_after(model, prompts[:n]) for n in (3, 5, 6, 7)] == found
+        assert [said_after(model, prompts[:n]) for n in (3, 7)] == found
 
 
 def said_after(model: Model, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return answers that are computed together, nothing of which is cached."""
+    """Return answers that begin one after the other, nothing of which is cached."""
     model.scheduler.forget()
-    return guessed_answers(model, prompts, 6)[0]
+    return guessed_answers(model, prompts, 8)[0]

@@ -8,13 +8,24 @@ import numpy as np
 import pytest
 
 from engine import LoadParams, Model, SamplingParams
+from engine.runtime import builder
+from engine.runtime.model_runner import ModelRunner
+from engine.runtime.rank import Replay
+from tests.engine.gpu.test_mtp import N_VOCAB, PROMPTS
+from tests.engine.gpu.test_mtp import check as check_guesses
+from tests.helpers.golden import nmse
+from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.machine_threads import machines, model_on
+from tests.helpers.mtp_models import PlainMTP, mtp_gguf
 from tests.helpers.tiny_gguf import least_gguf
 
 WISHES = (
     SamplingParams(temperature=0, max_tokens=3, ignore_eos=True),
     SamplingParams(seed=3, temperature=1.2, max_tokens=3, ignore_eos=True),
 )
+
+BAR = 1e-3
+"""Largest NMSE where CPUs compute a part, whose activations have 8 bits in products."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,4 +66,69 @@ def test_captured_tokens_have_the_bits_of_one_process(
         assert model.fallbacks == ()
     assert np.array_equal(found, logits)
     assert found_tokens == tokens
+    assert not there.failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "mode"), [((1, 1), "tensor"), ((1, 1), "groups"), ((2, 1), "tensor")]
+)
+def test_mtp_blocks_guess_in_captured_passes(
+    tmp_path: Path, sizes: Sequence[int], mode: str
+) -> None:
+    """Guesses are those of the formulas, alone and for two; answers are those without."""
+    path = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB)
+    groups = tuple(sizes) if mode == "groups" else None
+    given = dict[str, Any](n_ctx=256, kv_type="f32", parallel=2, draft="mtp", groups=groups)
+    params = LoadParams(str(path), ("cpu",) * sum(sizes), split_mode=mode, **given)
+    with machines(len(sizes)) as there, model_on(sizes, params) as model:
+        assert model.runtime.runner.most_checked_rows == 16
+        check_guesses(model, PlainMTP(path), 8, 3, n_before=3)
+        check_guesses(model, PlainMTP(path), 6, 1, 2, PROMPTS[:2])
+        for rank in model.runtime.ranks:
+            assert {(0, 1, 0), (0, 2, 0)} <= set(rank.guesses)
+            assert all(isinstance(found, Replay) for found in rank.guesses.values())
+    assert not there.failures
+
+
+@pytest.mark.parametrize("on_cpu", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_machine_with_cpus_alone_takes_part_in_captures(
+    tmp_path: Path, on_cpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes as many rows, as often; before, a load waited for it in vain."""
+    made = builder.RankBuilder._backend
+
+    def backend(self: builder.RankBuilder, number: int, has_kernels: bool) -> object:
+        with monkeypatch.context() as patch:
+            if number == on_cpu:
+                patch.setattr(builder, "kernels_for", lambda name: "cpu")
+            return made(self, number, has_kernels)
+
+    path = least_gguf(tmp_path / "m.gguf")
+    params = LoadParams(str(path), ("cpu",) * 2, n_ctx=128, parallel=3, draft="off")
+    with Model(params) as one:
+        expected = one.logits([3, 4])
+    monkeypatch.setattr(builder.RankBuilder, "_backend", backend)
+    with machines(2) as there, model_on((1, 1), params) as model:
+        assert model.runtime.ranks[0].backend.captures == (on_cpu != 0)
+        assert nmse(model.logits([3, 4]), expected) < BAR
+        guessed_answers(model, [[5, 6 + k, 9] for k in range(3)], 5)
+        assert set(model.runtime.ranks[0].recordings) >= {1, 4}, "three are computed like four"
+    assert not there.failures
+
+
+@pytest.mark.slow
+def test_machines_rehearse_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before kernels of several GPUs meet, as they do on cards alone."""
+
+    def rehearsed(self: ModelRunner, compute: Any) -> bool:
+        self._read(compute, lambda logits: logits.cpu())
+        return True
+
+    monkeypatch.setattr(ModelRunner, "_rehearsed", rehearsed)
+    path = least_gguf(tmp_path / "m.gguf")
+    params = LoadParams(str(path), ("cpu",) * 2, n_ctx=128, draft="off")
+    with machines(2) as there, model_on((1, 1), params) as model:
+        assert model.runtime.runner.rehearse(3)
+        assert len(model.logits([3, 4])) == 2
     assert not there.failures

@@ -1,7 +1,44 @@
-"""Sizes of passes over an MTP block that GPUs capture."""
+"""Sizes of passes over single tokens, and over an MTP block, that GPUs capture."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from engine.forward.batch import Batch, Piece
-from engine.runtime.recording.sizes import padded_guesses
+from engine.runtime.rank import NO_RANKS, Captures
+from engine.runtime.recording.sizes import captures_of, may_repeat, padded_guesses
+
+
+def rank(captures: bool, elsewhere: Captures = NO_RANKS, *, is_idle: bool = False) -> Any:
+    backend = SimpleNamespace(captures=captures)
+    return SimpleNamespace(backend=backend, elsewhere=elsewhere, is_idle=is_idle)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "captures", "pads"),
+    [
+        ([rank(True), rank(True)], (True, True), True),
+        ([rank(True), rank(False, is_idle=True)], (True, True), True),
+        ([rank(True), rank(False)], (True, False), False),
+        ([rank(False), rank(False)], (False, False), True),
+        ([rank(True, Captures(some=True, all=False))], (True, False), False),
+        ([rank(False, Captures(some=True, all=False))], (True, False), False),
+        ([rank(True, Captures(some=True, all=True))], (True, True), True),
+    ],
+    ids=["GPUs", "idle CPU", "CPU beside", "CPUs", "CPU elsewhere", "GPU elsewhere", "both GPUs"],
+)
+def test_recurrent_states_are_padded_by_gpus_alone(
+    ranks: list[Any], captures: tuple[bool, bool], pads: bool
+) -> None:
+    """Others compute passes of four as they are, and of three step by step; CPUs record both."""
+    assert captures_of(ranks) == captures
+    three, four = (
+        Batch(tuple(Piece(9, 1, slot=seat, seat=seat) for seat in range(n)), 0) for n in (3, 4)
+    )
+    assert may_repeat(three, ranks, can_rewind=False) == pads
+    assert may_repeat(four, ranks, can_rewind=False)
+    assert may_repeat(three, ranks, can_rewind=True)
 
 
 def padded(n_read: int, n_guess: int) -> tuple[list[int], list[int], int] | None:

@@ -22,6 +22,7 @@ from engine.paging.sight import EVERYTHING
 from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.model_runner import ModelRunner
+from engine.runtime.rank import NO_RANKS
 
 CPU = torch.device("cpu")
 
@@ -372,8 +373,8 @@ class Warming(ModelRunner):
             backend=SimpleNamespace(
                 records=False, captures=True, compiles=True, prepare=lambda: None
             ),
-            micro_batches=None,
-        )
+            micro_batches=None, is_idle=False, elsewhere=NO_RANKS,
+        )  # fmt: skip
         self.ranks += [rank]
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Any:
@@ -397,6 +398,7 @@ class Capturing(ModelRunner):
         rank: Any = SimpleNamespace(
             backend=SimpleNamespace(records=False, captures=True, compiles=False, samples=True),
             micro_batches=None, recordings={}, is_idle=False, refusal="", device=CPU,
+            elsewhere=NO_RANKS,
             capture_task=lambda ids, batch: (ids, batch),
             compute=lambda ids, batch, *, in_micro_batches: torch.zeros(1, 10),
         )  # fmt: skip
