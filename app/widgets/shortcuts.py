@@ -136,9 +136,11 @@ def is_pressed(name: str, event: QKeyEvent) -> bool:
 
 
 def shown_keys(name: str) -> list[str]:
-    """Return the keys as this desktop writes them: "Ctrl+N"."""
-    native = QKeySequence.SequenceFormat.NativeText
-    return [keys.toString(native) for keys in sequences(name)]
+    """Return the keys as this desktop writes them: "Ctrl+N"; both keys "Enter" by one name."""
+    native, enter = QKeySequence.SequenceFormat.NativeText, tr("Enter")
+    texts = (keys.toString(native) for keys in sequences(name))
+    shown = (text.replace("Return", "Enter").replace("Enter", enter) for text in texts)
+    return list(dict.fromkeys(shown))
 
 
 def with_keys(text: str, name: str) -> str:

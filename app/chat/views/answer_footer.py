@@ -117,6 +117,7 @@ class AnswerFooter(QWidget):
     def _fit(self) -> None:
         """Put the buttons below the figures where one line has no room for both."""
         needed = self.buttons.sizeHint().width() + self.figures.least_width
+        needed += max(0, self._layout.spacing())
         if not self._versions.isHidden():
             needed += self._versions.sizeHint().width()
         direction = QBoxLayout.Direction

@@ -37,6 +37,10 @@ def test_every_declared_shortcut_is_in_use() -> None:
     assert set(names_in_use()) == set(SHORTCUTS)
 
 
+def test_both_keys_that_end_a_line_have_one_name() -> None:
+    assert shown_keys("send") == ["Enter", "Ctrl+Enter"]
+
+
 def test_no_key_is_bound_past_the_declaration() -> None:
     """So nothing works that the list does not show."""
     bound = {"QShortcut", "setShortcut", "setShortcuts", "QKeySequence"}
