@@ -101,7 +101,9 @@ FORMS: Final = (
     tr_later(
         "Even without older messages, the prompt has {n} tokens but the context holds {n_ctx}."
     ),
-    tr_later("Shorten the last message, or load the model with a larger context."),
+    tr_later(
+        "Shorten the last message or the system prompt, or load the model with a larger context."
+    ),
     tr_later(
         "Choose another chat template: in the split panel below “Requests, batch, pictures, RoPE,"
         " template”, or with --chat-template."

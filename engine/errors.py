@@ -298,7 +298,10 @@ class ContextOverflow(PromptError):
                 f"Even without older messages, the prompt has {n_kept} tokens but the context"
                 f" holds {n_ctx}."
             )
-            hint = "Shorten the last message, or load the model with a larger context."
+            hint = (
+                "Shorten the last message or the system prompt, or load the model with a larger"
+                " context."
+            )
         super().__init__(text, hint)
         self.n_tokens, self.n_ctx, self.n_kept = n_tokens, n_ctx, n_kept
 

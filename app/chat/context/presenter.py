@@ -61,6 +61,7 @@ class ContextPresenter(QObject):
             n = usage.n_draft
             if n < usage.size:
                 text = tr("This message and the system prompt have {n} tokens, the context {size}.")
+                hint = tr("Shorten one of them, or load the model with a longer context.")
                 n += usage.n_kept
             filled = text.format(n=n, size=usage.size)
             self.noticed.emit(Notice(filled, hint, "warning", chat=chat.id))

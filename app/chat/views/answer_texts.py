@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from app.chat.message import AnswerStats, Message
 from app.engine_client.guesses import guesses_text
+from app.engine_sentences import translated
 from app.translation import tr, tr_later, tr_n
 from app.units import decimal
 
@@ -69,7 +70,7 @@ def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> st
 
 def problem_of(message: Message) -> str:
     """Return what went wrong with an answer that has ended, as a sentence; "" if nothing has."""
-    return message.problem or (tr(INTERRUPTED) if message.stats is None else "")
+    return translated(message.problem) or (tr(INTERRUPTED) if message.stats is None else "")
 
 
 def can_continue(message: Message) -> bool:

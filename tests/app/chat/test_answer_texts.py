@@ -3,8 +3,9 @@
 import pytest
 
 from app.chat.message import AnswerStats, Message
-from app.chat.views.answer_texts import fitting_text, footer_parts
-from engine import Finished, Timings, Usage
+from app.chat.views.answer_texts import fitting_text, footer_parts, problem_of
+from app.translation import use_language
+from engine import ContextOverflow, Finished, Timings, Usage
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,16 @@ def test_the_footer_has_the_figures_of_the_answer(
     assert fitting_text(footer_parts(stats), lambda _: True) == expected
     message = Message("assistant", "Hi", stats)
     assert Message.from_json(message.to_json()) == message
+
+
+def test_what_went_wrong_is_said_in_the_language_of_the_window() -> None:
+    message = Message("assistant", "", problem=str(ContextOverflow(9, 4)))
+    use_language("de")
+    try:
+        assert problem_of(message) == "Der Prompt hat 9 Tokens, aber der Kontext fasst 4."
+    finally:
+        use_language("en")
+    assert problem_of(message) == str(ContextOverflow(9, 4))
 
 
 def test_what_matters_less_gives_way_first() -> None:

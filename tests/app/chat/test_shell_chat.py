@@ -257,7 +257,7 @@ def test_dropping_the_oldest_is_not_offered_where_the_last_message_is_too_long(
     notice = shell.window.banner.notice
     assert notice is not None
     assert notice.action == ""
-    assert notice.hint.startswith("Shorten the last message")
+    assert notice.hint.startswith("Shorten the last message or the system prompt")
 
 
 def test_thoughts_are_folded_away_and_left_out_of_later_turns(

@@ -162,6 +162,7 @@ def test_a_message_that_has_no_room_beside_the_system_prompt_is_told_so(
     notice = shell.window.banner.notice
     assert notice is not None
     assert notice.text == "This message and the system prompt have 49 tokens, the context 40."
+    assert notice.hint.startswith("Shorten one of them")
     assert notice.action == ""
 
 
