@@ -183,8 +183,8 @@ def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> 
         asked = [ChatMessage("user", text, pictures=(named,))]
         ids = prompt_of(model, asked).ids
         assert ids == prompt_of(model, [ChatMessage("user", text, pictures=(held,))]).ids
-        n_before, _ = model.count_tokens(asked, "hello")
-        n_without, _ = model.count_tokens([ChatMessage("user", text)], "hello")
+        n_before, *_ = model.count_tokens(asked, "hello")
+        n_without, *_ = model.count_tokens([ChatMessage("user", text)], "hello")
         assert model.sight is not None
         assert n_before is not None
         assert n_without is not None
