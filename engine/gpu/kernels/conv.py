@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels.elementwise import activated
-from engine.gpu.kernels.recurrent import n_in_chain, n_repeats, state_before, state_behind
+from engine.gpu.kernels.recurrent import n_in_chain, state_before, state_behind, store_repeats
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
@@ -90,8 +90,9 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
         total = activated(total, ACT)
         if HAS_GATES:
             total *= tl.load(after + row * stride + channel, mask=inside, other=0.0)
-        for n_rows in range(1 + n_repeats(chains, first + row)):
-            tl.store(y + (row + n_rows) * n_channel + channel, total, mask=inside)
+        own = y + row * n_channel
+        tl.store(own + channel, total, mask=inside)
+        store_repeats(chains, first + row, own, n_channel, channel, total, inside)
         kept = ()
         for tap in tl.static_range(TAPS - 1):
             place = row + 1 + tap - (TAPS - 1)

@@ -39,9 +39,15 @@ def state_behind(chains, row, slot_size):
 
 
 @triton.jit
-def n_repeats(chains, row):
-    """Return how many rows behind a row repeat it."""
-    return tl.load(chains + row * CHAIN_WORDS + 3).to(tl.int32)
+def store_repeats(chains, row, y, stride, at, result, mask):
+    """Store a row's result once more for each row behind it that repeats it.
+
+    Args:
+        y: place of the row's own result; those behind it are `stride` elements apart.
+        at: elements of a result.
+    """
+    for n in range(tl.load(chains + row * CHAIN_WORDS + 3).to(tl.int32)):
+        tl.store(y + (n + 1) * stride + at, result, mask=mask)
 
 
 @triton.jit
@@ -114,9 +120,7 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
         if PLACED:
             behind = state + state_behind(chains, first + i, slot_size)
             tl.store(behind + place, matrix, mask=inside)
-            for n_rows in range(n_repeats(chains, first + i)):
-                again = y + (n_rows + 1) * n_head * N_VALUE
-                tl.store(again + column, result, mask=in_value)
+            store_repeats(chains, first + i, y, n_head * N_VALUE, column, result, in_value)
         q += q_stride
         k += k_stride
         v += v_stride
@@ -177,9 +181,7 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
         if PLACED:
             behind = state + state_behind(chains, first + i, slot_size)
             tl.store(behind + place, held, mask=inside)
-            for n_rows in range(n_repeats(chains, first + i)):
-                again = y + (n_rows + 1) * n_channel
-                tl.store(again + channel, result, mask=in_channel)
+            store_repeats(chains, first + i, y, n_channel, channel, result, in_channel)
         x += x_stride
         step += step_stride
         b += b_stride
@@ -243,9 +245,7 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains
         if PLACED:
             behind = state + state_behind(chains, first + i, slot_size)
             tl.store(behind + place, held, mask=inside)
-            for n_rows in range(n_repeats(chains, first + i)):
-                again = y + (n_rows + 1) * n_head * N_ROW
-                tl.store(again + row, result, mask=in_row)
+            store_repeats(chains, first + i, y, n_head * N_ROW, row, result, in_row)
         gate += gate_stride
         x += x_stride
         step += step_stride
