@@ -25,18 +25,17 @@ MOST_GUESSES_RECORDED = 6
 """Largest number of sizes of passes over an MTP block that are kept recorded."""
 
 
+def are_captured(ranks: Sequence[Rank]) -> bool:
+    """Return whether any rank captures passes over single tokens, those of other machines too."""
+    return any(rank.backend.captures or rank.elsewhere.some for rank in ranks)
+
+
 def captures_of(ranks: Sequence[Rank]) -> Captures:
     """Return which ranks capture passes over single tokens, those of other machines included."""
-    busy = [rank for rank in ranks if not rank.is_idle]
     return Captures(
-        some=any(rank.backend.captures or rank.elsewhere.some for rank in ranks),
-        all=all(rank.backend.captures for rank in busy) and all(r.elsewhere.all for r in ranks),
+        some=are_captured(ranks),
+        all=all((r.is_idle or r.backend.captures) and r.elsewhere.all for r in ranks),
     )
-
-
-def are_captured(ranks: Sequence[Rank]) -> bool:
-    """Return whether any rank captures tokens on its device."""
-    return captures_of(ranks).some
 
 
 def n_until_recorded(ranks: Sequence[Rank]) -> int:
@@ -132,8 +131,9 @@ def may_repeat(batch: Batch, ranks: Sequence[Rank], *, can_rewind: bool) -> bool
         return False
     if len(pieces) > MOST_AT_ONCE:
         return False
-    captures = captures_of(ranks)
-    return can_rewind or captures.all or not captures.some or len(pieces) in CAPTURED_ROWS
+    if can_rewind or not are_captured(ranks):
+        return True
+    return len(pieces) in CAPTURED_ROWS or captures_of(ranks).all
 
 
 def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Sequence[int], Batch]:
