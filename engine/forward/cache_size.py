@@ -73,7 +73,7 @@ class CacheSize:
             n_guessed: see `CacheSize`; None for few.
         """
         n_batch = n_batch or params.n_batch or PROMPT_BATCH
-        n_guessed = min(params.n_draft, FEW_GUESSED) if n_guessed is None else n_guessed
+        n_guessed = few_guessed(params) if n_guessed is None else n_guessed
         return cls(n_ctx, params.kv_type, params.parallel, n_batch, n_guessed)
 
     def n_pages(self, sight: Sight) -> int:
@@ -146,3 +146,8 @@ class CacheSize:
     def n_held(self, sight: Sight) -> int:
         """Return for how many tokens a layer has memory."""
         return self.n_pages(sight) * PAGE
+
+
+def few_guessed(params: LoadParams) -> int:
+    """Return the number of guesses for a sequence that have places for states in any case."""
+    return min(params.n_draft, FEW_GUESSED)

@@ -15,7 +15,7 @@ from engine.devices.places import far_id, is_cpu, machine_of
 from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.forward.cache_size import FEW_GUESSED, CacheSize, RequestRoom
+from engine.forward.cache_size import CacheSize, RequestRoom, few_guessed
 from engine.forward.state import KVState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
@@ -300,7 +300,7 @@ def _roomiest(
     """Return a plan without kept states, and the ranks' sizes; see `choose_plan`."""
     usable = beside_reserve(free_bytes or {}, params.reserve)
     n_least = PROMPT_BATCH if params.n_batch is None else params.n_batch
-    few = min(params.n_draft, FEW_GUESSED)
+    few = few_guessed(params)
 
     def with_storage(storage: str) -> tuple[Sequence[RankSize], Callable[[int, int], Plan]]:
         storages = tuple("kernels" if uses_kernels(d) else storage for d in devices)
