@@ -10,7 +10,13 @@ from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QWidget
 
 from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.message import Message
-from app.chat.views.answer_texts import FooterPart, can_continue, fitting_text, footer_of
+from app.chat.views.answer_texts import (
+    FooterPart,
+    can_continue,
+    fitting_text,
+    footer_of,
+    joined,
+)
 from app.translation import tr
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import ElidedLabel
@@ -31,7 +37,7 @@ class FiguresLabel(ElidedLabel):
     def set_parts(self, parts: Sequence[FooterPart]) -> None:
         """Show figures."""
         self._parts = parts
-        self.set_full_text(" · ".join(part.text for part in parts))
+        self.set_full_text(joined(parts))
 
     def set_line(self, text: str) -> None:
         """Show a line of text in place of figures."""

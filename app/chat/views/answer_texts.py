@@ -58,13 +58,18 @@ def footer_parts(stats: AnswerStats) -> list[FooterPart]:
     return parts
 
 
+def joined(parts: Sequence[FooterPart]) -> str:
+    """Return the parts as one line."""
+    return " · ".join(part.text for part in parts)
+
+
 def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> str:
     """Return the parts that fit, the most important one at least, with "…" for those left out."""
     kept = list(parts)
-    text = " · ".join(part.text for part in kept)
+    text = joined(kept)
     while len(kept) > 1 and not fits(text):
         kept.remove(max(kept, key=lambda part: part.place))
-        text = " · ".join(part.text for part in kept) + " …"
+        text = joined(kept) + " …"
     return text
 
 
