@@ -100,6 +100,11 @@ class PictureRows(NamedTuple):
     whole: tuple[int, int] | None = None
     only_in_windows: bool = False
 
+    @property
+    def stop(self) -> int:
+        """Row after the last of them."""
+        return self.row + len(self.features)
+
 
 class CheckedRows(NamedTuple):
     """Size of a captured pass that checks guesses, apart from those over so many sequences.
@@ -143,6 +148,29 @@ class Batch(NamedTuple):
     def n_rows(self) -> int:
         """Number of rows."""
         return sum(piece.n for piece in self.pieces)
+
+    @property
+    def n_wanted(self) -> int:
+        """Number of rows whose logits are wanted."""
+        return max(0, self.n_rows - self.first_logit)
+
+    def ending(self) -> Batch:
+        """Return the rows whose logits are wanted as a batch: the last row, if there are none.
+
+        These are all rows if one of the wanted ones is of a picture, whose tokens may see each
+        other.
+        """
+        n_rows, n = self.n_rows, max(1, self.n_wanted)
+        left = n_rows - n
+        if not left or any(shown.stop > left for shown in self.pictures):
+            return self
+        first, *others = self.pieces
+        pieces, n_first = tuple(others[-n:]), max(0, n - len(others))
+        if n_first:
+            pieces = (first._replace(n_past=first.stop - n_first, n=n_first), *others)
+        places = tuple(place[-n_first:] for place in self.places) if n_first else ()
+        first_logit = max(0, self.first_logit - left)
+        return self._replace(pieces=pieces, first_logit=first_logit, pictures=(), places=places)
 
     @property
     def is_of_singles(self) -> bool:

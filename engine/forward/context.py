@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.forward.batch import MOST_AT_ONCE, Batch
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.forward.communicator import Communicator, Group
 from engine.forward.hidden_states import HiddenStates
 from engine.forward.operands import PlacedStates
@@ -42,6 +43,7 @@ class Context:
             pass.
         recorder: recorder of this pass, if it is recorded.
         is_sliced: whether each rank keeps its slice of the logits.
+        keeps_rows: whether all rows go through all blocks, see `drop_rows`.
         head_input: hidden state from which these slices were computed, (rows, n_embd), if it should
             have the same bits on all ranks.
     """
@@ -76,10 +78,14 @@ class Context:
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._normed: tuple[Tensor, NormLayer, Tensor] | None = None
         self._indices: dict[tuple[int, ...], Tensor] = {}
+        self.keeps_rows = False
+        self._ending: Batch | None = None
+        self._has_dropped = False
 
     def begin(self, batch: Batch) -> None:
         """Prepare for a pass."""
         self.batch = batch
+        self._ending, self._has_dropped = None, False
         self._angles.clear()
         self._normed = None
         self.side.clear()
@@ -90,6 +96,36 @@ class Context:
         if self._hidden_states is not None:
             self._hidden_states.begin(batch)
         self.ops.begin(batch, self.positions)
+
+    def let_rows_drop(self) -> None:
+        """Note that the next block is the last one that needs rows whose logits nobody wants.
+
+        It remembers something of them: keys and values, or recurrent states. A pass of few rows
+        keeps them: it would need kernels of its own for next to nothing.
+        """
+        if self.batch.n_rows > SMALL_BATCH and not self.keeps_rows:
+            ending = self.batch.ending()
+            self._ending = None if ending is self.batch else ending
+
+    def drop_rows(self) -> None:
+        """Go on with the rows whose logits are wanted, if the block at hand needs no others.
+
+        All values of the pass have as many rows from then on; `kept` cuts those that were computed
+        before. Every rank comes here at the same place between two collectives, at the latest
+        behind the block.
+        """
+        batch, self._ending = self._ending, None
+        if batch is None:
+            return
+        self.batch, self._has_dropped = batch, True
+        self.positions = self.positions[-batch.n_rows :]
+        self._angles.clear()
+        self.ops.begin(batch, self.positions)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Return x (T, ...) without the rows that the pass has dropped."""
+        n = self.positions.shape[0]
+        return x if x.shape[0] == n else x[-n:]
 
     def _written_positions(self, batch: Batch) -> Tensor:
         """Return the position of each row on the device."""
@@ -191,6 +227,10 @@ class Context:
                 x[rows.row : rows.row + len(more)] += more.to(self.device)
         return x
 
+    def deepens(self, n_embd: int, layer: int) -> bool:
+        """Return whether pictures add anything behind block `layer` or a later one."""
+        return any(rows.features.shape[1] > n_embd * (layer + 1) for rows in self.batch.pictures)
+
     def steer(self, x: Tensor, layer: int) -> Tensor:
         """Add the control vector's direction for `layer`, if any, to the residual stream x."""
         direction = self.directions.get(layer)
@@ -216,12 +256,16 @@ class Context:
     def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
         """All-reduce what the group's ranks add, and add it to the residual stream x (T, n_embd).
 
-        Every rank of the group calls it.
+        Every rank of the group calls it. Rows that may be dropped are, see `drop_rows`.
 
         Args:
             norm: norm that reads the result next, so that both may be computed at once; `normed`
                 then has its result.
         """
+        self.drop_rows()
+        if self._has_dropped:
+            x, partial = self.kept(x), addend.partial
+            addend = addend if partial is None else addend._replace(partial=self.kept(partial))
         one_shot = None if addend.is_whole else self._comm.one_shot(self._group, x.numel())
         if one_shot is None and not addend.is_whole:
             addend = addend.summed(self._comm.all_reduce(addend.partial, self._group, x.shape))
@@ -287,7 +331,7 @@ class Context:
         params, batch = rope.params, self.batch
         if not params.sections:
             return self.ops.rope_angles(params, rope.weight, self.positions)
-        if batch.is_of_singles and len(batch.pieces) <= MOST_AT_ONCE:
+        if batch.is_of_few_singles and not self._has_dropped:
             shifted = self.positions + self._shifts[: len(batch.pieces)]
             return self.ops.rope_angles(params, rope.weight, shifted)
         own, *others = (
@@ -323,6 +367,9 @@ class Context:
     ) -> Tensor:
         """Append k and v to the cache and attend with q; all (T, heads of this rank, head_dim).
 
+        Behind the last keys and values that the pass writes, queries of rows that may be dropped
+        are, see `drop_rows`.
+
         Args:
             k: keys; None where another layer declared `state` and wrote them already.
             v: values; None where they are part of the keys.
@@ -330,9 +377,13 @@ class Context:
             slopes: decrease of the scores per token of distance, (heads of this rank,); or None.
 
         Returns:
-            (T, heads of this rank, head_dim_v)
+            (rows that are left, heads of this rank, head_dim_v)
         """
         cache = self.cache.kv(state)
+        if k is not None and self._ending is not None:
+            self.ops.write_cache(cache, k, v, self.batch)
+            self.drop_rows()
+            q, k = self.kept(q), None
         if k is None:
             return self.ops.attention(q, cache, self.batch, scores, sinks, slopes)
         return self.ops.new_attention(q, k, v, cache, self.batch, scores, sinks, slopes)

@@ -358,6 +358,10 @@ class Ops(Protocol):
         """
         ...
 
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
+        """Write k and v to the cache at the rows' positions; see `LayerCache.write`."""
+        ...
+
     def attention(
         self,
         q: Tensor,

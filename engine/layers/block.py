@@ -218,6 +218,8 @@ class ParallelBlock(TransformerBlock):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         normed = self.attn_norm(x, ctx)
         mixed = self.mixer(normed, ctx)
+        ctx.drop_rows()
+        x, normed, mixed = ctx.kept(x), ctx.kept(normed), None if mixed is None else ctx.kept(mixed)
         fed = self.ffn(self.ffn_input(x, normed, ctx), ctx)
         addend = Addend(add_parts(mixed, fed), self.mixer.bias)
         if self.ffn.bias is None:

@@ -75,5 +75,6 @@ class PerLayerGate(Module):
 
     def __call__(self, x: Tensor, ctx: Context) -> Addend:
         """Return what it adds to the residual stream x (T, n_embd)."""
-        inner = ctx.ops.gated(GELU, self.inp_gate(x), ctx.side[SIDE][:, self.columns])
+        inputs = ctx.kept(ctx.side[SIDE])[:, self.columns]
+        inner = ctx.ops.gated(GELU, self.inp_gate(x), inputs)
         return Addend(self.proj(inner), norm=self.post_norm, is_whole=True)

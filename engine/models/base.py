@@ -35,6 +35,9 @@ class CausalLM(Module):
     Attributes:
         traits: facts of the architecture that its files do not state.
         block_type: class of its blocks.
+        last_full_layer: last block that reads all rows of a prompt, as it remembers something of
+            each; behind its mixer only rows go on whose logits are wanted. No block's number if
+            MTP blocks read all rows.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -66,6 +69,8 @@ class CausalLM(Module):
         if hp.n_mtp:
             reads_normed = self.traits.mtp_hidden == "normed"
             self.mtp = MTP(hp, split, self.blk[hp.n_trunk :], reads_normed=reads_normed)
+        remembering = [block.layer for block in self.trunk if block.states()]
+        self.last_full_layer = max(remembering, default=-1) if self.mtp is None else len(self.blk)
 
     @property
     def trunk(self) -> Sequence[Block]:
@@ -97,23 +102,26 @@ class CausalLM(Module):
             (rows, n_embd) if the batch wants these, on the first rank of the output head; None on
             the others, and on all if there are no such rows.
         """
+        n_wanted = ctx.batch.n_wanted
         x = ctx.with_pictures(self.embed(ids, ctx))
         embedded = x if self.mtp is not None else None  # else its memory is free after a block
         for block in self.trunk:
             if not block.split.group:  # it has no part that a rank could hold
                 continue
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
+            if block.layer == self.last_full_layer and not ctx.deepens(self.hp.n_embd, block.layer):
+                ctx.let_rows_drop()
             if x is not None:
                 x = ctx.steer(ctx.deepen(block.forward(x, ctx), block.layer), block.layer)
+            ctx.drop_rows()
         if self.mtp is not None:
             self.mtp.remember(self, ids, embedded, x, ctx)
-        first = ctx.batch.first_logit
-        if first >= len(ids):
+        if not n_wanted:
             return None
         x = ctx.enter(x, self.split.last_group, self.hp.n_embd)
         if x is None:
             return None
-        hidden = self.output_norm(x[first:], ctx)
+        hidden = self.output_norm(x[-n_wanted:], ctx)
         if ctx.batch.wants_hidden:
             return hidden.float() if ctx.rank == self.split.last_group[0] else None
         return ctx.gather(self.head(hidden, ctx), x)

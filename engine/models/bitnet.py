@@ -36,6 +36,7 @@ class BitNetAttention(Attention):
         if ctx.owns(self.split.heads):
             q, k, v = self.project(x, ctx)
             heads = self.attend(*self.rotate(q, k, ctx), v, ctx).flatten(-2)
+        ctx.drop_rows()  # on ranks without heads, too: the norm's sum has no other rows
         heads = self.attn_sub_norm.sharded(heads, ctx)
         return None if heads is None else self.attn_output(heads)
 

@@ -49,7 +49,9 @@ class ParallelMixer(Mixer):
         return add_parts(self.attention.bias, self.mamba.bias)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        return add_parts(self.attention(x, ctx), self.mamba(x, ctx))
+        mamba = self.mamba(x, ctx)  # first: attention may drop rows that it has to see
+        attention = self.attention(x, ctx)
+        return add_parts(attention, None if mamba is None else ctx.kept(mamba))
 
 
 class FalconH1Block(TransformerBlock):

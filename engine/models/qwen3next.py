@@ -46,7 +46,8 @@ class QueryGatedAttention(QKNormAttention):
         k = split_heads(self.attn_k(x), self.head_dim_k)
         v = split_heads(self.attn_v(x), self.head_dim_v)
         q, k = self.rotate(q, k, ctx)
-        heads = ctx.ops.gated(SIGMOID, gate, self.attend(q, k, v, ctx))
+        heads = self.attend(q, k, v, ctx)
+        heads = ctx.ops.gated(SIGMOID, ctx.kept(gate), heads)
         return self.attn_output(heads.flatten(-2))
 
 

@@ -57,10 +57,6 @@ class CompositeOps(Ops):
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         """Rotate the first elements of each head of x (T, n_head, head_dim) (arXiv 2104.09864)."""
 
-    @abstractmethod
-    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
-        """Write k and v to the cache at the rows' positions; see `LayerCache.write`."""
-
     def extend(self, tables: Tables) -> None:
         """Do nothing: nothing is computed ahead of the host."""
 

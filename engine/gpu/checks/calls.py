@@ -31,7 +31,7 @@ LOGGED = (
     "linears", "gated_linears", "rms_norm", "layer_norm", "l2_norm", "add_norm", "activate",
     "gated", "xielu", "softplus", "norm_gated", "opened", "causal_conv", "delta_net",
     "selective_scan", "state_space_scan", "assign", "experts", "sum_of_experts", "rope_angles",
-    "ropes", "attention", "new_attention",
+    "ropes", "write_cache", "attention", "new_attention",
 )  # fmt: skip
 """Operations of `Ops` that start kernels."""
 

@@ -67,16 +67,35 @@ def new_attention(
     ops.begin(batch, torch.arange(n_past, stop, device=q.device))
     try:
         y = ops.new_attention(q, k, v, cache, batch, scores, sinks, slopes)
-        cells = [held.clone() for held in cache.read(batch.pieces[0], n_past, stop)]
+        written = _written(k, v, cache, batch)
         z = REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
     finally:
         _clear(cache, stop)
-    pairs = [Pair(y, z, OF_SEVERAL)]
+    return [Pair(y, z, OF_SEVERAL), *written]
+
+
+def write_cache(
+    ops: GpuOps, cache: LayerCache, k: Tensor, v: Tensor | None, _batch: Batch
+) -> list[Pair]:
+    """Check `Ops.write_cache`."""
+    batch = Batch.of_one(0, len(k), 0)
+    ops.begin(batch, torch.arange(len(k), device=k.device))
+    try:
+        ops.write_cache(cache, k, v, batch)
+        return _written(k, v, cache, batch)
+    finally:
+        _clear(cache, len(k))
+
+
+def _written(k: Tensor, v: Tensor | None, cache: LayerCache, batch: Batch) -> list[Pair]:
+    """Pair what the cache holds of a batch's tokens with their keys and values."""
+    pairs, (piece,) = list[Pair](), batch.pieces
+    cells = cache.read(piece, piece.n_past, piece.stop)
     for new, held, kind in zip((k, v), cells, cache.types, strict=True):
         if new is not None:
             heads = new.transpose(0, 1)
             heads = heads if cache.head_map is None else heads[cache.head_map]
-            pairs.append(Pair(held, heads, KV_BARS[kind]))
+            pairs.append(Pair(held.clone(), heads, KV_BARS[kind]))
     return pairs
 
 

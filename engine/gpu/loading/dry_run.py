@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.cpu.weights import JoinedColumns
 from engine.devices.routes import Routes
 from engine.forward.batch import Batch
-from engine.forward.batch_sizes import MOST_IN_F32
+from engine.forward.batch_sizes import MOST_IN_F32, SMALL_BATCH
 from engine.forward.cache import Cache
 from engine.forward.cache_size import CacheSize
 from engine.forward.context import Context
@@ -67,9 +67,10 @@ def collect_launches(
         intercept_launches(lambda launch: _record(launches, launch, log)),
         watched() as asked,
     ):
-        for n in row_counts:
+        for n, n_wanted in _passes(row_counts):
             comm.n_tokens = n
-            context.begin(Batch.of_one(1, n, n - 1))
+            context.keeps_rows = n_wanted == 0
+            context.begin(Batch.of_one(1, n, n - max(1, n_wanted)))
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
         for block in range(declaration.hp.n_mtp):
@@ -79,6 +80,17 @@ def collect_launches(
     if log is not None:
         log.asked = asked
     return launches
+
+
+def _passes(row_counts: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """Return the passes to run: numbers of rows, and of those that go on to the end.
+
+    All go on where that number is 0, so that no block is left out. Few do at the end of a prompt:
+    kernels change behind one row, and not again before the passes of few rows do.
+    """
+    most = max(row_counts)
+    endings = [(most, 1), (most, 2)] if most > SMALL_BATCH else []
+    return [*((n, 0) for n in row_counts), *endings]
 
 
 def dry_run_context(

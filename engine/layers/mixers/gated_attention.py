@@ -56,7 +56,7 @@ class GatedAttention(QKNormAttention):
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
         if self.attn_gate is not None:
-            gates = self.gate_factors(self.attn_gate(x), ctx)
+            gates = self.gate_factors(self.attn_gate(ctx.kept(x)), ctx)
             heads = heads * split_heads(gates, gates.shape[-1] // heads.shape[1])
         return super().finish(heads, x, ctx)
 

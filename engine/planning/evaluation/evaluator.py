@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.sharding.ranges import Ranges
     from engine.sharding.split import BlockDims, ModelSplit
 
-    StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...]]
+    StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...], bool]
 
 MAX_CONTEXTS = 256
 """Most context lengths for which the model's sizes are kept."""
@@ -149,6 +149,7 @@ class _Model:
     Attributes:
         dims: sizes by which each block is cut.
         kinds: kind of each block.
+        last_full_layer: see `CausalLM`.
         guessing: stages of the blocks that only guess, which are no part of a token's work.
         ends: tensors that belong to no block.
         caches: one declaration of keys and values of each shape.
@@ -158,6 +159,7 @@ class _Model:
         self.dims = block_dims(cls, hp)
         probe = probe_split(self.dims, hp.n_vocab, tied=hp.tied)
         model, source, slots = bind_model(file, cls, hp, probe)
+        self.last_full_layer = model.last_full_layer
         self.kinds: list[BlockKind] = []
         known: dict[object, BlockKind] = {}
         in_blocks: set[int] = set()
@@ -203,12 +205,14 @@ class _Item:
 
     Attributes:
         count: number of them.
+        is_ending: see `BlockWorkload`.
     """
 
     group: tuple[int, ...]
     stage: Stage
     cuts: tuple[Ranges, ...]
     count: int
+    is_ending: bool
 
     def spans(self, rank: int) -> Spans:
         """Return a rank's intervals; empty ones are all `NOTHING`."""
@@ -224,19 +228,20 @@ class _Tally:
         self._items: list[_Item] = []
         group: tuple[int, ...] = ()
         counts: dict[StageCuts, int] = {}
-        for block, kind in zip(split.blocks, model.kinds, strict=True):
+        for layer, (block, kind) in enumerate(zip(split.blocks, model.kinds, strict=True)):
             if block.group != group and block.group:
                 self._add(group, counts)
                 group, counts = block.group, {}
-            for stage in kind.stages if block.group else ():
-                key = stage, stage.cuts_of(block)
+            for number, stage in enumerate(kind.stages if block.group else ()):
+                is_ending = (layer, number) > (model.last_full_layer, 0)
+                key = stage, stage.cuts_of(block), is_ending
                 counts[key] = counts.get(key, 0) + 1
         self._add(group, counts)
 
     def _add(self, group: tuple[int, ...], counts: Mapping[StageCuts, int]) -> None:
-        for (stage, found), n in counts.items():
+        for (stage, found, is_ending), n in counts.items():
             cuts = found if isinstance(found, tuple) else (found,)
-            self._items.append(_Item(group, stage, cuts, n))
+            self._items.append(_Item(group, stage, cuts, n, is_ending))
 
     def costs(self, rank: int, formats: Formats) -> _RankCosts:
         """Return the costs of one rank."""
@@ -257,7 +262,8 @@ class _Tally:
             if item.stage in self._guessing:
                 continue
             loads = {rank: ranks[rank].load(index) for rank in item.group}
-            blocks.append(BlockWorkload(item.count, item.group, loads, item.stage.n_reduce))
+            n_reduce, is_ending = item.stage.n_reduce, item.is_ending
+            blocks.append(BlockWorkload(item.count, item.group, loads, n_reduce, is_ending))
         rows = {r: cost.ends.embedding for r, cost in enumerate(ranks)}
         head = {r: cost.ends.head for r, cost in enumerate(ranks)}
         return ModelWorkload(

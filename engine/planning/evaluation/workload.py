@@ -69,12 +69,15 @@ class BlockWorkload:
         ranks: work of each rank of the group in one of them.
         n_reduce: number of all-reduces over the group in one of them: one of the hidden state, and
             of few architectures another one of a few numbers.
+        is_ending: whether they come behind all that is remembered of a token, so that of a
+            prompt's tokens only those go through them whose logits are wanted.
     """
 
     count: int
     group: tuple[int, ...]
     ranks: Mapping[int, RankWorkload]
     n_reduce: int
+    is_ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ class _Span(NamedTuple):
     n: int
     first: int
 
+    @property
+    def last(self) -> _Span:
+        """The last token alone."""
+        return _Span(1, self.first + self.n - 1)
+
     def n_seen(self, window: int) -> float:
         """Return the number of positions that each token sees, its own included, summed up."""
         return _sum_up_to(self.first + self.n, window) - _sum_up_to(self.first, window)
@@ -136,8 +141,10 @@ class SpeedModel:
         last = tuple(load.embedding)
         run.compute(BlockWorkload(1, last, load.embedding, 1), hidden * span.n)
         for block in load.blocks:
-            run.move(last, block.group, hidden * span.n)
-            run.compute(block, hidden * span.n)
+            if block.is_ending:
+                run.go_on_with_last()
+            run.move(last, block.group, hidden * run.span.n)
+            run.compute(block, hidden * run.span.n)
             last = block.group
         run.totals.host += max((device.host_s for device in self._devices), default=0.0)
         return run.totals
@@ -175,7 +182,11 @@ class SpeedModel:
 
 
 class _Run:
-    """Sum of the times of one forward pass."""
+    """Sum of the times of one forward pass.
+
+    Attributes:
+        span: tokens that are computed.
+    """
 
     def __init__(
         self,
@@ -191,9 +202,13 @@ class _Run:
         self._ids = ids
         self._threads = threads
         self._links = links
-        self._span = span
+        self.span = span
         self._known = known
         self.ordered = {0}  # machines that know of this pass
+
+    def go_on_with_last(self) -> None:
+        """Go on with the last token alone."""
+        self.span = self.span.last
 
     def compute(self, block: BlockWorkload, n_bytes: float) -> None:
         """Add equal blocks: all ranks wait for the slowest, then all-reduce `n_bytes`."""
@@ -249,10 +264,10 @@ class _Run:
     def _times(self, rank: int, load: RankWorkload | None) -> _Times:
         if load is None:
             return NOTHING
-        key = id(load), rank, self._span
+        key = id(load), rank, self.span
         found = self._known.get(key)
         if found is None:
-            spent = rank_times(self._devices[rank], self._threads[rank], load, self._span)
+            spent = rank_times(self._devices[rank], self._threads[rank], load, self.span)
             found = self._known[key] = load, spent
         return found[1]
 

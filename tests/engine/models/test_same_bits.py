@@ -11,6 +11,7 @@ from tests.helpers.golden import (
     golden_path,
     logits_in_steps,
 )
+from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import paired
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -39,3 +40,9 @@ def test_passes_of_any_length(name: str, split: tuple[float, ...]) -> None:
         for size in SIZES:
             found = logits_in_steps(model, ids, Case(split, chunk=size))
             assert np.array_equal(found, singly), size
+        n, runner = len(ids), model.runtime.runner
+        for n_wanted in (1, 3):  # in the last block, other rows are left out
+            found = forward_alone(runner, ids, 0, n - n_wanted)
+            assert np.array_equal(found, singly[-n_wanted:]), n_wanted
+        forward_alone(runner, ids[: n - 9], 0, n - 9)
+        assert np.array_equal(forward_alone(runner, ids[n - 9 :], n - 9, 8), singly[-1:])

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,8 @@ def test_blocks_that_are_alike_count_once(large: Planner) -> None:
     assert sum(block.count for block in load.blocks) == 2 * 80, "a mixer and an FFN each"
     assert len(load.blocks) < 60
     assert load.n_move == 0
+    endings = [block for block in load.blocks if block.is_ending]
+    assert [block.count for block in endings] == [1], "the last block's FFN"
 
 
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
@@ -168,8 +171,9 @@ def test_a_dense_model_reads_what_it_holds_but_for_the_embedding(
 def test_a_token_reads_only_its_experts(models: list[tuple[GGUFFile, Evaluator]]) -> None:
     file, evaluator = models[0]
     load = evaluator.evaluate(LoadParams(str(file.path), ("cuda:0",))).load
-    dense, sparse = load.blocks[1], load.blocks[-1]
-    assert (dense.count, sparse.count) == (1, 2)
+    dense, sparse, last = load.blocks[1], load.blocks[-2], load.blocks[-1]
+    assert (dense.count, sparse.count) == (1, 1)
+    assert last == replace(sparse, is_ending=True)
     assert dense.ranks[0].batch_bytes == 0
     experts, shared, router, vectors = 4 * 3 * 96 * 64 * 4, 3 * 160 * 64 * 4, 4 * 64 * 4, 2 * 64 * 4
     rest = shared + router + vectors + 64 * 4

@@ -47,6 +47,20 @@ def test_reading_or_multiplying_counts_whichever_takes_longer() -> None:
     assert alone(RankWorkload(read_bytes=50, flop=900)) == pytest.approx(0.9)
 
 
+def test_of_a_prompt_only_the_last_token_goes_through_the_end() -> None:
+    """It is counted once for each batch, behind all tokens before it."""
+    load = RankWorkload(flop=100, kv_flop=10)
+    whole, ending = block(2, r0=load), replace(block(1, r0=load), is_ending=True)
+    speed = SpeedModel([replace(GPU, device="cpu")], links())
+    before, behind = (speed.prefill(model(*blocks), 20, 10).path.compute_s
+                      for blocks in ([whole], [whole, ending]))  # fmt: skip
+    seen = 10 + 20
+    assert (behind - before) * 1000 == pytest.approx(2 * 100 + seen * 10)
+    assert (
+        speed.decode(model(whole, ending)).seconds == speed.decode(model(block(3, r0=load))).seconds
+    )
+
+
 def test_each_kind_of_weights_is_read_at_its_own_speed() -> None:
     device = replace(GPU, rates={"Q4_K": WeightRate(50.0, 50.0, 1000.0)})
     load = RankWorkload(read_bytes=30, flop=0, kinds=(Weights("Q4_K", 20, 0),))
