@@ -153,6 +153,10 @@ class Shell(Parts):
         self.models.loaded.connect(self._on_loaded)
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.models.emptied.connect(self.remote.unwatch)
+        loads = self.models.loading, self.models.loaded, self.models.emptied
+        for signal in (*loads, self.client.unloaded, self.client.load_failed, self.client.lost):
+            signal.connect(self._mark_running)
+        self.library.eject_requested.connect(self.models.eject)
         self.side_panels.machines_requested.connect(lambda: self.machines.open())
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)
@@ -200,6 +204,13 @@ class Shell(Parts):
     @Slot()
     def _on_state(self) -> None:
         self.poller.set_busy(not self._is_idle())
+
+    @Slot()
+    def _mark_running(self) -> None:
+        """Show in the library which model is loaded, and which is being loaded."""
+        client, info = self.client, self.models.info
+        loaded = "" if client.model is None else client.model.info.path
+        self.library.show_running(loaded, info.path if client.is_loading and info else "")
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:

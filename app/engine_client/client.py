@@ -94,6 +94,11 @@ class EngineClient(EngineSignals):
         return self._work.model
 
     @property
+    def is_loading(self) -> bool:
+        """Whether a model is being loaded that was asked for here."""
+        return self._work.load != NONE
+
+    @property
     def is_unloading(self) -> bool:
         """Whether the loaded model is about to leave, so that it answers no more."""
         return self._work.unload != NONE

@@ -63,6 +63,7 @@ class LibraryPage(QObject):
 
     noticed = Signal(object)  # Notice
     opened = Signal(str)  # path of a model
+    eject_requested = Signal()
     download_requested = Signal()
 
     def __init__(
@@ -82,6 +83,7 @@ class LibraryPage(QObject):
         self.tabs: QTabWidget | None = None
         self._presenter: LibraryPresenter | None = None
         self._parts: list[ModelsPart] = []
+        self._loaded = self._loading = ""
 
     def add(self, part: ModelsPart) -> None:
         """Add a part, behind the models of this machine; to be called before the first `toggle`."""
@@ -109,6 +111,22 @@ class LibraryPage(QObject):
             self.toggle()
         tabs.setCurrentIndex(1 + self._parts.index(part))
         self._enter()
+
+    def show_running(self, loaded: str, loading: str) -> None:
+        """Mark the model that is loaded, and the one that is being loaded.
+
+        Args:
+            loaded: its path; "" for none.
+            loading: its path; "" for none.
+        """
+        self._loaded, self._loading = loaded, loading
+        if self.view is not None:
+            self._mark_running(self.view)
+
+    def _mark_running(self, view: LibraryView) -> None:
+        from app.library.running import RunningModel
+
+        view.set_running(RunningModel.at(self._loaded, self._loading))
 
     def note_speed(self, loaded: ModelLoaded | None, tokens_per_s: float) -> None:
         """Remember how fast the loaded model has answered, without guesses."""
@@ -148,12 +166,14 @@ class LibraryPage(QObject):
 
         self.session = LibrarySession(self._places, self.situation, self)
         self.view = LibraryView()
+        self._mark_running(self.view)
         self._presenter = LibraryPresenter(
             self.session, self.view, self._settings, self._keep, self
         )
         self._presenter.noticed.connect(self.noticed)
-        self._presenter.open_requested.connect(self._open)
+        self._presenter.open_requested.connect(self._open_listed)
         self.view.left.connect(self._leave)
+        self.view.eject_requested.connect(self.eject_requested)
         self.view.download_requested.connect(self.download_requested)
         tabs = self.tabs = QTabWidget()
         back = back_button()
@@ -190,6 +210,14 @@ class LibraryPage(QObject):
         """Return a person's own folders, and that of downloads."""
         current = self._settings.current
         return [*current.model_folders, current.download_folder or str(paths.models_dir())]
+
+    @Slot(str)
+    def _open_listed(self, path: str) -> None:
+        """Open a model of the library; only return to the chat if it is loaded already."""
+        if self.view is not None and self.view.is_loaded(path):
+            self._leave()
+        else:
+            self._open(path)
 
     @Slot(str)
     def _open(self, path: str) -> None:

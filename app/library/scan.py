@@ -26,6 +26,9 @@ OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
 LARGEST_MANIFEST = 1 << 20
 """Most bytes of a manifest of Ollama."""
 
+FileIdentity = tuple[int, int]
+"""Device and inode of a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
@@ -41,6 +44,7 @@ class FoundModel:
         missing: file names of parts that are not there.
         projector: file that gives it eyes ("mmproj"); None for none.
         draft: file with heads that predict several tokens ("mtp"); None for none.
+        identity: what tells its file from others, as of `file_identity`.
     """
 
     path: Path
@@ -52,6 +56,7 @@ class FoundModel:
     missing: tuple[str, ...] = ()
     projector: Path | None = None
     draft: Path | None = None
+    identity: FileIdentity | None = None
 
 
 def scan(
@@ -61,15 +66,15 @@ def scan(
 
     Folders that cannot be read are left out.
     """
-    seen: set[tuple[int, int]] = set()
+    seen: set[FileIdentity] = set()
     found: list[FoundModel] = []
     for place in places:
         for model in _models_at(place, is_cancelled):
             if is_cancelled():
                 return found
-            if (key := _identity(model.path)) is not None and key not in seen:
+            if (key := file_identity(model.path)) is not None and key not in seen:
                 seen.add(key)
-                found.append(model)
+                found.append(replace(model, identity=key))
     return found
 
 
@@ -86,10 +91,10 @@ def _models_at(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[Found
         yield from _in_folder(place, is_cancelled)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: str | Path) -> FileIdentity | None:
     """Return what tells a file from others, by whatever name it goes; None if it is gone."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from app.library.entries import LibraryEntry
 from app.library.last_use import LastUse
+from app.library.running import Mark
+from app.library.scan import FoundModel
 from app.split.figures import rank_labels
 from app.translation import tr, tr_later
 from app.units import context_text, decimal, decimal_size, rate_text
@@ -20,24 +22,21 @@ class LibraryCell:
     Attributes:
         order: a number, or the text in small letters.
         tip: more on it, or "".
+        spoken: the text for screen readers where it has signs; "" if it has none.
     """
 
     text: str
     order: float | str
     tip: str = ""
+    spoken: str = ""
 
 
-def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool) -> list[LibraryCell]:
+def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool, mark: Mark) -> list[LibraryCell]:
     """Return the cells of a model's row, in the order of `HEADERS`."""
     found, info = entry.found, entry.info
     unread = "" if entry.problem else UNKNOWN
-    helpers = [path.name for path in (found.projector, found.draft) if path is not None]
-    with_helpers = tr("with {files}").format(files=", ".join(helpers))
-    beside = f"\n{with_helpers}" if helpers else ""
-    star = "★ " if is_pinned else ""
-    sees = f" · {tr('sees pictures')}" if found.projector is not None else ""
     return [
-        LibraryCell(star + found.name + sees, found.name.casefold(), f"{found.path}{beside}"),
+        _name_cell(found, is_pinned=is_pinned, mark=mark),
         outlook(entry),
         _last_cell(last),
         LibraryCell(decimal_size(found.n_bytes), found.n_bytes),
@@ -67,10 +66,28 @@ HEADERS = (
 )
 
 
+def _name_cell(found: FoundModel, *, is_pinned: bool, mark: Mark) -> LibraryCell:
+    """Return a model's name with what is special about it, such as "● Qwen · loaded"."""
+    helpers = [path.name for path in (found.projector, found.draft) if path is not None]
+    with_helpers = tr("with {files}").format(files=", ".join(helpers))
+    signs = "★ " * is_pinned + "● " * (mark == "loaded")
+    words = [found.name]
+    if found.projector is not None:
+        words.append(tr("sees pictures"))
+    if mark:
+        words.append(tr("loaded") if mark == "loaded" else tr("loading …"))
+    return LibraryCell(
+        signs + " · ".join(words),
+        found.name.casefold(),
+        str(found.path) + f"\n{with_helpers}" * bool(helpers),
+        ", ".join([*words, *[tr("pinned")] * is_pinned]),
+    )
+
+
 def _last_cell(last: LastUse) -> LibraryCell:
     """Return how a model ran the last time: "58.1 tok/s", and with which split."""
     if not last.tokens_per_s:
-        return LibraryCell(tr("loaded") if last.plan else "–", 0.5 if last.plan else 0, last.plan)
+        return LibraryCell(tr("opened") if last.plan else "–", 0.5 if last.plan else 0, last.plan)
     rate = f"{rate_text(last.tokens_per_s)} tok/s"
     return LibraryCell(rate, last.tokens_per_s, last.plan)
 

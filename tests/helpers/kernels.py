@@ -190,7 +190,7 @@ def words_seen(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray[
         start, stop = token * n_blocks * per_token, (token + size) * n_blocks * per_token
         group = panel[start:stop].reshape(n_blocks, size * per_token)
         words = group[:, : size * 64].copy().view("<i2").reshape(n_blocks, size, 32)
-        factors = group[:, size * 76 : size * 80].copy().view("<f4").astype(float)
+        factors = group[:, size * 76 : size * 80].copy().view("<f4") * plane_words.BALANCE
         numbers = (words * factors[..., None]).transpose(1, 0, 2)
         x[token : token + size, :, plane_words.COLUMN_ORDER] = numbers
         token += size

@@ -16,7 +16,7 @@ from PySide6.QtCore import (
     Signal,
     Slot,
 )
-from PySide6.QtGui import QKeyEvent, QStandardItem, QStandardItemModel
+from PySide6.QtGui import QColor, QKeyEvent, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QLineEdit,
@@ -29,7 +29,10 @@ from PySide6.QtWidgets import (
 from app.library.entries import LibraryEntry
 from app.library.last_use import LastUse
 from app.library.places import OPENED, YOUR_FOLDERS
+from app.library.running import Mark, RunningModel
+from app.library.scan import file_identity
 from app.library.texts import HEADERS, cells
+from app.theme import theme, theme_signals
 from app.translation import tr, tr_n
 from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
@@ -40,6 +43,7 @@ from app.widgets.text import caption_text, label, row_item
 ORDER: Final = Qt.ItemDataRole.UserRole
 PIN: Final = Qt.ItemDataRole.UserRole + 1
 PATH: Final = Qt.ItemDataRole.UserRole + 2
+MARK: Final = Qt.ItemDataRole.UserRole + 3
 
 DROPPABLE: Final = (7, 6, 5, 2, 4, 3)
 """Columns of `HEADERS` that a narrow table does without; the one that goes first stands first."""
@@ -56,6 +60,7 @@ class LibraryView(QWidget):
     """Table of models; the paths that its signals name are those of files to open."""
 
     open_requested = Signal(str)
+    eject_requested = Signal()
     reveal_requested = Signal(str)
     pin_requested = Signal(str)
     details_requested = Signal(str)
@@ -70,6 +75,7 @@ class LibraryView(QWidget):
         self._entries: dict[Path, LibraryEntry] = {}
         self._pinned: frozenset[str] = frozenset()
         self._uses: Mapping[str, LastUse] = {}
+        self._running = RunningModel()
         self._rows = QStandardItemModel(0, len(HEADERS), self)
         self._rows.setHorizontalHeaderLabels([tr(text) for text in HEADERS])
         self._shown = _Sorted(self)
@@ -90,6 +96,7 @@ class LibraryView(QWidget):
         self._status.setWordWrap(True)
         self._build()
         self.set_status(is_busy=False)
+        theme_signals().changed.connect(self._refresh_marks)
 
     def set_entries(
         self,
@@ -123,6 +130,25 @@ class LibraryView(QWidget):
                 for column, item in enumerate(self._items(entry)):
                     self._rows.setItem(row, column, item)
 
+    def set_running(self, running: RunningModel) -> None:
+        """Mark the model that is loaded, and the one that is being loaded."""
+        self._running = running
+        self._refresh_marks()
+
+    def is_loaded(self, path: str) -> bool:
+        """Return whether the file at a path is the loaded model, and not one in its place."""
+        loaded = self._running.loaded
+        return loaded is not None and loaded.identity == file_identity(path) is not None
+
+    @Slot()
+    def _refresh_marks(self) -> None:
+        """Show the rows anew whose model has a mark, or had one."""
+        for row in range(self._rows.rowCount()):
+            name = self._rows.item(row, 0)
+            entry = self._entries[Path(name.data(PATH))]
+            if name.data(MARK) or self._running.mark(entry.found):
+                self.set_entry(entry)
+
     def show_folders(self, folders: Sequence[str]) -> None:
         """Say where models are looked for, for when there are none."""
         text = tr(
@@ -154,10 +180,13 @@ class LibraryView(QWidget):
     def menu_for(self, path: str) -> QMenu:
         """Return the menu of a model."""
         menu = QMenu(self)
-        is_pinned = path in self._pinned
-        is_own = self._entries[Path(path)].found.program in (YOUR_FOLDERS, OPENED)
+        found, is_pinned = self._entries[Path(path)].found, path in self._pinned
+        is_own = found.program in (YOUR_FOLDERS, OPENED)
+        if self._running.mark(found) == "loaded":
+            menu.addAction(tr("Eject")).triggered.connect(self.eject_requested)
+        else:
+            menu.addAction(tr("Open")).triggered.connect(lambda: self.open_requested.emit(path))
         for text, signal in (
-            (tr("Open"), self.open_requested),
             (tr("Unpin") if is_pinned else tr("Pin"), self.pin_requested),
             (tr("Details…"), self.details_requested),
             (tr("Show in folder"), self.reveal_requested),
@@ -166,22 +195,26 @@ class LibraryView(QWidget):
         menu.addSeparator()
         remove = menu.addAction(tr("Move to trash…"))
         if not is_own:  # what other programs keep is theirs, and they would miss it
-            program = self._entries[Path(path)].found.program
-            remove.setText(caption_text(tr("Remove it in {program}").format(program=program)))
+            text = tr("Remove it in {program}").format(program=found.program)
+            remove.setText(caption_text(text))
         remove.setEnabled(is_own)
         remove.triggered.connect(lambda: self.remove_requested.emit(path))
         return menu
 
     def _items(self, entry: LibraryEntry) -> list[QStandardItem]:
-        is_pinned = str(entry.found.path) in self._pinned
+        path, mark = str(entry.found.path), self._running.mark(entry.found)
+        is_pinned = path in self._pinned
         items = []
-        last = self._uses.get(str(entry.found.path), LastUse())
-        for cell in cells(entry, last, is_pinned=is_pinned):
+        last = self._uses.get(path, LastUse())
+        for cell in cells(entry, last, is_pinned=is_pinned, mark=mark):
             item = row_item(cell.text, cell.tip)
+            item.setData(cell.spoken or None, Qt.ItemDataRole.AccessibleTextRole)
             item.setData(cell.order, ORDER)
             item.setData(is_pinned, PIN)
-            item.setData(str(entry.found.path), PATH)
+            item.setData(path, PATH)
+            item.setData(mark, MARK)
             items.append(item)
+        _colour(items[0], mark)
         return items
 
     def _path_at(self, index: QModelIndex) -> str:
@@ -266,6 +299,12 @@ class LibraryView(QWidget):
             self.left.emit()
         else:
             super().keyPressEvent(event)
+
+
+def _colour(name: QStandardItem, mark: Mark) -> None:
+    """Colour the name of a model that is loaded, or is being loaded."""
+    if mark:
+        name.setForeground(QColor(theme().ok if mark == "loaded" else theme().accent))
 
 
 class _Sorted(QSortFilterProxyModel):

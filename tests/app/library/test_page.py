@@ -11,19 +11,20 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QFileDialog, QMessageBox, QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import RunningAnswer
+from app.engine_client import EngineState, RunningAnswer
 from app.library.entries import LibraryEntry, Prospect
 from app.library.last_use import LastUse, last_use
+from app.library.running import RunningModel
 from app.library.scan import FoundModel
 from app.library.session import LibrarySession
 from app.library.texts import HEADERS, count_text, outlook
 from app.library.views.details_dialog import DetailsDialog
-from app.library.views.library_view import ZERO_WIDTH_SPACE, LibraryView
+from app.library.views.library_view import MARK, ZERO_WIDTH_SPACE, LibraryView
 from app.main import Shell
 from app.paths import models_dir
 from app.settings import Settings
 from app.units import decimal_size, rate_text
-from engine import Finished, Load, Timings, Usage
+from engine import EngineError, Finished, Load, Timings, Usage
 from engine.models.info import read_model_info
 from tests.helpers.fake_host import model_info
 from tests.helpers.shell_driver import MakeShell, ask, banner, host_of
@@ -290,7 +291,7 @@ def test_an_opened_model_of_another_folder_is_listed(
     shell.library.toggle()
     view = view_of(shell)
     qtbot.waitUntil(lambda: bool(rows(view)) and not session_of(shell).is_busy)
-    assert [(row[MODEL], row[FROM]) for row in rows(view)] == [("gamma", "Opened")]
+    assert [(row[MODEL], row[FROM]) for row in rows(view)] == [("● gamma · loaded", "Opened")]
     assert view.menu_for(str(elsewhere / "gamma.gguf")).actions()[-1].isEnabled()
 
 
@@ -308,6 +309,73 @@ def test_a_model_remembers_how_it_ran_the_last_time(
     view = show(qtbot, shell)
     assert [row[column] for row in rows(view)] == ["–", f"{rate_text(speed)} tok/s", "–"]
     assert str(view.table.model().index(1, column).data(Qt.ItemDataRole.ToolTipRole))
+
+
+def marked(view: LibraryView) -> dict[str, str]:
+    """Return the names that have a mark, as they are shown and as they are spoken."""
+    rows = range(view.table.model().rowCount())
+    names = [view.table.model().index(row, MODEL) for row in rows]
+    spoken = Qt.ItemDataRole.AccessibleTextRole
+    return {str(name.data()): str(name.data(spoken)) for name in names if name.data(MARK)}
+
+
+def test_the_loaded_model_is_marked(qtbot: QtBot, shell: Shell, folder: Path) -> None:
+    """In a load, after it, after one that fails, in another split, and not after its end."""
+    view, host, loaded = show(qtbot, shell), host_of(shell), {"● beta · loaded": "beta, loaded"}
+    assert marked(view) == {}
+    host.script.hold = True
+    shell.models.open(str(folder / "beta.gguf"))
+    qtbot.waitUntil(lambda: marked(view) == {"beta · loading …": "beta, loading …"})
+    host.let_go(host.script)
+    qtbot.waitUntil(lambda: marked(view) == loaded)
+    host.script.load_error, host.script.hold = EngineError("No."), True
+    shell.models.open(str(folder / "alpha.gguf"))
+    qtbot.waitUntil(lambda: len(marked(view)) == 2)
+    host.let_go(host.script)
+    qtbot.waitUntil(lambda: marked(view) == loaded and "No." in banner(shell))
+    host.script.load_error = None
+    model = shell.client.model
+    assert model is not None
+    shell.models.apply(model.params)
+    qtbot.waitUntil(lambda: shell.client.state is EngineState.READY)
+    assert marked(view) == loaded
+    view.pin_requested.emit(str(folder / "beta.gguf"))
+    assert marked(view) == {"★ ● beta · loaded": "beta, loaded, pinned"}
+    view.search.setText("loaded")
+    assert len(rows(view)) == 1
+    view.search.clear()
+    view.menu_for(str(folder / "beta.gguf")).actions()[0].trigger()
+    qtbot.waitUntil(lambda: marked(view) == {})
+    assert view.menu_for(str(folder / "beta.gguf")).actions()[0].text() == "Open"
+
+
+def test_the_loaded_model_is_not_loaded_again_from_the_list(
+    qtbot: QtBot, shell: Shell, folder: Path
+) -> None:
+    """Whatever name it was opened by; a file that has taken its place is."""
+    link, file = folder / "link.gguf", folder / "letter.gguf"
+    tiny_gguf(folder / "gamma", n_layer=2, n_head_kv=2)
+    file.unlink()
+    file.symlink_to(folder / "gamma")
+    link.symlink_to(folder / "gamma")
+    shell.models.open(str(link))
+    qtbot.waitUntil(lambda: shell.client.model is not None)
+    view = show(qtbot, shell)
+    assert list(marked(view)) == ["● letter · loaded"]
+    view.open_requested.emit(str(file))
+    assert not view.isVisible()
+    loads = [command for command in host_of(shell).commands if isinstance(command, Load)]
+    assert len(loads) == 1
+    file.unlink()
+    tiny_gguf(file, n_layer=2, n_head_kv=2)
+    view.open_requested.emit(str(file))
+    qtbot.waitUntil(lambda: host_of(shell).commands[-1] != loads[0])
+
+
+def test_a_model_of_a_server_marks_none(qtbot: QtBot, shell: Shell, folder: Path) -> None:
+    running = RunningModel.at("http://nas:11435/v1#beta", "")
+    assert running.mark(FoundModel(folder / "beta.gguf", "beta", "", 1, 0.0)) == ""
+    assert running.mark(FoundModel(Path("http://nas"), "beta", "", 1, 0.0)) == ""
 
 
 def test_the_remembered_speed_is_that_without_guesses(

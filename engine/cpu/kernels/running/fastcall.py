@@ -51,9 +51,6 @@ class _Method(ctypes.Structure):
     )
 
 
-_methods: list[_Method] = []  # kept alive: functions point to them
-
-
 def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     """Bind a kernel as a Python function of `n_arguments` integers.
 
@@ -71,7 +68,8 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     places = (ctypes.cast(function, ctypes.c_void_p).value for function in found)
     known = struct.pack(f"{1 + len(INTERPRETER)}q", address, *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
-    _methods.append(method)
+    # never freed: functions read it when they are freed, at exit after this module's globals
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
     make = ctypes.pythonapi["PyCFunction_NewEx"]
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]

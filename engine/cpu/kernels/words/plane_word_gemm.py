@@ -28,7 +28,7 @@ from engine.cpu.kernels.products.panels import panel_sizes
 from engine.cpu.kernels.products.tile_reader import AHEAD, BlockGroup, for_each_group
 from engine.cpu.kernels.words.plane_word_reader import WordReader
 from engine.cpu.kernels.words.plane_word_sums import GroupSums, TileGroup
-from engine.cpu.kernels.words.plane_words import BLOCK_BYTES, N_PAIRS
+from engine.cpu.kernels.words.plane_words import BLOCK_BYTES, N_PAIRS, balanced
 from engine.quants.layout import LINE_BYTES, SUPER, TILE, Layout
 
 PAIR = 2
@@ -175,7 +175,7 @@ def _add_one(module: ir.Module, isa: Isa, layout: Layout) -> None:
         )
 
     for_each_group(code, n_blocks, skip, add)
-    code.store_part(total.get(), out, n)
+    code.store_part(balanced(total.get()), out, n)
     code.builder.ret_void()
 
 
@@ -344,5 +344,6 @@ def _add_write(module: ir.Module, isa: Isa, size: int) -> None:
         for token in range(size):
             code.prefetch(out + stride * (AHEAD_PANELS * size + token), cache=2)
     for token in range(size):
-        code.store_part(code.load(sums + VECTOR_BYTES * token, FLOATS), out + stride * token, n)
+        total = code.load(sums + VECTOR_BYTES * token, FLOATS)
+        code.store_part(balanced(total), out + stride * token, n)
     code.builder.ret_void()

@@ -3,7 +3,8 @@
 What is written to a token's sum for each group of columns, in this order, so that its bits do not
 depend on the tokens computed with it: minima times sums of activations, block by block, and the
 exact integer sums, each times the token's factor and the rows' scale. Where a block has scales of
-its own, its integer sums follow its minima; else those of the group are behind all minima.
+its own, its integer sums follow its minima; else those of the group are behind all minima. A
+token's sum is the product divided by `plane_words.BALANCE`.
 """
 
 from __future__ import annotations

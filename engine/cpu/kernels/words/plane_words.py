@@ -9,7 +9,7 @@ adds is some 1e-4 of a typical product (an NMSE of 2e-8).
 
 For each block of 32 columns a panel of m tokens holds m × 32 words, in the order of
 `COLUMN_ORDER`; then, in F32, m sums of 32 activations, m pairs of sums of 16, and m factors,
-1 / scale. The block's other bytes are free.
+1 / scale. All of these are divided by `BALANCE`. The block's other bytes are free.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ is less than 2^31, also with what rounding adds."""
 
 MOST_WORD = 32_767
 """Largest word."""
+
+BALANCE = 2.0**21
+"""What sums and factors are divided by; finished products are multiplied by it (`balanced`). So
+sums are numbers on the way for all activations: over 256 columns less than
+2^31 × 2^-21 × 2^128 / (`MOST_LENGTH` / 16). Factors of `TINY` and more keep all their bits."""
 
 COLUMN_ORDER = [4 * line + column for line in range(BLOCK // 4) for column in (0, 2, 1, 3)]
 """Columns of a block in the order of a panel's words. An i32 of weights has four columns in bytes:
@@ -66,6 +71,11 @@ def factor_of(n_tokens: int, token: int) -> int:
     return n_tokens * (2 * BLOCK + 12) + 4 * token
 
 
+def balanced(total: Value) -> Value:
+    """Return finished products, from sums that have the factors of a panel."""
+    return total * BALANCE
+
+
 def add_pack_token(module: ir.Module) -> None:
     """Write `pack_token`, see `kernels.products.panels`; `first` and `last` end groups."""
     code, (x, n_blocks, skip, panel, n, t, first, last) = function(module, "pack_token", 8)
@@ -78,7 +88,7 @@ def add_pack_token(module: ir.Module) -> None:
         size, relative = scale_of(
             code, half, group.first * 2, group.last * 2, MOST_LENGTH, MOST_WORD
         )
-        steps, factor = relative / size, size / relative + (size - size)
+        steps, factor = relative / size, size * (1 / BALANCE) / relative + (size - size)
         steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
         with code.loop(group.first, group.last) as block:
             at = panel + block * n * BLOCK_BYTES
