@@ -6,9 +6,13 @@ Uses follow each other in the order in which they came.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import ParamSpec, TypeVar
 
 from engine.errors import Cancelled, EngineError, ModelBusy
@@ -19,6 +23,9 @@ R = TypeVar("R")
 
 POLL_S = 0.05
 """Seconds between two looks of a waiting thread at what nobody tells it, such as `is_cancelled`."""
+
+EXIT_S = 2.0
+"""Longest time that the program's end waits for a use, in seconds."""
 
 
 class Use:
@@ -54,6 +61,8 @@ class Occupancy:
         self._waiting: list[Use] = []
         self._free: Callable[[], None] | None = None
         self._called_back = threading.local()
+        _models.add(self)
+        _watch_exit()
 
     @contextmanager
     def use(self, doing: str, is_cancelled: IsCancelled = never) -> Iterator[IsCancelled]:
@@ -184,3 +193,28 @@ class Occupancy:
                 return True
             self._changed.wait(POLL_S)
             return False
+
+
+_models: weakref.WeakSet[Occupancy] = weakref.WeakSet()
+
+
+@cache
+def _watch_exit() -> None:
+    """Have `_end_uses` called when the program ends.
+
+    That comes before what was registered earlier, so before weak references end the threads of a
+    model that was loaded already.
+    """
+    atexit.register(_end_uses)
+
+
+def _end_uses() -> None:
+    """Wait for the uses under way, and let no other begin.
+
+    Threads that do not keep a program alive may compute beyond its end. Python ends them where they
+    come back to it, which aborts the program if that is in the middle of C++.
+    """
+    end = time.monotonic() + EXIT_S
+    for occupancy in list(_models):
+        with suppress(EngineError):  # it is closed, or takes longer
+            occupancy.enter(Use("the program is ending"), lambda: time.monotonic() > end)

@@ -52,7 +52,9 @@ def main() -> int:
         return 1  # it has ended before
     _offer_memory()
     channel = Channel(inherited_connection(handle), FROM_ENGINE, TO_ENGINE)
-    return 0 if serve(channel) else 1
+    if not serve(channel):
+        os._exit(1)  # a thread computes; Python would end it in the middle of C++, and abort
+    return 0
 
 
 def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:

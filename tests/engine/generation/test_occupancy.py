@@ -32,6 +32,23 @@ ROOT = Path(__file__).parents[3]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 WAIT_S = 30.0
 
+ENDING = """
+import threading, time
+from engine.generation.occupancy import Occupancy
+
+def compute():
+    while True:
+        with occupancy.use("it computes"):
+            print("begun", flush=True)
+            has_begun.set()
+            time.sleep(0.3)
+            print("ended", flush=True)
+
+occupancy, has_begun = Occupancy(), threading.Event()
+threading.Thread(target=compute, daemon=True).start()
+has_begun.wait()
+"""
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -246,6 +263,13 @@ def test_a_step_is_waited_for_no_longer_than_it_takes(path: Path) -> None:
         assert not reading.done()
         stop.set()
         assert reading.result(WAIT_S)
+
+
+def test_a_program_ends_behind_a_use() -> None:
+    """Not in its middle, where Python would abort a thread that computes."""
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[-1] == "ended"
 
 
 @pytest.mark.parametrize(
