@@ -178,6 +178,11 @@ def list_item(text: str, tip: str = "") -> QListWidgetItem:
     return item
 
 
+def unbroken(text: str) -> str:
+    """Return a text of several lines in which no speed is broken, at its slash or before it."""
+    return text.replace(" tok/s", "\N{NO-BREAK SPACE}tok/\N{WORD JOINER}s")
+
+
 def html_text(text: str) -> str:
     """Return what shows `text` as it is where HTML is expected, as in the axes of graphs."""
     return escape(one_line(text))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QAction, QStandardItemModel, QTextDocument
+from PySide6.QtGui import QAction, QStandardItemModel, QTextDocument, QTextLayout
 from PySide6.QtGui import Qt as GuiQt
 from PySide6.QtWidgets import QAbstractButton, QLabel, QListWidget, QToolTip, QWidget
 from pytestqt.qtbot import QtBot
@@ -31,6 +31,7 @@ from app.widgets.text import (
     list_item,
     plain_tip,
     row_item,
+    unbroken,
 )
 from engine import EngineError, Fallback, PlacementMap, TemplateError, TensorPlace
 from tests.app.conftest import MakePanel
@@ -98,6 +99,26 @@ def test_characters_that_act_are_seen(qtbot: QtBot, text: str) -> None:
 
 def test_names_have_no_keys_or_lines_in_menus() -> None:
     assert caption_text("a&b\tCtrl+Q\nc") == "a&&b Ctrl+Q c"
+
+
+def test_speeds_are_not_broken_at_their_slash(qtbot: QtBot) -> None:
+    def lines(text: str, width: int) -> list[str]:
+        """Return a text as it is laid out in a width."""
+        layout = QTextLayout(text, QLabel().font())
+        layout.beginLayout()
+        found = []
+        while (line := layout.createLine()).isValid():
+            line.setLineWidth(width)
+            found.append(text[line.textStart() :][: line.textLength()].strip())
+        layout.endLayout()
+        return found
+
+    text = "Prompts: 29 650 tok/s. A guess."
+    widths = range(60, 200, 2)
+    assert any(line.endswith("tok/") for width in widths for line in lines(text, width))
+    for width in widths:
+        assert sum("650\N{NO-BREAK SPACE}tok" in line for line in lines(unbroken(text), width)) == 1
+        assert not any("tok" in line and "s." not in line for line in lines(unbroken(text), width))
 
 
 def test_a_tool_tip_has_limits() -> None:

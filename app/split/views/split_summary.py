@@ -12,7 +12,7 @@ from app.engine_sentences import translated
 from app.split.picture import SpeedFigures
 from app.translation import tr, tr_later
 from app.units import rate_text, signed_percent_text, size_text, tokens_text
-from app.widgets.text import ElidedLabel, label, set_tip
+from app.widgets.text import ElidedLabel, label, set_tip, unbroken
 from engine import DeviceMemory, ModelLoaded
 
 if TYPE_CHECKING:
@@ -55,20 +55,19 @@ class SplitSummary(QWidget):
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
         self.predicted.setText(f"{rate} tok/s" if rate else "")
-        note = tr("predicted at token {n}") if speed.n_past else tr("predicted")
-        self.predicted_note.set_full_text(note.format(n=speed.n_past))
+        at = tr("predicted at token {n}") if speed.n_past else tr("predicted")
+        self.predicted_note.set_full_text(at.format(n=speed.n_past))
         for part in (self.predicted, self.predicted_note):
             part.setVisible(forecast is not None)
         self.measured.setText(rate_text(speed.measured))
         for part in (self.measured, self.measured_note):
             part.setVisible(speed.measured > 0)
         limit = translated(forecast.decode.reason) if forecast else ""
-        self.reason.setText(translated(chosen) or limit)
+        self.reason.setText(unbroken(translated(chosen) or limit))
         set_tip(self.reason, limit if chosen else "")
         self.reason.setVisible(forecast is not None)
-        self.note.setText(
-            " ".join(notes(plan, speed)) if plan else _empty_text(has_model, elsewhere)
-        )
+        note = " ".join(notes(plan, speed)) if plan else _empty_text(has_model, elsewhere)
+        self.note.setText(unbroken(note))
         self.note.setVisible(bool(self.note.text()))
         self.setVisible(forecast is not None or speed.measured > 0 or bool(self.note.text()))
 

@@ -31,7 +31,7 @@ from app.tune.views.tune_plot import TunePlot
 from app.units import decimal
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
-from app.widgets.text import label, plain_tip, row_item
+from app.widgets.text import label, plain_tip, row_item, unbroken
 from engine import EngineError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class TuneDialog(QDialog):
         self._trials = list(result.trials)
         self._show_regions(result.regions)
         self._show_trials(result.winner)
-        self.outcome.setText(result_text(result))
+        self.outcome.setText(unbroken(result_text(result)))
         self._set_state("done")
         if self.apply.isEnabled():
             self.apply.setFocus()

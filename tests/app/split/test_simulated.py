@@ -18,6 +18,7 @@ from app.split.settings import default_settings
 from app.split.speed import slot_texts
 from app.split.state import SplitState
 from app.split.views.split_summary import UNMEASURED
+from app.widgets.text import unbroken
 from engine import (
     SIMULATED,
     Choice,
@@ -100,7 +101,7 @@ def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: WiredPanel)
     assert limit
     panel.session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), why))
     settle()
-    assert panel.summary.reason.text() == why
+    assert panel.summary.reason.text() == unbroken(why)
     assert panel.summary.reason.toolTip().endswith("of the time.")
     panel.rows[0].switch.click()
     settle()
@@ -108,10 +109,10 @@ def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: WiredPanel)
     assert not panel.summary.reason.toolTip()
     panel.session.undo()
     settle()
-    assert panel.summary.reason.text() == why
+    assert panel.summary.reason.text() == unbroken(why)
     panel.session.set_model(replace(INFO, path=INFO.path))
     settle()
-    assert panel.summary.reason.text() == why, "the same model"
+    assert panel.summary.reason.text() == unbroken(why), "the same model"
 
 
 def test_what_was_chosen_before_any_model_is_not_suggested_away(make_panel: MakePanel) -> None:
