@@ -16,6 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from app.engine_sentences import reason_of
 from app.translation import tr_later
 from engine import EngineError, SamplingParams, replace_json
 
@@ -332,7 +333,7 @@ class SettingsStore:
             replace_json(self._path, values, ensure_ascii=False)
         except (OSError, TypeError, ValueError) as error:
             log.info("settings were not saved: %s", error)
-            self.problem = (isinstance(error, OSError) and error.strerror) or str(error)
+            self.problem = reason_of(error)
             return False
         self.problem = ""
         self._saved = settings

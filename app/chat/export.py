@@ -23,6 +23,7 @@ from app.chat.pictures.sharing import (
     take_files,
 )
 from app.chat.tools.tool_use import ToolUse, with_stopped
+from app.engine_sentences import reason_of
 from app.translation import tr, tr_later
 from engine import one_line, printable
 
@@ -114,7 +115,7 @@ def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
         if folder is not None:
             take_files(chat, files, folder)
     except OSError as error:
-        why = error.strerror or error
+        why = reason_of(error)
         raise NotAChat(tr(UNREADABLE).format(name=path.name, why=why)) from None
     except NotAChat:
         raise

@@ -32,6 +32,7 @@ from app.chat.stored import (
     stamps_of,
     why_unreadable,
 )
+from app.engine_sentences import reason_of
 from app.translation import tr
 from engine import atomic_write, has_ended, process_mark, sweep_temporaries
 
@@ -188,7 +189,7 @@ class ChatStore:
             else:
                 self._write(chat)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = reason_of(error)
             raise ChatStoreError(
                 tr(
                     "The chat could not be saved ({why}); it is kept until the window closes."
@@ -209,7 +210,7 @@ class ChatStore:
             self.pictures.hide(chat_id)
         except OSError as error:
             raise ChatStoreError(
-                tr("The chat could not be deleted ({why}).").format(why=error.strerror or error)
+                tr("The chat could not be deleted ({why}).").format(why=reason_of(error))
             ) from error
         self._known.pop(chat_id, None)
         return contents
@@ -227,7 +228,7 @@ class ChatStore:
             for chat_id in {path.stem for path in deleted}:
                 self.pictures.bring_back(chat_id)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = reason_of(error)
             text = tr("The chat could not be brought back ({why}).").format(why=reason)
             raise ChatStoreError(text) from error
 

@@ -16,6 +16,7 @@ from app.chat import journal
 from app.chat.chat_file import content_hash, parse_chat
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.journal import changed, read_journal
+from app.engine_sentences import reason_of
 from app.translation import tr
 
 MOST_BYTES: Final = 256 << 20
@@ -87,7 +88,7 @@ def stamps_key(stamps: Stamps) -> str:
 def why_unreadable(error: Exception) -> str:
     """Return why a chat cannot be read, as the end of a sentence."""
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        return reason_of(error)
     return str(error) if isinstance(error, NewerChat) else tr("it holds no whole chat")
 
 

@@ -14,6 +14,7 @@ from app.downloads.hub.address import is_offline
 from app.downloads.hub.client import OFFLINE
 from app.downloads.jobs import DownloadJob, JobStore, discard_job, run_job
 from app.downloads.transfer.source import Denied, Source
+from app.engine_sentences import reason_of
 from app.transfer_progress import TransferProgress
 from app.translation import tr
 from engine import Cancelled, EngineError
@@ -179,7 +180,7 @@ class DownloadSession(QObject):
         except EngineError as failure:
             error = failure
         except OSError as failure:
-            why = failure.strerror or failure
+            why = reason_of(failure)
             error = EngineError(tr("The download has failed: {why}.").format(why=why))
         if isinstance(error, Cancelled) and self._is_leaving(job.id):
             discard_job(job)

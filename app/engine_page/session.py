@@ -18,6 +18,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
 from app.background import LatestJob
+from app.engine_sentences import reason_of
 from app.transfer_progress import TransferProgress
 from app.translation import tr
 from engine import Cancelled, EngineError
@@ -301,7 +302,7 @@ class _Attempt:
             raise
         except Exception as error:  # of whatever kind: the window has to go on
             log.exception("the engine cannot be installed")
-            why = (isinstance(error, OSError) and error.strerror) or error
+            why = reason_of(error)
             text = tr("The engine could not be installed: {why}.").format(why=why)
             raise EngineError(text) from None
 

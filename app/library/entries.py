@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import engine
+from app.engine_sentences import reason_of, translated
 from app.library.scan import FoundModel
 from app.split.fit import suggestion
 from app.split.plan_source import PlannerFactory
@@ -80,8 +81,10 @@ def read_entry(found: FoundModel) -> LibraryEntry:
         return LibraryEntry(found, problem=text)
     try:
         info = engine.read_model_info(found.path)
-    except (EngineError, OSError) as error:
-        return LibraryEntry(found, problem=str(error))
+    except EngineError as error:
+        return LibraryEntry(found, problem=translated(str(error)))
+    except OSError as error:
+        return LibraryEntry(found, problem=reason_of(error))
     text = tr("The architecture {name} is not supported.").format(name=info.architecture)
     problem = "" if info.supported else text
     return LibraryEntry(found, info, problem)

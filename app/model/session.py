@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 import engine
 from app.engine_client import EngineClient, EngineState, is_cancelled
+from app.engine_sentences import reason_of, translated
 from app.notice import Notice
 from app.remote_models.address import is_remote, remote_info
 from app.translation import tr
@@ -210,7 +211,7 @@ class ModelSession(QObject):
         self._info = loaded.info
         self.loaded.emit(loaded)
         if loaded.warnings:  # in one notice, as another would take its place
-            self.noticed.emit(Notice(" ".join(loaded.warnings), kind="warning"))
+            self.noticed.emit(Notice(" ".join(map(translated, loaded.warnings)), kind="warning"))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
@@ -262,4 +263,4 @@ def _info_or_error(path: str) -> ModelInfo | EngineError:
         return error
     except OSError as error:
         what = tr("{name} cannot be read: {why}.")
-        return EngineError(what.format(name=Path(path).name, why=error.strerror or error))
+        return EngineError(what.format(name=Path(path).name, why=reason_of(error)))

@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog
 
 from app.background import LatestJob
+from app.engine_sentences import reason_of
 from app.monitor.views.monitor_head import MonitorHead, graph_names
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
@@ -93,7 +94,7 @@ def _written(path: Path, write: Callable[[], object]) -> Path:
     try:
         is_done = write()
     except OSError as error:
-        why = error.strerror or str(error)
+        why = reason_of(error)
         raise EngineError(
             tr("{name} cannot be written ({why}).").format(name=path.name, why=why),
             tr("Choose another folder."),

@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app import paths
 from app.background import KeyedJobs
+from app.engine_sentences import reason_of
 from app.notice import Notice
 from app.translation import tr
 from engine import EngineError
@@ -171,7 +172,7 @@ class ToolSession(QObject):
 
     def _on_saved(self, error: Exception | None) -> None:
         if error is not None and not self._is_closed:
-            why = error.strerror if isinstance(error, OSError) else str(error)
+            why = reason_of(error)
             text = tr("The list of tool servers cannot be saved: {why}.").format(why=why)
             self.noticed.emit(Notice.of(EngineError(text)))
 

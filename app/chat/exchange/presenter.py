@@ -15,6 +15,7 @@ from app.chat.conversation import Conversation
 from app.chat.exchange.files import Written, write_all, write_chat_as
 from app.chat.export import FORMATS, NotAChat, file_name, imported, with_suffix
 from app.chat.session import ChatSession
+from app.engine_sentences import reason_of
 from app.notice import Notice
 from app.translation import tr, tr_n
 
@@ -146,10 +147,9 @@ class ChatExchange(QObject):
             if error is None:
                 then()
                 return
-            reason = (isinstance(error, OSError) and error.strerror) or str(error)
             log.info("an export or import has failed: %s", error)
             text = tr("{name} cannot be written: {why}.").format(
-                name=name or tr("The folder"), why=reason
+                name=name or tr("The folder"), why=reason_of(error)
             )
             self.noticed.emit(Notice(text, kind="error"))
 

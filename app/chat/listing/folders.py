@@ -18,6 +18,7 @@ from typing import Any, Final
 from PySide6.QtCore import QObject, Signal
 
 from app.background import KeyedJobs
+from app.engine_sentences import reason_of
 from app.notice import Notice
 from app.translation import tr
 from engine import one_line, replace_json
@@ -196,7 +197,7 @@ class ShelfStore(QObject):
 
     def _tell(self, error: Exception) -> None:
         self._is_loss_known = True
-        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        reason = reason_of(error)
         text = tr("The folders of the chats cannot be saved ({reason}).").format(reason=reason)
         hint = tr("They are kept until the window closes.")
         self.noticed.emit(Notice(text, hint, "warning"))

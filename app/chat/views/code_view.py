@@ -24,6 +24,7 @@ from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.highlight import Ranges, highlight, suffix_of
 from app.chat.views.lexers import lexers
 from app.chat.views.text_block import MONOSPACE
+from app.engine_sentences import reason_of
 from app.process.spare_time import spare_time, take_step
 from app.scale import px
 from app.theme import theme
@@ -142,7 +143,7 @@ class CodeView(QFrame):
         try:
             Path(chosen).write_text(self.code + "\n", encoding="utf-8", errors="replace")
         except OSError as error:
-            why = tr("Not saved: {reason}").format(reason=error.strerror or error)
+            why = tr("Not saved: {reason}").format(reason=reason_of(error))
             self._problem.setText(one_line(why, MOST_PROBLEM))
         else:
             self._problem.setText("")

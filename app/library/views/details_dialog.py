@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.engine_sentences import translated
 from app.translation import tr, tr_n
 from app.widgets.text import label, row_item
 from engine import one_line
@@ -50,7 +51,7 @@ class DetailsDialog(QDialog):
         layout.addWidget(self.search)
         layout.addWidget(tabs, 1)
         for warning in inspection.warnings:
-            text = label(warning, "warn")
+            text = label(translated(warning), "warn")
             text.setWordWrap(True)
             layout.addWidget(text)
         for table in (self.metadata, self.tensors):

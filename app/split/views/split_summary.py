@@ -89,7 +89,7 @@ class SplitSummary(QWidget):
 
 def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
     """Yield sentences on a plan, the most important first."""
-    yield from plan.warnings
+    yield from map(translated, plan.warnings)
     if speed.error is not None:
         off = signed_percent_text(abs(speed.error)).removeprefix("+")
         expected = rate_text(speed.expected)
