@@ -192,6 +192,7 @@ class Shell(Parts):
             part.opened.connect(self.models.open)
         window.model_bar.remote_requested.connect(self.remote.open)
         window.start_view.prompt_chosen.connect(self.chat_presenter.send)
+        window.start_view.prompt_chosen.connect(lambda _: window.composer.setFocus())
         window.new_chat_requested.connect(self.chat_presenter.new_chat)
         window.regenerate_requested.connect(self.session.regenerate)
         window.stop_requested.connect(self.session.stop)

@@ -88,11 +88,14 @@ def file_name(chat: Conversation) -> str:
 
 
 def with_suffix(path: Path, kind: str) -> Path:
-    """Return a path with the suffix of one of `FORMATS`: its own, or that of the kind chosen."""
-    if path.suffix.lower() in FORMATS:
-        return path
-    suffix = next((suffix for suffix, name in FORMATS.items() if tr(name) == kind), ".md")
-    return path.with_name(path.name + suffix)
+    """Return a path with the suffix of one of `FORMATS`: its own, or that of the kind chosen.
+
+    The proposed ".md" gives way to another kind: not all dialogs change the name with the kind.
+    """
+    own, chosen = path.suffix.lower(), [end for end, name in FORMATS.items() if tr(name) == kind]
+    if own == ".md" and chosen:
+        return path if chosen == [own] else path.with_suffix(chosen[0])
+    return path if own in FORMATS else path.with_name(path.name + (*chosen, ".md")[0])
 
 
 def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal, Slot
-from PySide6.QtWidgets import QFileDialog
 
 from app.background import LatestJob
 from app.engine_sentences import reason_of
@@ -16,6 +15,7 @@ from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.translation import tr
+from app.widgets.save_dialog import ask_where_to_save
 from engine import EngineError
 
 
@@ -74,8 +74,8 @@ class MonitorPresenter(QObject):
     @Slot(str)
     def _ask(self, suffix: str) -> None:
         kind = tr("Table (*.csv)") if suffix == ".csv" else tr("Picture (*.png)")
-        place = str(Path.home() / f"tandem-monitor{suffix}")
-        chosen, _ = QFileDialog.getSaveFileName(self._panel, tr("Save what is shown"), place, kind)
+        title, name = tr("Save what is shown"), f"tandem-monitor{suffix}"
+        chosen, _ = ask_where_to_save(self._panel, title, name, kind)
         if chosen:
             path = Path(chosen)
             self.save(path if path.suffix.lower() == suffix else Path(f"{path}{suffix}"))

@@ -41,6 +41,7 @@ def test_a_click_sends_a_message_to_the_demo(qtbot: QtBot, make_shell: MakeShell
     qtbot.waitUntil(lambda: not shell.session.is_busy and bool(prompts(shell)))
     assert prompts(shell)[-1][-1] == ("user", "What is tensor parallelism?")
     assert shell.window.chat_view.isVisible()
+    assert shell.window.composer.edit.hasFocus(), "the next question can be typed"
     shell.chat_presenter.new_chat()
     assert len(offered(shell)) == len(DEMO_PROMPTS)
 

@@ -12,10 +12,9 @@ from app.chat import chat_file
 from app.chat.conversation import Conversation
 from app.chat.export import PDF, exported, file_name
 from app.chat.pictures.folder import PictureFolder
-from app.chat.pictures.sharing import write_beside
+from app.chat.pictures.sharing import write_beside, write_for_others
 from app.chat.stored import read_stored, why_unreadable
 from app.translation import tr, tr_later
-from engine import atomic_write
 
 BESIDE: Final = tr_later("{name} pictures")
 """Name of the folder with the pictures of a Markdown file."""
@@ -55,8 +54,7 @@ def write_chat_as(chat: Conversation, path: Path, pictures: PictureFolder) -> No
             beside = tr(BESIDE).format(name=path.stem)
             write_beside(chat, path_of, path.with_name(beside))
         data = exported(chat, suffix, path_of, beside).encode(errors="replace")
-    with atomic_write(path) as file:
-        file.write(data)
+    write_for_others(path, data)
 
 
 def write_all(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from PySide6.QtCore import QObject, Signal, Slot
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
 
 from app.background import KeyedJobs
 from app.chat.conversation import Conversation
@@ -18,6 +18,9 @@ from app.chat.session import ChatSession
 from app.engine_sentences import reason_of
 from app.notice import Notice
 from app.translation import tr, tr_n
+from app.widgets.reveal import reveal
+from app.widgets.save_dialog import ask_where_to_save
+from app.widgets.text import plain_tip
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +74,19 @@ class ChatExchange(QObject):
         if chat is None:
             return
         filters = ";;".join(map(tr, FORMATS.values()))
-        place = f"{file_name(chat)}.md"
-        chosen, kind = QFileDialog.getSaveFileName(self._over, tr("Export chat"), place, filters)
-        if chosen:
-            self._write(chat.copy(), with_suffix(Path(chosen), kind))
+        title, name = tr("Export chat"), f"{file_name(chat)}.md"
+        chosen, kind = ask_where_to_save(self._over, title, name, filters)
+        path = with_suffix(Path(chosen), kind)
+        if chosen and (path == Path(chosen) or self._may_replace(path)):
+            self._write(chat.copy(), path)
+
+    def _may_replace(self, path: Path) -> bool:
+        """Return whether a file may be written that the dialog has not asked about."""
+        if not path.exists():
+            return True
+        text = tr("{name} exists already. Replace it?").format(name=path.name)
+        answer = QMessageBox.question(self._over, tr("Export chat"), plain_tip(text))
+        return answer is QMessageBox.StandardButton.Yes
 
     @Slot()
     def bring_in(self) -> None:
@@ -117,7 +129,7 @@ class ChatExchange(QObject):
         pictures = self._session.library.pictures
         self._run(
             lambda: write_chat_as(chat, path, pictures),
-            lambda: self.noticed.emit(Notice(text)),
+            lambda: self.noticed.emit(_shown_in_folder(text, path)),
             path.name,
         )
 
@@ -127,7 +139,7 @@ class ChatExchange(QObject):
         if written.failure:
             self.noticed.emit(Notice(written.failure, text, kind="error"))
         else:
-            self.noticed.emit(Notice(text))
+            self.noticed.emit(_shown_in_folder(text, *written.paths[:1]))
 
     def _take(self, chats: list[Conversation], failures: list[str]) -> None:
         self._session.take(*chats)
@@ -151,6 +163,14 @@ class ChatExchange(QObject):
             text = tr("{name} cannot be written: {why}.").format(
                 name=name or tr("The folder"), why=reason_of(error)
             )
-            self.noticed.emit(Notice(text, kind="error"))
+            hint = tr("Choose another folder, or make room on its disk.") if name else ""
+            self.noticed.emit(Notice(text, hint, kind="error"))
 
         self._jobs.run(str(self._n_jobs), work, on_done)
+
+
+def _shown_in_folder(text: str, *paths: Path) -> Notice:
+    """Return the notice of a success, with a button that shows the first file in its folder."""
+    if not paths:
+        return Notice(text)
+    return Notice(text, action=tr("Show in folder"), on_action=lambda: reveal(paths[0]))

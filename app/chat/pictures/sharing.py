@@ -6,6 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -101,5 +102,24 @@ def write_beside(chat: Conversation, path_of: PathOf, folder: Path) -> None:
     for name, picture in shown.items():
         if (path := path_of(picture)).is_file():
             folder.mkdir(exist_ok=True)
-            with atomic_write(folder / name) as file:
-                file.write(path.read_bytes())
+            write_for_others(folder / name, path.read_bytes())
+
+
+def write_for_others(path: Path, data: bytes) -> None:
+    """Write a file as a whole, with the permissions that new files have: it is to be passed on.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written.
+    """
+    is_new = not path.exists()
+    if is_new:
+        path.touch()
+    try:
+        mode = S_IMODE(path.stat().st_mode)
+        with atomic_write(path) as file:
+            file.write(data)
+        path.chmod(mode)
+    except BaseException:
+        if is_new:
+            path.unlink(missing_ok=True)
+        raise

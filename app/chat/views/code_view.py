@@ -11,7 +11,6 @@ from PySide6.QtCore import Qt, QTimer, Slot
 from PySide6.QtGui import QFont, QFontMetrics, QResizeEvent, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import (
     QApplication,
-    QFileDialog,
     QFrame,
     QHBoxLayout,
     QPlainTextEdit,
@@ -30,6 +29,7 @@ from app.scale import px
 from app.theme import theme
 from app.translation import tr
 from app.widgets.buttons import button
+from app.widgets.save_dialog import ask_where_to_save
 from app.widgets.sizes import fit_height
 from app.widgets.text import label
 from engine import one_line, printable
@@ -137,7 +137,7 @@ class CodeView(QFrame):
     def save(self) -> None:
         """Ask for a file and write the code there."""
         name = f"code{suffix_of(self._shown.language)}"
-        chosen, _ = QFileDialog.getSaveFileName(self, tr("Save code"), name)
+        chosen, _ = ask_where_to_save(self, tr("Save code"), name)
         if not chosen:
             return
         try:

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.translation import tr, tr_later
 from app.units import decimal
+from app.widgets.save_dialog import ask_where_to_save
 from app.widgets.text import caption_text, label, set_tip
 
 MAX_SHOWN: Final = 24
@@ -160,7 +161,7 @@ class PlanMenu(QWidget):
 
     def _export(self, name: str) -> None:
         proposed = f"{name.replace('/', '-')}.json"
-        path, _ = QFileDialog.getSaveFileName(self, tr("Export plan"), proposed, tr(FILTER))
+        path, _ = ask_where_to_save(self, tr("Export plan"), proposed, tr(FILTER))
         if path:
             self.export_requested.emit(name, Path(path))
 

@@ -71,9 +71,9 @@ def test_code_is_saved_with_the_suffix_of_its_language(
     qtbot.addWidget(view)
     offered: list[str] = []
 
-    def choose(parent: object, title: str, name: str) -> tuple[str, str]:
-        offered.append(name)
-        return str(tmp_path / name), ""
+    def choose(parent: object, title: str, place: str, kinds: str) -> tuple[str, str]:
+        offered.append(Path(place).name)
+        return str(tmp_path / offered[0]), ""
 
     monkeypatch.setattr(QFileDialog, "getSaveFileName", choose)
     view.save()

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, PDF, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.message import AnswerStats, Message
+from app.chat.pictures.sharing import write_for_others
 from app.chat.search.hits import texts_of
 from app.chat.tools.tool_use import ToolUse
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
@@ -145,7 +146,8 @@ def test_any_text_can_be_exported(text: str, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "kind", "written"),
     [("a.md", "", "a.md"), ("a.HTML", "", "a.HTML"), ("a", "JSON (*.json)", "a.json"),
-     ("v1.2", "Markdown (*.md)", "v1.2.md"), ("a", "", "a.md")],
+     ("v1.2", "Markdown (*.md)", "v1.2.md"), ("a", "", "a.md"), ("a.md", "PDF (*.pdf)", "a.pdf"),
+     ("a.html", "Markdown (*.md)", "a.html")],
 )  # fmt: skip
 def test_the_suffix_follows_from_the_name_or_the_kind(chosen: str, kind: str, written: str) -> None:
     assert with_suffix(Path("/x", chosen), kind) == Path("/x", written)
@@ -156,12 +158,21 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
 ) -> None:
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi <there>")
-    path = tmp_path / "out.json"
+    path, revealed = tmp_path / "out.json", list[Path]()
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(path), ""))
     monkeypatch.setattr(QFileDialog, "getOpenFileNames", lambda *_: ([str(path)], ""))
     rows = shell.window.chat_list.list
     rows.export_requested.emit([shell.session.current.id], "")
     qtbot.waitUntil(lambda: banner(shell) == f"“Hi <there>” is in {path}.")
+    new = tmp_path / "new"
+    new.touch()
+    assert path.stat().st_mode == new.stat().st_mode, "others may read what was exported"
+    notice = shell.window.banner.notice
+    assert notice is not None
+    monkeypatch.setattr("app.chat.exchange.presenter.reveal", revealed.append)
+    assert notice.on_action is not None
+    notice.on_action()
+    assert revealed == [path]
     rows.import_requested.emit()
     qtbot.waitUntil(lambda: len(shell.session.library.summaries) == 2)
     assert shown(shell) == ["Hi <there>", "Hello from the fake model."]
@@ -176,3 +187,38 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
     monkeypatch.setattr("app.chat.exchange.presenter.with_suffix", lambda path, kind: path)
     rows.export_requested.emit([again.session.current.id], "")
     qtbot.waitUntil(lambda: "cannot be written: Is a directory." in banner(again))
+
+
+def test_another_kind_does_not_replace_a_file_unasked(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dialog has asked about the name that it returns, but not about the one it becomes."""
+    shell, old, answers = make_shell(model=MODEL), tmp_path / "out.html", ["No", "Yes"]
+    old.write_text("mine")
+    ask(qtbot, shell, "Hi")
+    asked: list[str] = []
+
+    def chosen(_: object, title: str, place: str, __: str) -> tuple[str, str]:
+        asked.append(place)
+        return str(tmp_path / "out.md"), "Web page (*.html)"
+
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", chosen)
+    buttons = QMessageBox.StandardButton
+    monkeypatch.setattr(QMessageBox, "question", lambda *_: getattr(buttons, answers.pop(0)))
+    rows = shell.window.chat_list.list
+    rows.export_requested.emit([shell.session.current.id], "")
+    assert old.read_text() == "mine"
+    rows.export_requested.emit([shell.session.current.id], "")
+    qtbot.waitUntil(lambda: banner(shell) == f"“Hi” is in {old}.")
+    assert "<h1>Hi</h1>" in old.read_text()
+    assert asked[1] == str(tmp_path / "Hi.md"), "it begins where the last file was saved"
+
+
+def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_for_others(tmp_path / "a.md", b"text")
+    assert list(tmp_path.iterdir()) == []

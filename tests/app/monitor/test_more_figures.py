@@ -211,7 +211,7 @@ def save(
 ) -> Path:
     """Save what is shown under a name without its suffix; return the file's path."""
     monkeypatch.setattr(
-        "app.monitor.presenter.QFileDialog.getSaveFileName", lambda *a: (str(path), "")
+        "app.widgets.save_dialog.QFileDialog.getSaveFileName", lambda *a: (str(path), "")
     )
     head = shell.window.findChild(MonitorHead)
     assert head is not None

@@ -11,7 +11,6 @@ from PySide6.QtCore import QSize, Qt, Slot
 from PySide6.QtGui import QImage, QPixmap, QResizeEvent
 from PySide6.QtWidgets import (
     QDialog,
-    QFileDialog,
     QHBoxLayout,
     QScrollArea,
     QVBoxLayout,
@@ -24,6 +23,7 @@ from app.chat.pictures.picture import ChatPicture
 from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import IconButton, button
+from app.widgets.save_dialog import ask_where_to_save
 from app.widgets.shortcuts import make_local_shortcut
 from app.widgets.text import ElidedLabel, label
 from engine import EngineError
@@ -157,8 +157,6 @@ class PictureViewer(QDialog):
     def _save(self) -> None:
         stem, suffix = Path(self.picture.name).stem, Path(self.picture.file).suffix
         page = f"-{self.picture.page}" if self.picture.page else ""
-        chosen, _ = QFileDialog.getSaveFileName(
-            self, tr("Save picture as…"), f"{stem}{page}{suffix}"
-        )
+        chosen, _ = ask_where_to_save(self, tr("Save picture as…"), f"{stem}{page}{suffix}")
         if chosen:
             self._album.save_as(self.picture, Path(chosen))
