@@ -20,7 +20,7 @@ from app.library.views.library_view import LibraryView
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.translation import tr
-from app.widgets.reveal import reveal
+from app.widgets.files import reveal
 from app.widgets.text import plain_tip
 
 

@@ -15,7 +15,7 @@ from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.translation import tr
-from app.widgets.save_dialog import ask_where_to_save
+from app.widgets.files import ask_where_to_save
 from engine import EngineError
 
 

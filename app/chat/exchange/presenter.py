@@ -18,8 +18,7 @@ from app.chat.session import ChatSession
 from app.engine_sentences import reason_of
 from app.notice import Notice
 from app.translation import tr, tr_n
-from app.widgets.reveal import reveal
-from app.widgets.save_dialog import ask_where_to_save
+from app.widgets.files import ask_where_to_save, reveal
 from app.widgets.text import plain_tip
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
 from app.notice import Notice
 from app.translation import tr
-from app.widgets.reveal import reveal
+from app.widgets.files import reveal
 
 if TYPE_CHECKING:
     from app.chat.search.finder import ChatFinder

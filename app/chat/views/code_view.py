@@ -29,7 +29,7 @@ from app.scale import px
 from app.theme import theme
 from app.translation import tr
 from app.widgets.buttons import button
-from app.widgets.save_dialog import ask_where_to_save
+from app.widgets.files import ask_where_to_save
 from app.widgets.sizes import fit_height
 from app.widgets.text import label
 from engine import one_line, printable

@@ -90,6 +90,7 @@ class MachinesDialog(QDialog):
         row.addWidget(self.copy)
         self._told = label(tr("Run this on each of the others:"))
         header = self.table.horizontalHeader()
+        header.setHighlightSections(False)
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)
         self.table.verticalHeader().hide()

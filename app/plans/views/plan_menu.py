@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.translation import tr, tr_later
 from app.units import decimal
-from app.widgets.save_dialog import ask_where_to_save
+from app.widgets.files import ask_where_to_save
 from app.widgets.text import caption_text, label, set_tip
 
 MAX_SHOWN: Final = 24

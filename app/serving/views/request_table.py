@@ -107,6 +107,7 @@ class RequestTable(QTableView):
         scaled(self, self.setMinimumHeight, LEAST_HEIGHT)
         scaled(self, self._set_text_size, 12)
         header = self.horizontalHeader()
+        header.setHighlightSections(False)
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
         header.setMinimumSectionSize(24)
         header.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)

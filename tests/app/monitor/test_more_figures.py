@@ -210,9 +210,7 @@ def save(
     shell: Shell, qtbot: QtBot, path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Save what is shown under a name without its suffix; return the file's path."""
-    monkeypatch.setattr(
-        "app.widgets.save_dialog.QFileDialog.getSaveFileName", lambda *a: (str(path), "")
-    )
+    monkeypatch.setattr("app.widgets.files.QFileDialog.getSaveFileName", lambda *a: (str(path), ""))
     head = shell.window.findChild(MonitorHead)
     assert head is not None
     with qtbot.waitSignal(shell.monitor_presenter.noticed):

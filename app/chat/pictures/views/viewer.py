@@ -23,7 +23,7 @@ from app.chat.pictures.picture import ChatPicture
 from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import IconButton, button
-from app.widgets.save_dialog import ask_where_to_save
+from app.widgets.files import ask_where_to_save
 from app.widgets.shortcuts import make_local_shortcut
 from app.widgets.text import ElidedLabel, label
 from engine import EngineError

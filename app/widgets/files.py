@@ -1,13 +1,19 @@
-"""The dialog that asks where to save a file; it begins where the last file was saved."""
+"""Where files are: in the system's file manager, and where new ones are saved."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QStandardPaths
+from PySide6.QtCore import QStandardPaths, QUrl
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 _last_folder: Path | None = None
+
+
+def reveal(path: str | Path) -> None:
+    """Open the folder of a file in the file manager."""
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(Path(path).parent)))
 
 
 def ask_where_to_save(over: QWidget, title: str, name: str, kinds: str = "") -> tuple[str, str]:
