@@ -40,7 +40,10 @@ class DockFit(QObject):
         """Hide panels in a window that was made narrow, and show them in one made wide."""
         width, needed = self._window.width(), self._window.minimumSizeHint().width()
         if needed > width or (self._hidden and width >= self._wanted):
+            had_hidden = bool(self._hidden)
             self._hide_for(width)
+            if had_hidden and not self._hidden:
+                self._widen()
 
     @Slot()
     def fit_screen(self) -> None:
@@ -76,11 +79,22 @@ class DockFit(QObject):
         self._hide_for(size.width())
         if not window.isMaximized():
             window.resize(size)
-        docks = [window.chats_dock, *window.right_docks]
-        widths = [px(SIDEBAR_WIDTH), *(px(SPLIT_WIDTH) for _ in window.right_docks)]
+        docks, widths = zip(*self._usual_widths(), strict=True)
         window.resizeDocks(docks, widths, Qt.Orientation.Horizontal)
         height = min(px(MONITOR_HEIGHT), size.height() // 3)
         window.resizeDocks([window.monitor_dock], [height], Qt.Orientation.Vertical)
+
+    def _usual_widths(self) -> list[tuple[QDockWidget, int]]:
+        """Return the panels at the sides with the widths that they have in a wide window."""
+        right = [(dock, px(SPLIT_WIDTH)) for dock in self._window.right_docks]
+        return [(self._window.chats_dock, px(SIDEBAR_WIDTH)), *right]
+
+    def _widen(self) -> None:
+        """Give panels their usual widths again, which they lost before one had to be hidden."""
+        shown = [(dock, width) for dock, width in self._usual_widths() if not dock.isHidden()]
+        for dock, width in shown:
+            if dock.width() < width:
+                self._window.resizeDocks([dock], [width], Qt.Orientation.Horizontal)
 
     def _hide_for(self, width: int) -> None:
         """Hide as few panels as a width in pixels asks for, of those that a person wants to see."""

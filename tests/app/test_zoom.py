@@ -14,6 +14,8 @@ from app import scale
 from app.chat.views.prose_view import ProseView
 from app.main import Shell
 from app.paths import settings_file
+from app.scale import px
+from app.shell.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from app.shell.zoom import STEPS, next_zoom
 from app.theme import apply_theme
 from app.widgets.buttons import IconButton
@@ -174,10 +176,15 @@ def test_panels_give_way_in_a_window_made_narrow_and_come_back(
         assert window.minimumSizeHint().width() <= width
 
     shown_at(1280, True, True)
+    for width in range(1240, 800, -40):  # as a mouse makes it narrow, step by step
+        window.resize(width, 700)
+        QApplication.processEvents()
     shown_at(800, False, True)
     shown_at(500, False, False)
     shown_at(800, False, True)
     shown_at(1280, True, True)
+    usual = [px(SIDEBAR_WIDTH), px(SPLIT_WIDTH)]
+    qtbot.waitUntil(lambda: [dock.width() for dock in docks] == usual)
     window.show_dock(window.chats_dock, False)
     shown_at(700, False, False)
     shown_at(1280, False, True)

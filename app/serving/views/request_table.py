@@ -26,7 +26,7 @@ ROUTE, STATUS, CLIENT = 1, 2, 5
 
 PHASES: Final = {"waiting": tr_later("waiting"), "writing": tr_later("writing")}
 
-LEAST_HEIGHT, LEAST_ROUTE = 132, 110
+LEAST_HEIGHT, LEAST_ROUTE = 132, 72
 
 AnyIndex = QModelIndex | QPersistentModelIndex
 

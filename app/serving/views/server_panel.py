@@ -98,6 +98,7 @@ class ServerPanel(QWidget):
         column.addWidget(label(tr("Base URL for programs"), role="muted"))
         column.addWidget(self.address)
         column.addLayout(self._port_row())
+        column.addWidget(self.at_start)  # beside the port it is too wide for a narrow panel
         column.addWidget(line())
         column.addWidget(label(tr("Requests"), role="heading"))
         column.addWidget(self.clients)
@@ -122,7 +123,6 @@ class ServerPanel(QWidget):
         row.addWidget(label(tr("Port")))
         row.addWidget(self.port)
         row.addStretch()
-        row.addWidget(self.at_start)
         return row
 
     @Slot()
