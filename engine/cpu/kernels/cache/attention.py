@@ -17,6 +17,8 @@ processor multiplies words, so are queries (`attention_words`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from llvmlite import ir
 
 from engine.config.kv_types import KVTypes
@@ -67,8 +69,28 @@ next: number of items that threads have taken."""
 
 TILE_WORDS = 4
 
+FEW_PAGES = 2
+"""Largest number of pages of a tile whose results a thread keeps until all are there."""
+
 MERGED_ALONE = 128
 """Largest number of results that the calling thread merges alone."""
+
+
+class _TilePages(NamedTuple):
+    """The pages of a tile.
+
+    Attributes:
+        row, n_rows: the tile's first row, and number of rows.
+        head, n: its first query head, and number of these.
+        first, stop: the first page that any row sees, and the one after the last.
+    """
+
+    row: Value
+    n_rows: Value
+    head: Value
+    n: Value
+    first: Value
+    stop: Value
 
 
 def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
@@ -206,20 +228,32 @@ def _add_merge_piece(module: ir.Module) -> None:
     with code.loop(zero, tile) as other:
         _, n_rows, first, stop = _tile_at(code, place, other, words)
         before.set(before.get() + (stop - first) * n_rows)
-    begin, n_rows, first, _ = _tile_at(code, place, tile, words)
+    begin, n_rows, first, stop = _tile_at(code, place, tile, words)
     _, head, n = code.load_array(group, 3)
     row_bytes = given["result_bytes"]
-    page_bytes = n_rows * given["n_heads"] * row_bytes
     results = _results(given) + (before.get() * given["n_heads"] + head * n_rows) * row_bytes
-    with code.loop(zero, n_rows) as number, code.loop(zero, n) as one:
-        row = begin + number
-        own_first, own_stop = _pages(code, given, row)
-        result = results + (own_first - first) * page_bytes + (number * n + one) * row_bytes
-        code.call(
-            "merge_all", VOID, result, row_bytes - STATE_BYTES, page_bytes, own_stop - own_first,
-            given["head_dim_v"], given["sinks"], head + one, _out(given, row, head + one),
-        )  # fmt: skip
+    pages = _TilePages(begin, n_rows, head, n, first, stop)
+    _merge_rows(code, given, pages, results, n_rows * given["n_heads"] * row_bytes)
     code.builder.ret_void()
+
+
+def _merge_rows(
+    code: Code, given: Named, pages: _TilePages, results: Value, page_bytes: Value
+) -> None:
+    """Write the merge of all pages of a tile's rows and heads.
+
+    Args:
+        results: address of the results of the first page; others follow `page_bytes` apart.
+    """
+    row_bytes, n, zero = given["result_bytes"], pages.n, code.number(0)
+    with code.loop(zero, pages.n_rows) as number, code.loop(zero, n) as one:
+        row, head = pages.row + number, pages.head + one
+        first, stop = _pages(code, given, row)
+        result = results + (first - pages.first) * page_bytes + (number * n + one) * row_bytes
+        code.call(
+            "merge_all", VOID, result, row_bytes - STATE_BYTES, page_bytes, stop - first,
+            given["head_dim_v"], given["sinks"], head, _out(given, row, head),
+        )  # fmt: skip
 
 
 def _pages(code: Code, given: Named, row: Value) -> tuple[Value, Value]:
@@ -241,33 +275,64 @@ def _add_whole(module: ir.Module, *, has_words: bool) -> None:
     code, (place, item, scratch) = function(module, "attend_whole", 3)
     code.builder.function.linkage = "internal"
     given = named(code, place, INNER)
-    n_groups, words, zero = given["n_groups"], code.stack_buffer(I64, TILE_WORDS), code.number(0)
+    n_groups, words = given["n_groups"], code.stack_buffer(I64, TILE_WORDS)
     tile = given["n_tiles"] - 1 - item // n_groups
     group = given["groups"] + item % n_groups * 24
     begin, n_rows, first, stop = _tile_at(code, place, tile, words)
     _, head, n = code.load_array(group, 3)
-    row_bytes, room = given["result_bytes"], Scratch.at(scratch, given)
-    offset = row_bytes - STATE_BYTES
+    pages, room = _TilePages(begin, n_rows, head, n, first, stop), Scratch.at(scratch, given)
     is_loaded = given["is_direct"].equals(0)
     with code.when(is_loaded | code.constant(I1, int(has_words))):
         code.call("load_queries", VOID, place, group, begin, n_rows, scratch)
-    with code.loop(zero, n_rows) as row, code.loop(zero, n) as one:
-        result = room.rows + (row * n + one) * row_bytes
-        code.call("begin_row", VOID, result + offset, given["sinks"], head + one)
-    with code.loop(first, stop) as page:
-        code.call("attend_page", VOID, place, group, begin, n_rows, page, room.page, scratch)
-        with code.loop(zero, n_rows) as row:
-            own_first, own_stop = _pages(code, given, begin + row)
-            with (
-                code.when((own_first <= page) & (page < own_stop)),
-                code.loop(row * n, (row + 1) * n) as index,
-            ):
-                at = index * row_bytes
-                code.call(
-                    "add_page", VOID, room.page + at, room.rows + at, offset, offset // UNIT_BYTES
-                )
-    with code.loop(zero, n_rows) as row, code.loop(zero, n) as one:
-        result = room.rows + (row * n + one) * row_bytes
-        goal = _out(given, begin + row, head + one)
-        code.call("end_row", VOID, result, offset, given["head_dim_v"], goal)
+
+    def attend(page: Value, goal: Value) -> None:
+        code.call("attend_page", VOID, place, group, begin, n_rows, page, goal, scratch)
+
+    with code.if_else(stop - first <= FEW_PAGES) as (few, many):
+        with few:
+            apart = given["tile_heads"] * given["result_bytes"]
+            with code.loop(first, stop) as page:
+                attend(page, room.page + (page - first) * apart)
+            _merge_rows(code, given, pages, room.page, apart)
+        with many:
+            _begin_rows(code, given, pages, room)
+            with code.loop(first, stop) as page:
+                attend(page, room.page)
+                _add_page_of_rows(code, given, pages, room, page)
+            _end_rows(code, given, pages, room)
     code.builder.ret_void()
+
+
+def _begin_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> None:
+    """Write the states of a tile's rows before their first page."""
+    row_bytes, zero = given["result_bytes"], code.number(0)
+    with code.loop(zero, pages.n_rows) as row, code.loop(zero, pages.n) as one:
+        state = room.rows + (row * pages.n + one + 1) * row_bytes - STATE_BYTES
+        code.call("begin_row", VOID, state, given["sinks"], pages.head + one)
+
+
+def _add_page_of_rows(
+    code: Code, given: Named, pages: _TilePages, room: Scratch, page: Value
+) -> None:
+    """Add the results of a page to those of the rows that see it."""
+    row_bytes, n = given["result_bytes"], pages.n
+    offset = row_bytes - STATE_BYTES
+    with code.loop(code.number(0), pages.n_rows) as row:
+        first, stop = _pages(code, given, pages.row + row)
+        with (
+            code.when((first <= page) & (page < stop)),
+            code.loop(row * n, (row + 1) * n) as index,
+        ):
+            at = index * row_bytes
+            code.call(
+                "add_page", VOID, room.page + at, room.rows + at, offset, offset // UNIT_BYTES
+            )
+
+
+def _end_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> None:
+    """Write the results of a tile's rows, all pages added up."""
+    row_bytes, zero = given["result_bytes"], code.number(0)
+    with code.loop(zero, pages.n_rows) as row, code.loop(zero, pages.n) as one:
+        result = room.rows + (row * pages.n + one) * row_bytes
+        goal = _out(given, pages.row + row, pages.head + one)
+        code.call("end_row", VOID, result, row_bytes - STATE_BYTES, given["head_dim_v"], goal)

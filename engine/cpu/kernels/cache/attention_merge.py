@@ -77,15 +77,23 @@ def _add_merge_all(module: ir.Module, isa: Isa) -> None:
     code, (row, offset, apart, n_pages, dim, sinks, head, out) = function(module, "merge_all", 8)
     code.builder.function.linkage = "internal"
     state, softmax = row + offset, _Softmax.begun(code, sinks, head)
-    with code.loop(code.number(0), n_pages) as n:
+    begin = code.variable(code.number(0))
+    with code.when(sinks.equals(0)):  # then the first page is taken as it is
+        softmax.largest.set(code.load(state + LARGEST, F32))
+        softmax.total.set(page_sum(code, state))
+        begin.set(code.number(1))
+    start = begin.get()
+    with code.loop(start, n_pages) as n:
         factor, past_factor = softmax.add(code, isa, state + n * apart)
         code.store(factor, state + n * apart + FACTOR)
         code.store(past_factor, state + n * apart + PAST_FACTOR)
     inverse = code.constant(F32, 1.0) / softmax.total.get()
 
     def finish(lanes: SimdLanes) -> None:
-        result = code.variable(code.constant(FLOATS, 0.0))
-        with code.loop(code.number(0), n_pages) as n:
+        zero = code.constant(FLOATS, 0.0)
+        first = code.load(row + lanes.index * 4, FLOATS) + zero
+        result = code.variable(code.where(start > 0, first, zero))
+        with code.loop(start, n_pages) as n:
             values = code.load(row + n * apart + lanes.index * 4, FLOATS)
             result.set(_merged(code, values, result.get(), state + n * apart))
         lanes.store(result.get() * code.splat(inverse), out)

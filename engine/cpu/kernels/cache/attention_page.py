@@ -12,6 +12,7 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from engine.config.kv_types import KVTypes
+from engine.cpu.kernels.cache.attention_rows import row_range
 from engine.cpu.kernels.cache.attention_softmax import ONE, SCORE_BYTES, STATE_BYTES, mark_fresh
 from engine.cpu.kernels.cache.attention_tile import MOST_WORD_DOTS, tile_width
 from engine.cpu.kernels.cache.attention_words import UNIT_BYTES, add_query_words, in_words
@@ -28,6 +29,9 @@ SCORE_ROWS = GROUP_HEADS
 
 DIRECT_HEADS = 8
 """Largest number of query heads of a group whose blocks are read as they are."""
+
+ROWS_AHEAD = 4
+"""How many rows ahead queries are prefetched: those of a group lie apart, in pages of their own."""
 
 
 def padded_bytes(head_dim: int) -> int:
@@ -55,7 +59,7 @@ class Scratch(NamedTuple):
         scores: scores of some rows with the positions of a block, which become weights.
         keys, values: a block's keys and values as F32.
         page: results of a tile for a page.
-        rows: results of a tile for the pages so far.
+        rows: results of a tile for the pages so far, or for a second page.
     """
 
     queries: Value
@@ -139,9 +143,11 @@ def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: boo
     _, head, n = tile.heads(code)
     dim = given["head_dim_k"]
     stride = n_units(dim) * UNIT_BYTES
-    zero = code.number(0)
+    zero, row_bytes = code.number(0), given["n_heads"] * dim * 4
     with code.loop(zero, tile.n_rows) as row, code.loop(zero, n) as one:
-        source = given["q"] + ((tile.row + row) * given["n_heads"] + head + one) * dim * 4
+        source = given["q"] + (tile.row + row) * row_bytes + (head + one) * dim * 4
+        with code.loop(zero, dim * 4, UNIT_BYTES) as line:
+            code.prefetch(source + row_bytes * ROWS_AHEAD + line)
         goal = scratch + (row * n + one) * stride
         if has_words:
             code.call("query_words", VOID, source, dim, goal)
@@ -328,11 +334,12 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     n_rows = code.min_signed(whole.n_rows - first, _n_rows_at_once(code, n))
     firsts = given["firsts"] + (whole.row + first) * 8
     position = code.load(given["positions"] + (whole.row + first) * 8, I64)
-    begin, stop = _row_range(code, firsts, block - position, n_rows, block + BLOCK)
-    seeing_all = _row_range(code, firsts, block + (BLOCK - 1) - position, stop, block + 1)
+    begin, stop = row_range(code, firsts, block - position, n_rows, block + BLOCK)
+    seeing_all = row_range(code, firsts, block + (BLOCK - 1) - position, stop, block + 1)
     rows = _Rows(block, firsts, position, head, n, begin, stop, *seeing_all)
+    seen = code.min_signed(high, position + n_rows - block)  # by the last row
     code.call(
-        "row_scores", VOID, queries, k_units, begin * n, stop * n, room.keys, high, room.scores
+        "row_scores", VOID, queries, k_units, begin * n, stop * n, room.keys, seen, room.scores
     )
     _weigh(code, given, rows, room.scores, goal)
     _add_values(code, isa, given, rows, room, goal)
@@ -381,20 +388,3 @@ def _add_values(
             with code.loop(*some) as row:
                 add(row, row + 1, *rows.span(code, row))
         add(rows.begin_whole, rows.stop_whole, code.number(0), code.number(BLOCK))
-
-
-def _row_range(
-    code: Code, firsts: Value, begin: Value, n_rows: Value, limit: Value
-) -> tuple[Value, Value]:
-    """Return a range of rows: from `begin`, at least 0, as far as rows see what is before `limit`.
-
-    Args:
-        firsts: address of the first position that each of n_rows rows sees.
-    """
-    begin = code.min_signed(code.where(begin < 0, code.number(0), begin), n_rows)
-    stop = code.variable(n_rows)
-    with code.forever() as leave:
-        leave(stop.get() <= begin)
-        leave(code.load(firsts + (stop.get() - 1) * 8, I64) < limit)
-        stop.set(stop.get() - 1)
-    return begin, stop.get()

@@ -162,6 +162,20 @@ def test_latent_attention_with_many_heads() -> None:
     assert torch.equal(alone, found[5:6])
 
 
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_prompts_of_few_pages(kv_type: str) -> None:
+    """A prompt's tiles, whose pages are merged at once, give the bits of each row alone."""
+    held, q = layer(kv_type, 8, 2, 64, 64, N_PAGES * PAGE), numbers(11, 300, 8, 64)
+    whole, steps = piece(1, 0, 300), CacheOps(Team(2))
+    for sinks in (None, numbers(12, 8)):
+        found = attended(steps, q, held, (whole,), PLAIN, sinks)
+        expected = attend(as_multiplied(q, held), held, Batch((whole,), 0), PLAIN, sinks, None)
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
+        for row in (0, 31, 63, 64, 255, 256, 299):
+            alone = attended(steps, q[row : row + 1], held, (piece(1, row, 1),), PLAIN, sinks)
+            assert torch.equal(alone, found[row : row + 1])
+
+
 def test_many_results_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short for the results of all pages, the bits are the same."""
     held, q = layer("f16", 8, 2, 64, 64, N_PAGES * PAGE), numbers(3, 3, 8, 64)
