@@ -12,7 +12,8 @@ from engine.cpu.kernels.language.isa import chosen
 from engine.cpu.kernels.running.fastcall import Kernel
 from engine.cpu.kernels.running.result_memory import result
 from engine.cpu.kernels.words.combined_panels import PAIR
-from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, QUAD, fits
+from engine.cpu.kernels.words.quad_products import QUAD
+from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, fits
 from engine.cpu.kernels.words.words import BALANCE
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import PackedRows

@@ -52,10 +52,11 @@ class Worker:
             self.team, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
         )
         self._all_rows = self.rows, self.fine, self.words, self.pairs, self.tokens
-        self._bytes_scratch = torch.empty(0, dtype=torch.uint8)
         self._may_use_bf16 = fast_prompts and x_bytes == 1
-        self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
-        self._f32_scratch = torch.empty(0)
+        self._bytes = GrowingMemory(lambda n: weight_memory((n,), torch.uint8))
+        self._bf16_numbers = GrowingMemory(lambda n: torch.empty(n, dtype=torch.bfloat16))
+        self._f32_numbers = GrowingMemory(torch.empty)
+        self._scratch = self._bytes, self._bf16_numbers, self._f32_numbers
         self._last_bf16: Tensor | None = None
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
 
@@ -83,26 +84,20 @@ class Worker:
 
     def bf16_scratch(self, n: int) -> Tensor:
         """Return memory for n BF16 numbers, valid until the next call."""
-        if self._bf16_scratch.numel() < n:
-            self._bf16_scratch = torch.empty(n, dtype=torch.bfloat16)
-        return self._bf16_scratch
+        return self._bf16_numbers.tensor(n)
 
     def f32_scratch(self, n: int) -> int:
         """Return the address of memory for n F32 numbers, valid until the next call."""
-        if self._f32_scratch.numel() < n:
-            self._f32_scratch = torch.empty(n)
-        return self._f32_scratch.data_ptr()
+        return self._f32_numbers.tensor(n).data_ptr()
 
     def bytes_scratch(self, n: int) -> int:
         """Return the address of n bytes, valid until the next call."""
-        if self._bytes_scratch.numel() < n:
-            self._bytes_scratch = weight_memory((n,), torch.uint8)
-        return self._bytes_scratch.data_ptr()
+        return self._bytes.tensor(n).data_ptr()
 
     @property
     def memory(self) -> Sequence[Tensor]:
         """Memory that kernels currently use for small batches."""
-        return self.rows.memory, self.fine.memory, self.words.memory, self._f32_scratch
+        return self.rows.memory, self.fine.memory, self.words.memory, self._f32_numbers.memory
 
     @property
     def n_threads(self) -> int:
@@ -129,14 +124,38 @@ class Worker:
         free_results()
         for rows in self._all_rows:
             rows.release()
-        self._bf16_scratch = torch.empty(0, dtype=torch.bfloat16)
-        self._f32_scratch = torch.empty(0)
-        self._bytes_scratch = torch.empty(0, dtype=torch.uint8)
+        for scratch in self._scratch:
+            scratch.release()
 
     def close(self) -> None:
         """End the threads; safe to call twice."""
         self.release()
         self.team.close()
+
+
+class GrowingMemory:
+    """Memory that grows to the largest size that was asked for.
+
+    Args:
+        allocate: returns an uninitialised tensor of n elements.
+
+    Attributes:
+        memory: the memory, of which callers use the first elements.
+    """
+
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        self._allocate = allocate
+        self.memory = allocate(0)
+
+    def tensor(self, n: int) -> Tensor:
+        """Return memory for n elements or more, valid until the next call."""
+        if self.memory.numel() < n:
+            self.memory = self._allocate(n)
+        return self.memory
+
+    def release(self) -> None:
+        """Free the memory."""
+        self.memory = self._allocate(0)
 
 
 class PackedRows:

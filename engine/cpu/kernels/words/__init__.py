@@ -2,5 +2,5 @@
 
 `words` says what a word is, `word_gemm` multiplies matrices of words, `plane_word_gemm` quantised
 ones, and `seven_products` matrices of words and many tokens, combined by `combined_panels`, in
-fewer products.
+fewer products, which `quad_products` writes.
 """
