@@ -33,6 +33,7 @@ from engine.sampling.slices import (
 if TYPE_CHECKING:
     from engine.runtime.passes.unread import Reading
     from engine.runtime.rank import Captures
+    from engine.runtime.recording.one_shot_use import KernelMeetings
     from engine.sampling.token_source import Logits, SamplingWish
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
@@ -54,15 +55,23 @@ class MachineRunner(MachineCache, ModelRunner):
 
     _joined: ModelPlace | None = None
 
-    def join(self, place: ModelPlace, captures: Captures, most_checked_rows: int) -> None:
+    def join(
+        self,
+        place: ModelPlace,
+        captures: Captures,
+        meetings: KernelMeetings,
+        most_checked_rows: int,
+    ) -> None:
         """Work with other machines from now on; called before the first pass.
 
         Args:
             place: place of the model among the machines.
             captures: captures of the ranks of all machines.
+            meetings: meetings of the kernels of all machines' ranks.
             most_checked_rows: see `PagedRuntime`.
         """
         self._joined, self._most_checked_rows = place, most_checked_rows
+        self.meeting.join(meetings, place.first_problem)
         for rank in self.ranks:
             rank.elsewhere = captures
         self._is_pipeline = not captures.some and 0 not in place.heads(self.ranks[0].model.split)

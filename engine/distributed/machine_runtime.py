@@ -23,6 +23,7 @@ from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.planning.params_json import params_document
 from engine.progress import never
 from engine.runtime.rank import Captures
+from engine.runtime.recording.one_shot_use import KernelMeetings
 from engine.runtime.recording.sizes import captures_of
 from engine.runtime.thread_runtime import ThreadRuntime
 
@@ -174,13 +175,15 @@ class MachineRuntime(ThreadRuntime):
         """Agree with the other machines, of which the first one then computes first passes."""
         runner = self.runner
         facts = [
-            *captures_of(self.ranks), runner.most_checked_rows, self.plan.checkpoint_bytes
+            *captures_of(self.ranks), *runner.meeting.here, runner.most_checked_rows,
+            self.plan.checkpoint_bytes,
         ]  # fmt: skip
         self._is_agreed = True
         found = self._place.machines.agreed(None, facts)
-        some, are_all, n_rows, n_bytes = zip(*found, strict=True)
+        some, are_all, meet, wait, n_rows, n_bytes = zip(*found, strict=True)
         self.plan = replace(self.plan, checkpoint_bytes=min(n_bytes))
-        runner.join(self._place, Captures(any(some), all(are_all)), min(n_rows))
+        captures, meetings = Captures(any(some), all(are_all)), KernelMeetings(any(meet), any(wait))
+        runner.join(self._place, captures, meetings, min(n_rows))
         if self._place.machines.number == 0:
             with self._explaining("to compute the first tokens"):
                 runner.warm_up()

@@ -159,6 +159,17 @@ class ModelPlace:
         """
         self.machines.orders.send(name, self.number, *values)
 
+    def first_problem(self, problem: str) -> str:
+        """Return the first machine's problem, "" if none has one; called on all at one place.
+
+        Args:
+            problem: that of this machine; "" for none.
+
+        Raises:
+            CommError: a machine is gone.
+        """
+        return next(filter(None, self.machines.orders.told(problem)), "")
+
     def heads(self, split: ModelSplit) -> tuple[int, ...]:
         """Return the machines that have a slice of the output head."""
         return self.layout.parts(split.last_group)[1]

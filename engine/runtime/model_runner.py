@@ -84,7 +84,8 @@ class ModelRunner(CacheMemory, GuessPasses):
     ) -> None:  # fmt: skip
         self.ranks: list[Rank] = []
         self.token_source: TokenSource | None = None
-        self.meeting = OneShotUse(getattr(executor.group, "one_shots", None))
+        one_shots = getattr(executor.group, "one_shots", None)
+        self.meeting = OneShotUse(one_shots, has_gpus=executor.has_gpus)
         self._sizes = RecordedSizes()
         self.n_single = self._sizes.n_single
         self.executor = executor
@@ -127,9 +128,9 @@ class ModelRunner(CacheMemory, GuessPasses):
 
     def _rehearsed(self, compute: Callable[[], Tensor]) -> bool:
         """Compute while no kernel waits for another rank; return whether any could wait."""
-        if self.one_shots is None or not self.executor.has_gpus:
+        if not self.meeting.meetings.wait:
             return False
-        with self.one_shots.without_waiting():
+        with self.meeting.without_waiting():
             self._read(compute, _on_host)
             self.executor.wait()
         return True

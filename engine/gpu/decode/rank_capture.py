@@ -9,8 +9,8 @@ used, which must give the bits of the second step.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,7 +34,7 @@ class Unproven(NotRepeatable):
 class OneShotControl(Protocol):
     """Interface of the one-shot all-reduces for a capture, see `engine.gpu.comm.one_shot`."""
 
-    def without_waiting(self) -> contextlib.AbstractContextManager[object]:
+    def without_waiting(self) -> AbstractContextManager[object]:
         """Let kernels started meanwhile not wait for other ranks; their results are meaningless."""
         ...
 
@@ -110,9 +110,18 @@ class Replays:
 
 
 def capture_on_all(
-    executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotControl | None = None
-) -> tuple[Replays, list[Tensor | None]]:
+    executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotControl | None = None,
+    *, waits: bool | None = None, agreed: Callable[[str], str] = str,
+) -> tuple[Replays, list[Tensor | None]]:  # fmt: skip
     """Compute a token on all ranks, and capture that for replays.
+
+    All machines whose ranks take part have to compute it equally often.
+
+    Args:
+        one_shots: one-shot all-reduces of the ranks.
+        waits: whether kernels of ranks wait for each other, also on other machines; None if
+            `one_shots` tells.
+        agreed: given what is wrong, "" if nothing is, returns what is on any machine.
 
     Returns:
         The captures, and each rank's result of the token.
@@ -122,12 +131,15 @@ def capture_on_all(
             its replay is wrong.
         EngineError: the token itself could not be computed, or a rank is lost.
     """
-    work = _Capturing(executor, tasks)
-    if one_shots is not None and executor.has_gpus:
-        work.rehearse(one_shots)
+    if waits is None:
+        waits = one_shots is not None and executor.has_gpus
+    work = _Capturing(executor, tasks, one_shots, agreed)
+    work.keep()
+    if waits:
+        work.rehearse()
     expected = executor.run(work.computed, is_watched=True)
     try:
-        return work.replays(expected, one_shots), expected
+        return work.replays(expected, waits=waits), expected
     except (CommError, RankOutOfMemory) as error:
         if executor.lost:
             raise
@@ -141,26 +153,49 @@ def capture_on_all(
 
 
 class _Capturing:
-    """The steps of one capture."""
+    """The steps of one capture; for the arguments see `capture_on_all`."""
 
-    def __init__(self, executor: RankExecutor, tasks: Sequence[CaptureTask]) -> None:
+    def __init__(
+        self, executor: RankExecutor, tasks: Sequence[CaptureTask],
+        one_shots: OneShotControl | None, agreed: Callable[[str], str],
+    ) -> None:  # fmt: skip
         self._executor, self._tasks = executor, tasks
-        self._kept = executor.run(lambda rank: [state.clone() for state in tasks[rank].states])
+        self._one_shots, self._agreed = one_shots, agreed
+        self._kept: Sequence[Sequence[Tensor]] = ()
+
+    def keep(self) -> None:
+        """Copy the states, which plans do not count: passes of many answers change as many.
+
+        Raises:
+            NotRepeatable: a device of any machine has no memory for them.
+        """
+        tasks, why = self._tasks, ""
+        try:
+            self._kept = self._executor.run(lambda rank: [x.clone() for x in tasks[rank].states])
+        except RankOutOfMemory as error:
+            why = str(error)
+            self._executor.reset()
+        if why := self._agreed(why):
+            raise NotRepeatable(why)
 
     def restore(self, rank: int) -> None:
         """Restore a rank's states from before the token."""
         for state, before in zip(self._tasks[rank].states, self._kept[rank], strict=True):
             state.copy_(before)
 
-    def rehearse(self, one_shots: OneShotControl) -> None:
+    def rehearse(self) -> None:
         """Compute the token once while no kernel waits for another rank; restore the states.
 
         A device's first pass allocates memory and loads libraries, which waits for its kernels.
         """
-        with one_shots.without_waiting():
+        with self._without_waiting():
             self._executor.run(self.computed, is_watched=True)
             self._executor.wait()
         self._executor.run(self.restore)
+
+    def _without_waiting(self) -> AbstractContextManager[object]:
+        """Return a context in which no kernel waits for another rank."""
+        return nullcontext() if self._one_shots is None else self._one_shots.without_waiting()
 
     def computed(self, rank: int) -> Tensor | None:
         """Compute the token on a rank; return its result in memory of its own."""
@@ -168,9 +203,7 @@ class _Capturing:
         found = self._tasks[rank].compute()
         return None if found is None else found.clone()
 
-    def replays(
-        self, expected: Sequence[Tensor | None], one_shots: OneShotControl | None
-    ) -> Replays:
+    def replays(self, expected: Sequence[Tensor | None], *, waits: bool) -> Replays:
         """Capture on all ranks; return the captures once a replay has given the expected results.
 
         Raises:
@@ -179,22 +212,35 @@ class _Capturing:
         executor = self._executor
         executor.make_room()  # for graphs; later a device may wait for one that has not begun
         found = Replays(executor, executor.run(self._captured))
-        if one_shots is not None and (
-            found.is_whole or executor.has_gpus
-        ):  # a tape has been started
+        is_tape = self._one_shots is not None and found.is_whole  # it has been started
+        if waits or is_tape:
             executor.run(self._begin)
-            with one_shots.without_waiting():
+            with self._without_waiting():
                 found.replay()
                 executor.wait()
         executor.run(self._begin)
         found.replay()
         executor.wait()
-        problem = None if one_shots is None else one_shots.problem()
-        if problem is not None:
-            raise problem
-        if not all(executor.run(lambda rank: _same(expected[rank], found.parts[rank].result))):
-            raise Unproven("a replayed token gives something else")
+        self._prove(expected, found)
         return found
+
+    def _prove(self, expected: Sequence[Tensor | None], found: Replays) -> None:
+        """Check that a replay has given the expected results, on all machines.
+
+        Raises:
+            CommError: a kernel has not met the others.
+            Unproven: results differ, or another machine has a problem.
+        """
+        parts = found.parts
+        failure = None if self._one_shots is None else self._one_shots.problem()
+        why = "" if failure is None else str(failure)
+        if not all(self._executor.run(lambda rank: _same(expected[rank], parts[rank].result))):
+            why = why or "a replayed token gives something else"
+        why = self._agreed(why)
+        if failure is not None:
+            raise failure
+        if why:
+            raise Unproven(why)
 
     def _begin(self, rank: int) -> None:
         """Prepare a rank for the token once more."""

@@ -30,7 +30,9 @@ def captured_on(
     while True:
         tasks = [task(rank) for rank in ranks]
         try:
-            found, results = capture_on_all(executor, tasks, meeting.control)
+            found, results = capture_on_all(
+                executor, tasks, meeting.control, waits=meeting.meetings.wait, agreed=meeting.agreed
+            )  # fmt: skip
         except Unproven as error:
             if not meeting.may_try_again(str(error)):
                 raise

@@ -69,7 +69,8 @@ def _compute_once(runner: ColdRunner) -> None:
     """Compute the passes of `warm_up` once."""
     for _ in range(n_until_recorded(runner.ranks)):
         runner.compute([0], Batch.of_one(0, 1, 0))
-    if any(rank.backend.compiles for rank in runner.ranks):
+    compiles = any(rank.backend.compiles for rank in runner.ranks)
+    if compiles or runner.meeting.meetings.wait:  # perhaps on other machines alone
         most = min(runner.n_ctx, runner.n_batch)
         for n in rehearsed_rows(most):
             is_done = runner.rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine import LoadParams, Model, SamplingParams
+from engine.errors import CommError
+from engine.gpu.decode.rank_capture import _Capturing
+from engine.parallel.executor import RankExecutor
 from engine.runtime import builder
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Replay
@@ -118,6 +123,38 @@ def test_a_machine_with_cpus_alone_takes_part_in_captures(
         guessed_answers(model, [[5, 6 + k, 9] for k in range(n_answers)], 5)
         sizes = {1, 4} if n_answers else {1}
         assert set(model.runtime.ranks[0].recordings) >= sizes, "three are computed like four"
+    assert not there.failures
+
+
+@pytest.mark.parametrize("n_failures", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_machine_whose_kernels_meet_nobody_computes_as_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_failures: int
+) -> None:
+    """On cards, kernels of two ranks wait for each other; those of a machine's only rank do not.
+
+    The former compute a size twice more, and all of it again where they have not met; before, they
+    waited for the other machine in vain.
+    """
+    proved, failures = _Capturing._prove, [CommError(0, "it snows")] * n_failures
+
+    def prove(self: _Capturing, expected: Any, found: Any) -> None:
+        if self._one_shots is not None and failures:
+            error = failures.pop()
+            self._one_shots = SimpleNamespace(problem=lambda: error)  # type: ignore[assignment]
+        proved(self, expected, found)
+
+    path = least_gguf(tmp_path / "m.gguf")
+    params = LoadParams(str(path), ("cpu",) * 3, n_ctx=128, n_batch=4, draft="off")
+    with Model(params) as one:
+        expected = one.logits([3, 4])
+    monkeypatch.setattr(_Capturing, "_prove", prove)
+    monkeypatch.setattr(RankExecutor, "has_gpus", True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    with machines(2) as there, model_on((2, 1), params) as model:
+        meeting = model.runtime.runner.meeting
+        assert meeting.here == meeting.meetings == (n_failures < 2, n_failures < 2)
+        assert np.array_equal(model.logits([3, 4]), expected)
+        assert {1} <= set(model.runtime.ranks[0].recordings)
     assert not there.failures
 
 

@@ -122,7 +122,7 @@ def test_passes_of_a_size_that_cannot_be_captured_are_computed(
     """A single token, which can be, is not affected."""
     with load_model(path, **OPTIONS) as model:
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise NotRepeatable("no room")
 
         monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)

@@ -234,6 +234,28 @@ def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:
         capture_on_all(ranks.executor, tasks)
 
 
+class Full(SimpleNamespace):
+    """A state of which there is no room for a copy."""
+
+    def clone(self) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+
+def test_states_that_cannot_be_copied_are_a_reason_not_to_capture(ranks: Ranks) -> None:
+    """Plans do not count these copies, so the pass is computed step by step; no answer fails."""
+    tasks = [ranks.capture_task(rank) for rank in ranks.executor.ranks]
+    full: Any = (Full(),)
+    last = CaptureTask(tasks[-1].begin, tasks[-1].compute, tasks[-1].capture, full)
+    with pytest.raises(NotRepeatable, match="memory of cpu"):
+        capture_on_all(ranks.executor, [*tasks[:-1], last])
+    with pytest.raises(NotRepeatable, match="another machine's"):
+        capture_on_all(ranks.executor, tasks, agreed=lambda why: why or "another machine's is full")
+    before = states(ranks)
+    replays, _ = capture_on_all(ranks.executor, tasks)
+    replays.replay()
+    assert states(ranks) != before
+
+
 def test_ranks_without_graphs_compute_anew() -> None:
     """Beside them, ranks with graphs are started on their own threads."""
     ranks = Ranks(2)
@@ -415,7 +437,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     """Without one-shot all-reduces, tokens that are not captured are far slower."""
     tried: list[object] = []
 
-    def fail(executor: RankExecutor, tasks: object, one_shots: object) -> None:
+    def fail(executor: RankExecutor, tasks: object, one_shots: object, **_: object) -> None:
         tried.append(one_shots)
         raise error
 
@@ -435,7 +457,7 @@ def test_a_capture_is_tried_again_before_kernels_meet_no_more(
     tried: list[object] = []
     replay = SimpleNamespace(result=torch.zeros(1, 10), is_whole=True)
 
-    def fail_once(executor: RankExecutor, tasks: object, one_shots: object) -> object:
+    def fail_once(executor: RankExecutor, tasks: object, one_shots: object, **_: object) -> object:
         tried.append(one_shots)
         if len(tried) == 1:
             raise Unproven("something else")
@@ -475,10 +497,12 @@ def test_a_load_computes_few_tokens_and_one_large_batch(monkeypatch: pytest.Monk
     passes, tried = Warming(one_shots, lambda n: False), list[int]()
     passes.n_ctx, passes.n_batch = 4096, 2048
     passes.warm_up()
+    passes.executor.close()
     few = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     assert [n for n, _ in passes.asked] == [1, *few, 2048]
-    passes.asked.clear()
     monkeypatch.setattr(RankExecutor, "has_gpus", True)
+    passes = Warming(one_shots, lambda n: False)
+    passes.n_ctx, passes.n_batch = 4096, 2048
     monkeypatch.setattr(
         passes, "_computed", lambda ids, *rest: tried.append(len(ids)) or torch.zeros(1)
     )
