@@ -56,12 +56,9 @@ class MachineRunner(MachineCache, ModelRunner):
     _joined: ModelPlace | None = None
 
     def join(
-        self,
-        place: ModelPlace,
-        captures: Captures,
-        meetings: KernelMeetings,
+        self, place: ModelPlace, captures: Captures, meetings: KernelMeetings,
         most_checked_rows: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Work with other machines from now on; called before the first pass.
 
         Args:

@@ -46,12 +46,12 @@ class OneShotUse:
 
     @property
     def here(self) -> KernelMeetings:
-        """KernelMeetings of this machine's ranks."""
+        """Meetings of this machine's ranks."""
         return KernelMeetings(self.control is not None, self.control is not None and self._has_gpus)
 
     @property
     def meetings(self) -> KernelMeetings:
-        """KernelMeetings of all machines' ranks, the same on all machines."""
+        """Meetings of all machines' ranks, the same on all machines."""
         return self.here if self._of_machines is None else self._of_machines
 
     def join(self, meetings: KernelMeetings, agreed: Callable[[str], str]) -> None:
