@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from app.widgets.text import unbroken
 from engine import EngineError, Finished, Generate, Load, Resplit
 from tests.app.conftest import MakeShell
 from tests.helpers.fake_host import Script
@@ -167,7 +168,8 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Wir
     assert "predicted at token 150" in shown_texts
     expected = panel.session._state.speed.expected
     off = abs(expected / 61.84 - 1)
-    assert f"Before the last answer, {expected:.1f} tok/s were predicted for it" in shown_texts
+    told = f"Before the last answer, {expected:.1f} tok/s were predicted for it"
+    assert unbroken(told) in shown_texts
     assert f"{100 * off:.0f} % too" in shown_texts, "of what that sentence says, not of the figure"
     assert shown_texts.count("+1.0 %") == 3
     panel.rows[0].number.setValue(20)
