@@ -41,7 +41,7 @@ def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
     scales, added = reader.scales(places)
     columns = []
     is_signed = reader.isa.signed_weights and (bool(layout.table) or layout.low == 8)
-    for number, line in enumerate(reader.lines(places, ahead=0)):
+    for number, line in enumerate(reader.lines(places)):
         sub = number * len(scales) // 8
         for n in range(4):
             byte = line.bitcast(vector(line.kind.element, TILE)) >> (8 * n)

@@ -159,7 +159,7 @@ def _add_unpack(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> No
     with code.loop(first, last) as block:
         places, goal = group.places(layout, planes, block), unpacked + (block - first) * BLOCK_BYTES
         scales, added = reader.product_factors(places)
-        lines = arranged(reader, reader.lines(places, ahead=0), x_bytes)
+        lines = arranged(reader, reader.lines(places), x_bytes)
         for n, values in enumerate([*lines, *scales, *added]):
             code.store(values, goal + VECTOR_BYTES * n)
     code.builder.ret_void()

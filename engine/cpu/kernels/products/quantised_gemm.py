@@ -28,13 +28,7 @@ from engine.cpu.kernels.products.block_sums import add_block, arranged
 from engine.cpu.kernels.products.group_gemm import MOST_TILES, add_groups
 from engine.cpu.kernels.products.panel_packing import are_words
 from engine.cpu.kernels.products.panels import PanelOffsets, panel_sizes
-from engine.cpu.kernels.products.tile_reader import (
-    AHEAD,
-    FAR_AHEAD,
-    BlockGroup,
-    TileReader,
-    for_each_group,
-)
+from engine.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
 from engine.cpu.kernels.running.team import add_run
 from engine.cpu.kernels.words import plane_word_gemm
 from engine.quants.extent import panel_block_bytes
@@ -55,13 +49,12 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     reader = TileReader(code, isa, layout)
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
     offsets = PanelOffsets(n_tokens, x_bytes)
-    near = AHEAD // 2 if layout.low == 8 else AHEAD  # bytes are read faster than decoded codes
-    ahead = near if n_tokens == 1 else FAR_AHEAD
 
     def add(group: BlockGroup) -> None:
         with code.loop(group.first, group.last) as block:
             places = group.places(layout, planes, block)
-            lines = arranged(reader, reader.lines(places, ahead=ahead), x_bytes)
+            reader.prefetch(group, planes, block, n_tokens)
+            lines = arranged(reader, reader.lines(places), x_bytes)
             factors = reader.product_factors(places)
             add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
 

@@ -17,12 +17,15 @@ from engine.cpu.kernels.language.values import (
     vector,
 )
 from engine.cpu.kernels.products.panels import SUM_FACTOR
-from engine.quants.layout import BLOCK, SUPER, TILE, BlockPlaces, Layout
+from engine.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE, BlockPlaces, Layout
 
-AHEAD, FAR_AHEAD = 4096, 8192
+AHEAD, FAR_AHEAD = 6144, 8192
 """Distances at which weights are prefetched into the second cache, in bytes. From further away, or
 into the first cache, processors of AMD read one token's slower than by themselves; where products
 of several tokens take longer than the reading, the greater distance is faster."""
+
+BYTES_AHEAD = 2048
+"""Such a distance for one token and weights of a byte."""
 
 EACH_BYTE = 0x01010101
 """Factor that repeats a byte in all bytes of an i32."""
@@ -73,17 +76,33 @@ class TileReader:
         self.isa = isa
         self.layout = layout
 
-    def lines(self, places: BlockPlaces, *, ahead: int) -> list[Value]:
-        """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes.
+    def prefetch(self, group: BlockGroup, tile: Value, block: Value, n_tokens: int) -> None:
+        """Prefetch a part of what lies some KiB behind a group: all of it, with all of its blocks.
+
+        Scales are part of it: a processor that comes upon them by itself waits for them, once for
+        each group, as they lie apart from the codes. Only where one token is multiplied by bytes,
+        which need no decoding, that is cheaper than to prefetch them.
 
         Args:
-            places: addresses of the block.
-            ahead: distance in bytes from which on a block is prefetched; 0 for none.
+            tile: address of the tile.
+            block: block that is read now.
+            n_tokens: number of tokens that are multiplied.
         """
         layout, code = self.layout, self.code
-        if ahead:
-            for at in range(0, layout.low_bytes + layout.high_bytes, 64):
-                code.prefetch(places.low + (ahead + at), cache=2)
+        if layout.low == 8 and n_tokens == 1:
+            at = group.places(layout, tile, block).low + BYTES_AHEAD
+            n_lines = layout.low_bytes // LINE_BYTES
+        else:
+            n_lines = -(-layout.tile_bytes(SUPER, 0) // (SUPER * LINE_BYTES))
+            at = group.places(layout, tile, group.first).supers
+            at += (block - group.first) * (n_lines * LINE_BYTES)
+            at += FAR_AHEAD if n_tokens > 1 else AHEAD
+        for line in range(n_lines):
+            code.prefetch(at + line * LINE_BYTES, cache=2)
+
+    def lines(self, places: BlockPlaces) -> list[Value]:
+        """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes."""
+        layout, code = self.layout, self.code
         per_line = 8 // layout.low
         stored = [code.load(places.low + 64 * n, INTS) for n in range(8 // per_line)]
         step = 8 // per_line if layout.low == 4 else 1

@@ -25,7 +25,7 @@ from engine.cpu.kernels.language.values import (
 )
 from engine.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
 from engine.cpu.kernels.products.panels import panel_sizes
-from engine.cpu.kernels.products.tile_reader import AHEAD, BlockGroup, for_each_group
+from engine.cpu.kernels.products.tile_reader import BlockGroup, for_each_group
 from engine.cpu.kernels.words.plane_word_reader import WordReader
 from engine.cpu.kernels.words.plane_word_sums import GroupSums, TileGroup
 from engine.cpu.kernels.words.plane_words import BLOCK_BYTES, N_PAIRS, balanced
@@ -147,15 +147,15 @@ def _add_one(module: ir.Module, isa: Isa, layout: Layout) -> None:
     code.builder.function.linkage = "internal"
     reader = WordReader(code, isa, layout)
     total = code.variable(code.constant(FLOATS, 0.0))
-    near = AHEAD // 2 if layout.low == 8 else AHEAD  # bytes are read faster than decoded codes
 
     def add(group: BlockGroup) -> None:
         decoded: list[tuple[Value, list[Value]]] = []
 
         def words(block: Value, number: int) -> Value:
             if not decoded or decoded[-1][0] is not block:
+                reader.prefetch(group, planes, group.first + block, 1)
                 places = group.places(layout, planes, group.first + block)
-                decoded.append((block, reader.codes(places, ahead=near)))
+                decoded.append((block, reader.codes(places)))
             return decoded[-1][1][number]
 
         def factors(block: Value) -> Sequence[Value]:

@@ -59,14 +59,9 @@ class WordReader(TileReader):
             for n, words in enumerate(codes)
         ]
 
-    def codes(self, places: BlockPlaces, *, ahead: int = 0) -> list[Value]:
-        """Decode what `words` does, without integer scales.
-
-        Args:
-            places: addresses of the block.
-            ahead: distance in bytes from which on a block is prefetched; 0 for none.
-        """
-        lines, layout = self.lines(places, ahead=ahead), self.layout
+    def codes(self, places: BlockPlaces) -> list[Value]:
+        """Decode what `words` does, without integer scales."""
+        lines, layout = self.lines(places), self.layout
         is_signed = bool(layout.table) or layout.low == 8
         found = []
         for line in lines:
