@@ -85,8 +85,8 @@ def collect_launches(
 def _passes(row_counts: Sequence[int]) -> Sequence[tuple[int, int]]:
     """Return the passes to run: numbers of rows, and of those that go on to the end.
 
-    All go on where that number is 0, so that no block is left out. Few do at the end of a prompt:
-    kernels change behind one row, and not again before the passes of few rows do.
+    That number is 0 where all go on, so that no block is left out. At the end of a prompt few do:
+    one row and two start different variants of kernels, and more rows those of two.
     """
     most = max(row_counts)
     endings = [(most, 1), (most, 2)] if most > SMALL_BATCH else []
