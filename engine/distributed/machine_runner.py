@@ -68,7 +68,10 @@ class MachineRunner(MachineCache, ModelRunner):
             most_checked_rows: see `PagedRuntime`.
         """
         self._joined, self._most_checked_rows = place, most_checked_rows
-        self.meeting.join(meetings, place.first_problem)
+        computing = place.layout.parts(self.ranks[0].model.split.holders)[1]
+        # a machine without a part of the model captures nothing, and would not answer
+        everyone = len(computing) == len(place.machines.names)
+        self.meeting.join(meetings, place.first_problem if everyone else str)
         for rank in self.ranks:
             rank.elsewhere = captures
         self._is_pipeline = not captures.some and 0 not in place.heads(self.ranks[0].model.split)
