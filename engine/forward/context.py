@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from engine.forward.ops import Addend, NormLayer, Ops, RopeLayer
     from engine.forward.recording import TokenRecorder
     from engine.forward.state import KVState, RecurrentState
+
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 class Context:
@@ -122,10 +125,10 @@ class Context:
         self._angles.clear()
         self.ops.begin(batch, self.positions)
 
-    def kept(self, x: Tensor) -> Tensor:
-        """Return x (T, ...) without the rows that the pass has dropped."""
+    def kept(self, x: MaybeTensor) -> MaybeTensor:
+        """Return x (T, ...) without the rows that the pass has dropped; None for None."""
         n = self.positions.shape[0]
-        return x if x.shape[0] == n else x[-n:]
+        return x if x is None or x.shape[0] == n else x[-n:]
 
     def _written_positions(self, batch: Batch) -> Tensor:
         """Return the position of each row on the device."""
@@ -264,8 +267,7 @@ class Context:
         """
         self.drop_rows()
         if self._has_dropped:
-            x, partial = self.kept(x), addend.partial
-            addend = addend if partial is None else addend._replace(partial=self.kept(partial))
+            x, addend = self.kept(x), addend._replace(partial=self.kept(addend.partial))
         one_shot = None if addend.is_whole else self._comm.one_shot(self._group, x.numel())
         if one_shot is None and not addend.is_whole:
             addend = addend.summed(self._comm.all_reduce(addend.partial, self._group, x.shape))

@@ -219,7 +219,7 @@ class ParallelBlock(TransformerBlock):
         normed = self.attn_norm(x, ctx)
         mixed = self.mixer(normed, ctx)
         ctx.drop_rows()
-        x, normed, mixed = ctx.kept(x), ctx.kept(normed), None if mixed is None else ctx.kept(mixed)
+        x, normed, mixed = ctx.kept(x), ctx.kept(normed), ctx.kept(mixed)
         fed = self.ffn(self.ffn_input(x, normed, ctx), ctx)
         addend = Addend(add_parts(mixed, fed), self.mixer.bias)
         if self.ffn.bias is None:

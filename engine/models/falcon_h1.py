@@ -51,7 +51,7 @@ class ParallelMixer(Mixer):
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         mamba = self.mamba(x, ctx)  # first: attention may drop rows that it has to see
         attention = self.attention(x, ctx)
-        return add_parts(attention, None if mamba is None else ctx.kept(mamba))
+        return add_parts(attention, ctx.kept(mamba))
 
 
 class FalconH1Block(TransformerBlock):
