@@ -14,6 +14,7 @@ from engine.cpu.kernels import compiled
 from engine.cpu.kernels.language.isa import chosen
 from engine.cpu.kernels.products.panels import ARGUMENTS
 from engine.cpu.kernels.running.fastcall import Kernel
+from engine.cpu.kernels.running.growing_memory import GrowingMemory
 from engine.cpu.kernels.running.result_memory import free_results
 from engine.cpu.kernels.running.team import Team
 from engine.cpu.kernels.words.combined_panels import PAIR_BLOCK_BYTES
@@ -131,31 +132,6 @@ class Worker:
         """End the threads; safe to call twice."""
         self.release()
         self.team.close()
-
-
-class GrowingMemory:
-    """Memory that grows to the largest size that was asked for.
-
-    Args:
-        allocate: returns an uninitialised tensor of n elements.
-
-    Attributes:
-        memory: the memory, of which callers use the first elements.
-    """
-
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
-        self._allocate = allocate
-        self.memory = allocate(0)
-
-    def tensor(self, n: int) -> Tensor:
-        """Return memory for n elements or more, valid until the next call."""
-        if self.memory.numel() < n:
-            self.memory = self._allocate(n)
-        return self.memory
-
-    def release(self) -> None:
-        """Free the memory."""
-        self.memory = self._allocate(0)
 
 
 class PackedRows:

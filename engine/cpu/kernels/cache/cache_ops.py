@@ -21,6 +21,7 @@ from engine.cpu.kernels.cache.query_heads import QueryHeads
 from engine.cpu.kernels.language.isa import Isa, chosen, named
 from engine.cpu.kernels.running import jit
 from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.cpu.kernels.running.growing_memory import GrowingMemory
 from engine.cpu.kernels.running.result_memory import result
 from engine.cpu.kernels.running.team import Team
 from engine.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
@@ -101,7 +102,7 @@ class CacheOps:
         self._address = team.address
         self._isa_name = (isa or chosen()).name
         self._layers: WeakKeyDictionary[LayerCache, CacheLayer] = WeakKeyDictionary()
-        self._work = torch.empty(0, dtype=torch.uint8)
+        self._work = GrowingMemory(lambda n: torch.empty(n, dtype=torch.uint8))
         self._batch: Batch | None = None
         self._rows = PassRows(1)
         self._rows_of_singles = {1: self._rows}
@@ -109,7 +110,7 @@ class CacheOps:
     @property
     def memory(self) -> Tensor:
         """Scratch memory that calls write to."""
-        return self._work
+        return self._work.memory
 
     def begin(self, batch: Batch) -> None:
         """Write where the rows of a pass lie, for its calls and for recorded ones."""
@@ -164,7 +165,7 @@ class CacheOps:
         self._run(layer, rows.n_seen)(
             self._address, tiling.layer, rows.words(scores, held.group), q.data_ptr(),
             f32_bits(scores.scale), f32_bits(scores.softcap), *vectors, *tiling.arguments,
-            self._memory(tiling.n_bytes), out.data_ptr(),
+            self._work.tensor(tiling.n_bytes).data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 
@@ -180,12 +181,6 @@ class CacheOps:
         if layer is None or not layer.is_of(held):
             layer = self._layers[held] = CacheLayer(held, self._isa_name)
         return layer
-
-    def _memory(self, n_bytes: int) -> int:
-        """Return the address of `n_bytes` of scratch memory, which the next call overwrites."""
-        if self._work.numel() < n_bytes:
-            self._work = torch.empty(n_bytes, dtype=torch.uint8)
-        return self._work.data_ptr()
 
     def _run(self, layer: CacheLayer, n_positions: int) -> Kernel:
         """Return the binding of attention for so many positions; wake the workers if many."""
