@@ -1,4 +1,4 @@
-"""`tandem serve` with the demo model in a process of its own, for long campaigns."""
+"""`tandem serve` in a process of its own, for long campaigns."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ class ServeProcess:
 
     Attributes:
         address: where it listens.
+        process: the server's own process.
         watch: measurements of its processes.
     """
 
-    def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "app", "serve", "demo", "--port", "0", "--only"]
+    def __init__(self, *options: str, model: str = "demo") -> None:
+        command = [sys.executable, "-m", "app", "serve", model, "--port", "0", "--only"]
         self.watch = ProcessWatch()
         self._process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=self.watch.environment,
         )  # fmt: skip
+        self.process = psutil.Process(self._process.pid)
         self.address = ""
 
     def __enter__(self) -> Self:
@@ -55,8 +57,7 @@ class ServeProcess:
 
     def kill(self) -> None:
         """End the server and its engine as a loss of the machine would."""
-        server = psutil.Process(self._process.pid)
-        for process in [server, *server.children(recursive=True)]:
+        for process in [self.process, *self.process.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait(STOP_S)
