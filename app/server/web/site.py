@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from app.server.openai_responses.operations import RESPONSES
 from app.server.refusal import Refusal, refusal_of, server_bug
 from app.server.requests.reading import read_request
 from app.server.settings import ServerSettings
-from app.server.web.body import read_body
+from app.server.web.body import SMALL_BODY, read_body
 from app.server.web.gate import Gate
 from app.server.web.openapi import openapi_document
 from app.server.web.operation import Operation
@@ -94,8 +95,12 @@ async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
     if operation.takes is None:
         return request
     settings = desk.settings
-    body = await read_body(request, settings.most_body, settings.most_read_s)
-    return read_request(operation.takes, body)
+    most = settings.most_body + settings.most_pictures * operation.has_pictures
+    body = await read_body(request, settings, desk.ledger, most)
+    if len(body) <= SMALL_BODY:
+        return read_request(operation.takes, body, settings.most_body)
+    async with desk.parsing:
+        return await asyncio.to_thread(read_request, operation.takes, body, settings.most_body)
 
 
 async def _not_routed(settings: ServerSettings, request: Request, error: Exception) -> Response:

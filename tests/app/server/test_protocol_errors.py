@@ -122,7 +122,10 @@ def test_limits_are_told_in_the_protocol_of_the_path(
     scripted: EngineOnThread, script: Script, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
-        limits = {"most_body": 500, "most_running": 1, "most_waiting": 0, "has_ollama": True}
+        limits = {
+            "most_body": 500, "most_pictures": 0, "most_running": 1, "most_waiting": 0,
+            "has_ollama": True,
+        }  # fmt: skip
         server = stack.enter_context(Served(scripted, **limits))
         client = stack.enter_context(
             httpx2.Client(base_url=server.address, trust_env=False, timeout=60)
