@@ -79,9 +79,9 @@ def _route(desk: Desk, operation: Operation) -> Route:
         try:
             return await operation.act(desk, record, await _asked(desk, operation, request))
         except EngineError as error:
-            refusal = refusal_of(error)
-            record.problem = str(refusal)
-            return refusal_response(refusal, operation.shape)
+            # a local variable would be a cycle with the traceback, which holds the body
+            record.problem = str(refusal_of(error))
+            return refusal_response(refusal_of(error), operation.shape)
 
     return Route(operation.path, answer, methods=[operation.method])
 
