@@ -140,7 +140,7 @@ def test_limits_are_told_in_the_protocol_of_the_path(
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) > 0
         assert "waiting already" in message_of(path, full.json())
-        monkeypatch.setattr("app.server.web.running.MOST_CONNECTIONS", 1)
+        monkeypatch.setattr("app.server.web.connections.MOST_CONNECTIONS", 1)
         split = urlsplit(server.address)
         stack.enter_context(socket.create_connection((split.hostname, split.port), 60))
         crowded = client.post(path, json=BODIES[path])
