@@ -6,6 +6,7 @@ from app.process.interruption import Interruption, end_at_once, ending_at_once
 
 with ending_at_once():  # these imports take a while, and Ctrl+C in one of them is no bug
     import argparse
+    import os
     import sys
     from collections.abc import Iterator, Sequence
     from contextlib import contextmanager
@@ -43,6 +44,8 @@ COMMANDS = {
 }
 """What each subcommand does, and the module of `app.cli` with its functions `add_` and `run_`; only
 the one that is asked for is imported, and none of them for the window."""
+
+PROC_MEMORY = Path("/proc/meminfo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +97,9 @@ def _run_command(arguments: Sequence[str]) -> int:
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = CommandParser(prog=f"tandem {name}", description=sentence)
     getattr(code, f"add_{name}")(parser)
-    getattr(code, f"run_{name}")(parser.parse_args(arguments[1:]))
+    args = parser.parse_args(arguments[1:])
+    _check_surroundings()
+    getattr(code, f"run_{name}")(args)
     return 0
 
 
@@ -136,6 +141,7 @@ def _open_window(arguments: Sequence[str]) -> int:
         return 0
     if args.quit:
         return _quit_window()
+    _check_surroundings()
     is_demo = args.demo or args.model == "demo"
     if args.model is not None and not is_demo:
         _check_model(args.model)
@@ -164,6 +170,24 @@ def _quit_window() -> int:
         if not quit_window():
             raise EngineError("Tandem's window has not closed.", "Close it yourself.")
     return 0
+
+
+def _check_surroundings() -> None:
+    """Check for what psutil and MKL need, which end with a traceback or the process without it.
+
+    Raises:
+        EngineError: the working directory was deleted, or /proc is hidden.
+    """
+    try:
+        os.getcwd()
+    except OSError:
+        raise EngineError(
+            "The working directory was deleted.", "Start Tandem from another folder."
+        ) from None
+    if sys.platform == "linux" and not PROC_MEMORY.exists():
+        raise EngineError(
+            f"{PROC_MEMORY} cannot be read, so this machine's memory is unknown.", "Mount /proc."
+        )
 
 
 def _check_model(word: str) -> None:

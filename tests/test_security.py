@@ -30,7 +30,10 @@ NETWORK = {
 SERVES = ("app.server", "app.cli.server")
 """Packages that answer those who connect to this machine, where `tandem serve` was asked for."""
 
-SERVERS_OWN = {"app.server.web.running": {"asyncio", "socket"}, "app.server.web.gate": {"socket"}}
+SERVERS_OWN = {
+    "app.server.web.running": {"asyncio", "socket"}, "app.server.web.gate": {"socket"},
+    "app.server.web.connections": {"asyncio", "socket"},
+}  # fmt: skip
 """What modules of these import beside asyncio, which only waits."""
 
 SOCKETS = {

@@ -37,6 +37,7 @@ class Desk:
         admission: places of the engine.
         spelling: the bytes of the model's tokens.
         cache: how full the model's KV cache is.
+        parsing: held while a large body is parsed, as each such thread slows down all others.
         problem: returns why the model cannot answer for now, as a sentence; "" if it can.
         machines: returns the other machines that compute the model, and the links between all.
     """
@@ -47,6 +48,7 @@ class Desk:
         self.admission = Admission(settings.most_running, settings.most_waiting)
         self.spelling = Spelling()
         self.cache = CacheGauge(link)
+        self.parsing = asyncio.Lock()
         self.problem: Callable[[], str] = str
         self.machines: Callable[[], MachinesState] = MachinesState
 

@@ -53,6 +53,7 @@ class RequestRecord:
         n_first: number of these that came at once, before their speed could be known.
         first_token_s: seconds to the first of them; 0 before.
         tokens_per_s: speed of the answers, all together; 0 for a single token.
+        n_held: bytes of its body.
         problem: sentence with which it failed; "" if it did not.
         start: the same time as `began`, as of `time.perf_counter`.
     """
@@ -78,6 +79,7 @@ class RequestRecord:
     seconds: float = 0.0
     first_token_s: float = 0.0
     tokens_per_s: float = 0.0
+    n_held: int = 0
     problem: str = ""
     start: float = field(default_factory=time.perf_counter)
 
@@ -135,6 +137,7 @@ class Ledger:
     Attributes:
         running: requests under way, the oldest first.
         ended: the last that ended, the newest last.
+        n_held: bytes of the bodies of requests under way.
         on_end: called with each request that has ended; None for nobody.
     """
 
@@ -142,6 +145,7 @@ class Ledger:
         self.running: dict[int, RequestRecord] = {}
         self.ended: deque[RequestRecord] = deque(maxlen=MOST_KEPT)
         self.sums = Sums()
+        self.n_held = 0
         self.on_end: Callable[[RequestRecord], None] | None = None
         self._numbers = count(1)
 
@@ -153,8 +157,14 @@ class Ledger:
         self.running[record.number] = record
         return record
 
+    def hold(self, record: RequestRecord, n: int) -> None:
+        """Note that n bytes of a request's body have come."""
+        record.n_held += n
+        self.n_held += n
+
     def end(self, record: RequestRecord) -> None:
         """Note that a request has ended."""
+        self.n_held -= record.n_held
         record.phase = "ended"
         record.seconds = time.perf_counter() - record.start
         del self.running[record.number]

@@ -40,7 +40,9 @@ class ServerSettings:
         sampling: what holds where a request says nothing.
         most_running: number of answers that the engine has at once.
         most_waiting: number of answers that wait before it, beyond which requests are refused.
-        most_body: bytes of the largest request.
+        most_body: bytes of the largest request, pictures not counted.
+        most_pictures: bytes that its pictures may have beside, where it may have any.
+        most_bodies: bytes of all requests under way, beyond which large ones are refused.
         most_read_s: seconds in which a request must have come.
         most_answer_s: seconds after which an answer is ended where it is.
         ping_s: interval, in seconds, of signs of life while a stream has nothing to say.
@@ -58,7 +60,9 @@ class ServerSettings:
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 frozen, so one shared default is safe
     most_running: int = 16
     most_waiting: int = 64
-    most_body: int = 64 * MIB
+    most_body: int = 8 * MIB
+    most_pictures: int = 64 * MIB
+    most_bodies: int = 256 * MIB
     most_read_s: float = 30.0
     most_answer_s: float = 3600.0
     ping_s: float = 15.0

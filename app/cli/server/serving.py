@@ -22,7 +22,8 @@ from app.server.library import LibraryModels, ModelShelf
 from app.server.link import EngineLink
 from app.server.models import SingleModel
 from app.server.settings import ServerSettings
-from app.server.web.running import Listener, QuietServer, address_of, serve
+from app.server.web.connections import QuietServer
+from app.server.web.running import Listener, address_of, serve
 from engine import (
     Command,
     LoadParams,

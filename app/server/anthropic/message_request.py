@@ -24,7 +24,7 @@ class PictureSource:
 
     type: str = asked('"base64"; addresses are not fetched.')
     media_type: str = asked("Without effect: the file itself says what it is.", "")
-    data: str = asked("The picture's file as base64.", "")
+    data: str = asked("The picture's file as base64.", "", is_file=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

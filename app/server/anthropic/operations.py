@@ -11,11 +11,11 @@ from app.server.web.responses import EVENTS
 ANTHROPIC = (
     Operation(
         "/v1/messages", "Answer a conversation, as Anthropic has it.", create_message,
-        MessageRequest, streams=EVENTS, shape=error_document,
+        MessageRequest, streams=EVENTS, shape=error_document, has_pictures=True,
     ),
     Operation(
         "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt.",
-        count_tokens, AskedConversation, shape=error_document,
+        count_tokens, AskedConversation, shape=error_document, has_pictures=True,
     ),
 )  # fmt: skip
 """All operations of the protocol."""

@@ -65,7 +65,9 @@ class OllamaTurn:
     role: str = asked('"system", "user", "assistant" or "tool".')
     content: str = asked("The text.", "")
     thinking: str = asked("What the assistant thought before its answer.", "")
-    images: tuple[str, ...] = asked("Files of pictures as base64, which stand before the text.", ())
+    images: tuple[str, ...] = asked(
+        "Files of pictures as base64, which stand before the text.", (), is_file=True
+    )
     tool_calls: tuple[OllamaCall, ...] = asked("What the assistant called.", ())
     tool_name: str = asked("Name of the function whose result this is.", "")
     tool_call_id: str = asked("The call whose result this is.", "")
@@ -99,7 +101,9 @@ class OllamaGenerateRequest(AnyOllamaRequest):
     suffix: str = asked("What follows behind the answer.", "")
     system: str = asked("What the model is told before.", "")
     raw: bool = asked("Go on with the text as it is.", default=False)
-    images: tuple[str, ...] = asked("Files of pictures as base64, which stand before the text.", ())
+    images: tuple[str, ...] = asked(
+        "Files of pictures as base64, which stand before the text.", (), is_file=True
+    )
     template: str = asked("Refused, unless it is empty.", "")
     context: tuple[int, ...] | None = asked("Without effect: prompts are cached anyway.", None)
 

@@ -20,11 +20,11 @@ _operation = partial(Operation, shape=error_document)
 OLLAMA = (
     _operation(
         "/api/chat", "Go on with a conversation, as Ollama has it.", chat, OllamaChatRequest,
-        streams=LINES,
+        streams=LINES, has_pictures=True,
     ),
     _operation(
         "/api/generate", "Answer a text, as Ollama has it.", generate, OllamaGenerateRequest,
-        streams=LINES,
+        streams=LINES, has_pictures=True,
     ),
     _operation(
         "/api/embed", "Return the embeddings of texts, as Ollama has it.", embed,

@@ -23,7 +23,9 @@ MOST_TOOLS = 512
 class PictureAddress:
     """Where a picture is."""
 
-    url: str = asked("The picture itself as a data URI; other addresses are not fetched.")
+    url: str = asked(
+        "The picture itself as a data URI; other addresses are not fetched.", is_file=True
+    )
     detail: str | None = asked("Without effect.", None)
 
 
@@ -33,7 +35,9 @@ class ContentPart:
 
     type: str = asked('"text", "image_url" or "input_image"; sounds are refused.')
     text: str = asked("The text.", "")
-    image_url: PictureAddress | str | None = asked("The picture, or its data URI.", None)
+    image_url: PictureAddress | str | None = asked(
+        "The picture, or its data URI.", None, is_file=True
+    )
     refusal: str = asked("Text of a part of the type refusal.", "")
 
 

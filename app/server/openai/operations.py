@@ -35,7 +35,8 @@ async def _show_model(desk: Desk, record: RequestRecord, request: Request) -> Re
 
 OPENAI = (
     Operation(
-        "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, EVENTS
+        "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, EVENTS,
+        has_pictures=True,
     ),
     Operation("/v1/completions", "Go on with a text.", completions, CompletionRequest, EVENTS),
     Operation("/v1/embeddings", "Return the embeddings of texts.", embeddings, EmbeddingRequest),
@@ -44,7 +45,8 @@ OPENAI = (
     Operation("/tokenize", "Turn a text into tokens.", tokenize, TokenizeRequest),
     Operation("/detokenize", "Turn tokens into a text.", detokenize, DetokenizeRequest),
     Operation(
-        "/apply-template", "Turn a conversation into a prompt.", apply_template, TemplateRequest
+        "/apply-template", "Turn a conversation into a prompt.", apply_template, TemplateRequest,
+        has_pictures=True,
     ),
-)
+)  # fmt: skip
 """All operations of the protocol."""

@@ -91,7 +91,7 @@ def _form_of(request: ResponseRequest) -> Grammar | None:
 RESPONSES = (
     Operation(
         "/v1/responses", "Answer a conversation, as OpenAI's newer protocol has it.",
-        create_response, ResponseRequest, streams=EVENTS,
+        create_response, ResponseRequest, streams=EVENTS, has_pictures=True,
     ),
 )  # fmt: skip
 """All operations of the protocol."""

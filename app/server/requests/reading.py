@@ -14,7 +14,7 @@ from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from app.server.requests.body import read_json
+from app.server.requests.body import read_json, too_large
 from app.server.requests.shapes import (
     FlagShape,
     JsonShape,
@@ -45,15 +45,18 @@ MOST_NOTED = 1000
 
 
 def asked(
-    help: str, default: Any = MISSING, *, least: float | None = None, most: float | None = None  # noqa: A002
+    help: str, default: Any = MISSING, *, least: float | None = None, most: float | None = None,  # noqa: A002
+    is_file: bool = False,
 ) -> Any:  # fmt: skip
     """Return a field of a request.
 
     Args:
         default: value where the client says nothing; without one, it must.
         least, most: bounds of its numbers, or of the length of its list.
+        is_file: whether its texts are files.
     """
-    return dataclass_field(default=default, metadata={"help": help, "min": least, "max": most})
+    metadata = {"help": help, "min": least, "max": most, "is_file": is_file}
+    return dataclass_field(default=default, metadata=metadata)
 
 
 def asked_like(name: str) -> Any:
@@ -62,8 +65,11 @@ def asked_like(name: str) -> Any:
     return dataclass_field(default=None, metadata=spec.metadata)
 
 
-def read_request(kind: type[T], body: bytes) -> T:
+def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None) -> T:
     """Return the request in a body; unknown fields get a line in the log, once each.
+
+    Args:
+        most: largest number of bytes besides files; None for any.
 
     Raises:
         Refusal: it is something else; the error says where.
@@ -74,6 +80,8 @@ def read_request(kind: type[T], body: bytes) -> T:
         if name not in NOTED and len(NOTED) < MOST_NOTED:
             NOTED.add(name)
             log.warning("requests have the field %.80r, which is not known and not used", name)
+    if most is not None and len(body) - notes.n_files > most:
+        raise too_large(most)
     return request
 
 
@@ -99,7 +107,8 @@ def _shape(hint: Any, metadata: Mapping[str, Any]) -> Shape:
     if origin is Literal:
         return TextShape(inner)
     if origin is tuple:
-        return ListShape(_shape(inner[0], {}), int(least or 0), most)
+        item = _shape(inner[0], {"is_file": metadata.get("is_file")})
+        return ListShape(item, int(least or 0), most)
     if hint == JsonObject:
         return JsonShape()
     if origin is not None and issubclass(origin, Mapping):
@@ -108,5 +117,4 @@ def _shape(hint: Any, metadata: Mapping[str, Any]) -> Shape:
         return NumberShape(hint, least, most)
     if is_dataclass(hint) and isinstance(hint, type):
         return shape_of(hint)
-    plain: dict[Any, Shape] = {str: TextShape(), bool: FlagShape()}
-    return plain[hint]
+    return FlagShape() if hint is bool else TextShape(is_file=bool(metadata.get("is_file")))

@@ -22,9 +22,15 @@ Schema = dict[str, Any]
 
 @dataclass(slots=True)
 class Notes:
-    """Observations made while a document is read: the places of unknown fields."""
+    """Observations made while a document is read.
+
+    Attributes:
+        unknown: places of unknown fields.
+        n_files: characters of files.
+    """
 
     unknown: list[str] = field(default_factory=list)
+    n_files: int = 0
 
 
 class Shape(Protocol):
@@ -110,6 +116,7 @@ class TextShape(KindShape):
 
     kinds = (str,)
     choices: tuple[str, ...] = ()
+    is_file: bool = False
 
     @property
     def noun(self) -> str:
@@ -118,6 +125,7 @@ class TextShape(KindShape):
     def _read(self, value: Any, path: str, notes: Notes) -> Any:
         if self.choices and value not in self.choices:
             raise WrongValue(path, self.noun, value)
+        notes.n_files += len(value) * self.is_file
         return value
 
     def schema(self, named: dict[str, Schema]) -> Schema:

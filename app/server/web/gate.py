@@ -106,7 +106,8 @@ class Gate:
         except ValueError:
             pass
         else:
-            if address.is_loopback or not self._is_local:
+            has_zone = "%" in name  # any text, and no client sends one
+            if not has_zone and (address.is_loopback or not self._is_local):
                 return
         raise Refusal(
             403, f"This server is not known as {name[:100] or 'nothing'}.",

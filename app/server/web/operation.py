@@ -28,6 +28,7 @@ class Operation:
         streams: type of its answer where it comes bit by bit; "" if it never does.
         media_type: type of its answer where it is no JSON.
         shape: the document in which it tells refusals.
+        has_pictures: whether its body may have pictures.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Operation:
     streams: str = ""
     media_type: str = "application/json"
     shape: ErrorShape = error_document
+    has_pictures: bool = False
 
     @property
     def method(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from app.server.openai_responses.operations import RESPONSES
 from app.server.refusal import Refusal, refusal_of, server_bug
 from app.server.requests.reading import read_request
 from app.server.settings import ServerSettings
-from app.server.web.body import read_body
+from app.server.web.body import SMALL_BODY, read_body
 from app.server.web.gate import Gate
 from app.server.web.openapi import openapi_document
 from app.server.web.operation import Operation
@@ -78,9 +79,9 @@ def _route(desk: Desk, operation: Operation) -> Route:
         try:
             return await operation.act(desk, record, await _asked(desk, operation, request))
         except EngineError as error:
-            refusal = refusal_of(error)
-            record.problem = str(refusal)
-            return refusal_response(refusal, operation.shape)
+            # a local variable would be a cycle with the traceback, which holds the body
+            record.problem = str(refusal_of(error))
+            return refusal_response(refusal_of(error), operation.shape)
 
     return Route(operation.path, answer, methods=[operation.method])
 
@@ -94,8 +95,12 @@ async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
     if operation.takes is None:
         return request
     settings = desk.settings
-    body = await read_body(request, settings.most_body, settings.most_read_s)
-    return read_request(operation.takes, body)
+    most = settings.most_body + settings.most_pictures * operation.has_pictures
+    body = await read_body(request, settings, desk.ledger, most)
+    if len(body) <= SMALL_BODY:
+        return read_request(operation.takes, body, settings.most_body)
+    async with desk.parsing:
+        return await asyncio.to_thread(read_request, operation.takes, body, settings.most_body)
 
 
 async def _not_routed(settings: ServerSettings, request: Request, error: Exception) -> Response:

@@ -1,5 +1,7 @@
 """Errors are one line on stderr, with an exit status of their own."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -206,3 +208,21 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
 def test_a_word_that_is_no_command_opens_no_window(run: Run, word: str, sentence: str) -> None:
     outcome = run(word)
     assert (outcome.status, outcome.out, outcome.err) == (1, "", f"{sentence}\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows deletes no working directory")
+def test_a_deleted_working_directory_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's MKL would end the process."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert_refused(run("devices"), "The working directory was deleted. Start Tandem from another")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_a_hidden_proc_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.__main__.PROC_MEMORY", tmp_path / "meminfo")
+    assert_refused(run("devices"), "meminfo cannot be read, so this machine's memory is unknown.")

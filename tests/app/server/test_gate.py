@@ -36,8 +36,12 @@ def test_names_of_this_machine_are_known(bare: httpx2.Client, host: str) -> None
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "", "192.168.0.9", "127.0.0.1.nip.io", "[x"]
-)
+    "host",
+    [
+        "evil.example", "localhost.evil.example", "", "192.168.0.9", "127.0.0.1.nip.io", "[x",
+        "[::1%25evil.example]", "[::1%evil.example]:80",
+    ],
+)  # fmt: skip
 def test_another_name_is_refused(bare: httpx2.Client, host: str) -> None:
     """A web page's owner can have a name of its own lead to this machine (DNS rebinding)."""
     response = bare.get("/health", headers={"host": host, "authorization": f"Bearer {KEY}"})

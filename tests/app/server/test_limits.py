@@ -12,6 +12,10 @@ import httpx2
 import pytest
 from openai import OpenAI, RateLimitError
 
+from app.server.refusal import Refusal
+from app.server.requests.body import ValueCounter
+from app.server.requests.reading import read_request
+from app.server.web.body import SMALL_BODY
 from tests.helpers.served import EngineOnThread, Served
 
 ENDLESS = {
@@ -129,6 +133,93 @@ def test_a_request_that_is_too_large_is_refused(demo_engine: EngineOnThread) -> 
         in_pieces = client.post("/v1/completions", content=iter([b" " * 600] * 2))
         assert in_pieces.status_code == 413
         assert "larger than 1000 bytes" in in_pieces.json()["error"]["message"]
+
+
+def test_pictures_have_room_of_their_own(demo_engine: EngineOnThread) -> None:
+    def chat(text: str, picture: str) -> dict[str, object]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+        return {"messages": [{"role": "user", "content": [{"type": "text", "text": text}, image]}]}
+
+    with (
+        Served(demo_engine, most_body=1000, most_pictures=3000) as server,
+        httpx2.Client(base_url=server.address, trust_env=False) as client,
+    ):
+        shown = client.post("/v1/chat/completions", json=chat("x", "A" * 2500))
+        assert shown.status_code == 400
+        assert "picture" in shown.json()["error"]["message"], "the demo model sees none"
+        for text, picture in (("x" * 2500, "AAAA"), ("x", "A" * 4000)):
+            large = client.post("/v1/chat/completions", json=chat(text, picture))
+            assert large.status_code == 413
+
+
+@pytest.mark.parametrize("item", [b"[]", b'{"a":{}}', b'"x"', b"7,7,7,7,7,7,7,7"])
+def test_more_values_than_can_be_read_quickly_are_refused(
+    http: httpx2.Client, monkeypatch: pytest.MonkeyPatch, item: bytes
+) -> None:
+    monkeypatch.setattr("app.server.requests.body.MAX_VALUES", 1000)
+
+    def ask(n: int) -> httpx2.Response:
+        items = b",".join([item] * n)
+        body = b'{"prompt": "x", "max_tokens": 1, "unknown": [%s]}' % items
+        return http.post("/v1/completions", content=body)
+
+    assert ask(100).status_code == 200
+    refused = ask(1000)
+    assert refused.status_code == 413
+    assert "more than 1000 values" in refused.json()["error"]["message"]
+
+
+def test_commas_of_texts_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the body is cut into pieces."""
+    body = json.dumps({"a": 'x\\",[{",' * 20, "b\\": ["y,,,,,,", {}, []]}).encode()
+    monkeypatch.setattr("app.server.requests.body.MAX_VALUES", 8.375)
+    for size in range(1, len(body) + 1):
+        counter = ValueCounter()
+        for at in range(0, len(body), size):
+            counter.add(body[at : at + size])
+        with pytest.raises(Refusal, match="values"):
+            counter.add(b",")
+
+
+def test_others_are_answered_while_a_large_body_is_parsed(
+    demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_parsing, may_go_on = threading.Event(), threading.Event()
+
+    def parse(kind: type, body: bytes, most: int) -> object:
+        is_parsing.set()
+        assert may_go_on.wait(WAIT_S)
+        return read_request(kind, body, most)
+
+    monkeypatch.setattr("app.server.web.site.read_request", parse)
+    large = {"messages": [], "unknown": "x" * SMALL_BODY}
+    with Served(demo_engine) as server, asking(server, large) as connection:
+        assert is_parsing.wait(WAIT_S)
+        health = httpx2.get(f"{server.address}/health", trust_env=False, timeout=5)
+        may_go_on.set()
+        assert health.status_code == 200
+        assert b" 400 " in connection.recv(1000).partition(b"\r\n")[0]
+
+
+def test_bodies_have_a_common_limit(demo_engine: EngineOnThread) -> None:
+    large = {"prompt": "x", "max_tokens": 1, "unknown": "y" * 2 * SMALL_BODY}
+    with (
+        Served(demo_engine, most_bodies=3 * SMALL_BODY) as server,
+        httpx2.Client(base_url=server.address, trust_env=False, timeout=60) as client,
+    ):
+        split = urlsplit(server.address)
+        head = f"POST /tokenize HTTP/1.1\r\nhost: {split.netloc}\r\ncontent-length: 999999\r\n"
+        with socket.create_connection((split.hostname, split.port), WAIT_S) as connection:
+            connection.sendall(head.encode() + b"\r\n" + b" " * 2 * SMALL_BODY)
+            wait_until(lambda: server.desk.ledger.n_held == 2 * SMALL_BODY)
+            refused = client.post("/v1/completions", json=large)
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "under way have more than 0.75 MiB" in refused.json()["error"]["message"]
+            small = {"prompt": "x", "max_tokens": 1}
+            assert client.post("/v1/completions", json=small).status_code == 200
+        wait_until(lambda: server.desk.ledger.n_held == 0)
+        assert client.post("/v1/completions", json=large).status_code == 200
 
 
 def test_a_request_that_comes_too_slowly_is_refused(demo_engine: EngineOnThread) -> None:

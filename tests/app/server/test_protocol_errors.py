@@ -1,11 +1,9 @@
 """Refusals and failures have the shape of the protocol that was asked."""
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 import anthropic
 import httpx2
@@ -122,7 +120,10 @@ def test_limits_are_told_in_the_protocol_of_the_path(
     scripted: EngineOnThread, script: Script, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
-        limits = {"most_body": 500, "most_running": 1, "most_waiting": 0, "has_ollama": True}
+        limits = {
+            "most_body": 500, "most_pictures": 0, "most_running": 1, "most_waiting": 0,
+            "has_ollama": True,
+        }  # fmt: skip
         server = stack.enter_context(Served(scripted, **limits))
         client = stack.enter_context(
             httpx2.Client(base_url=server.address, trust_env=False, timeout=60)
@@ -137,9 +138,7 @@ def test_limits_are_told_in_the_protocol_of_the_path(
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) > 0
         assert "waiting already" in message_of(path, full.json())
-        monkeypatch.setattr("app.server.web.running.MOST_CONNECTIONS", 1)
-        split = urlsplit(server.address)
-        stack.enter_context(socket.create_connection((split.hostname, split.port), 60))
+        monkeypatch.setattr("app.server.web.connections.MAX_CONNECTIONS", 1)
         crowded = client.post(path, json=BODIES[path])
         assert crowded.status_code == 503
         assert int(crowded.headers["retry-after"]) > 0

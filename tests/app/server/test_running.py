@@ -81,7 +81,7 @@ def test_a_connection_without_a_request_is_closed(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """So that nobody can hold all connections there are."""
-    monkeypatch.setattr("app.server.web.running.HEAD_S", 0.2)
+    monkeypatch.setattr("app.server.web.connections.HEAD_S", 0.2)
     with Served(demo_engine) as server:
         split = urlsplit(server.address)
         with socket.create_connection((split.hostname, split.port), WAIT_S) as connection:
