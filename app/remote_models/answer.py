@@ -96,7 +96,7 @@ class AnswerReader:
         """Yield the last events of an answer that the server has ended."""
         if closing := self._marker.closed():
             yield TokenText(closing, ())
-        yield from self._end_call()
+        yield from self._end_call(is_cut=self._reason != "stop")
         yield self.finished(self._reason)
 
     def finished(self, reason: FinishReason) -> Finished:
@@ -155,12 +155,17 @@ class AnswerReader:
                 self._calls[index].append(arguments)
                 yield ToolCallText(index, arguments)
 
-    def _end_call(self) -> Iterator[Event]:
-        """Yield the end of the last call that has begun, unless it was told."""
+    def _end_call(self, *, is_cut: bool = False) -> Iterator[Event]:
+        """Yield the end of the last call that has begun, unless it was told.
+
+        Args:
+            is_cut: whether the answer was cut off: some servers close the arguments then.
+        """
         if self._n_ended < len(self._calls):
             self._n_ended = len(self._calls)
             index = [*self._calls][-1]
-            yield ToolCallEnded(index, _is_object("".join(self._calls[index]) or "{}"))
+            is_object = _is_object("".join(self._calls[index]) or "{}")
+            yield ToolCallEnded(index, is_object and not is_cut)
 
     def _note_usage(self, usage: object) -> None:
         if not isinstance(usage, dict):
